@@ -25,7 +25,6 @@ import os
 import re
 import reprlib
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -40,8 +39,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
 from raftkv.cli import daemon
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
-from raftkv.cli.pflag import BOOL, DURATION, INT, Flag
-from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli.pflag import BOOL, DURATION, UINT, Flag
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals
 from raftkv.client.admin import Progress
 from raftkv.client.library import Client
 from raftkv.client.records import Record, RecordError
@@ -689,9 +688,9 @@ CLUSTER_FLAGS = (
 )
 TAKE_FLAGS = (
     Flag("once", BOOL, usage="take one backup and end"),
-    Flag("every", DURATION, 3600.0, usage="time between two backups"),
-    Flag("keep", INT, usage="keep so many, the newest; 0: no such rule"),
-    Flag("keep-days", INT, usage="keep those of so many days; 0: no such rule; without a rule all are kept"),
+    Flag("every", DURATION, 3600.0, usage="time between two backups", least=0.001),
+    Flag("keep", UINT, usage="keep so many, the newest; 0: no such rule"),
+    Flag("keep-days", UINT, usage="keep those of so many days; 0: no such rule; without a rule all are kept"),
     Flag("prune-wal-archive", usage="delete segments of this archive that no backup which is kept needs"),
     _JSON,
     _TEMPORARY,
@@ -756,19 +755,14 @@ def _help() -> int:
 
 
 def _take(place: Place, values: dict[str, Any]) -> int:
-    if values["every"] <= 0:
-        raise CommandError("--every must be longer than 0", BAD_FLAGS)
-    if values["keep"] < 0 or values["keep-days"] < 0:
-        raise CommandError("--keep and --keep-days must not be negative", BAD_FLAGS)
     return asyncio.run(_take_all(place, values))
 
 
 async def _take_all(place: Place, values: dict[str, Any]) -> int:
     """Take backups until a signal comes; a signal ends one that is under way, of which nothing is left."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    ended = await daemon.before_stop(stop, _schedule(place, values))
+    stop = asyncio.Event()
+    with on_signals(stop.set):
+        ended = await daemon.before_stop(stop, _schedule(place, values))
     if ended is not None:
         return ended.result()
     return ERROR if values["once"] else SUCCESS

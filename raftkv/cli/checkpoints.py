@@ -2,7 +2,7 @@
 
 Every command begins with a ``Call``: its arguments checked, the registry of a run, and its failures::
 
-    call = Call(invocation, "show", "RUN [WHICH]")
+    call = Call(invocation)
     found = call.run(lambda registry: find(registry, call.which(1), call.kind))
 
 A registry waits for a store that does not answer as long as it takes, as training jobs must. A command must not: it
@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import json
-import math
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
-from raftkv.checkpoint.commit.manifest import RECORD
+from raftkv.checkpoint.commit.manifest import RECORD, Manifest
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.exchange import IMPORTED, REFUSED, Imported
 from raftkv.checkpoint.find import MAX, MIN, Commit, Commits, RunLatest
@@ -39,8 +36,8 @@ from raftkv.checkpoint.storage.verify import verify as verify_bytes
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.maintenance import parse_size
 from raftkv.cli.ctl.session import open_library, remark, use_library
-from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
-from raftkv.cli.table import Rows, byte_bar, clock, count, out, printable
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
+from raftkv.cli.table import Rows, byte_bar, clock, count, out, printable, tell
 from raftkv.client.library import Client
 from raftkv.errors import ConfigError, RaftKVError
 
@@ -94,8 +91,6 @@ class Call:
 
     Arguments:
         invocation: its words.
-        name: of the command, for errors.
-        usage: its arguments; those in brackets may be left out.
 
     Attributes:
         as_json: whether JSON is wanted.
@@ -106,17 +101,13 @@ class Call:
         CommandError: too few or too many arguments, or one that cannot be.
     """
 
-    def __init__(self, invocation: Invocation, name: str, usage: str) -> None:
-        words, most = usage.split(), len(usage.split())
-        least = sum(not word.startswith("[") for word in words)
-        if not least <= len(invocation.arguments) <= most:
-            raise CommandError(f"checkpoint {name} needs {usage or 'no arguments'}", BAD_ARGUMENTS)
-        self.invocation = invocation
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation, self._arguments = invocation, invocation.given()
         self.session, self.as_json = open_library(invocation)
         self.kv: Client
         self.run_id = ""
-        if usage.startswith("RUN"):
-            self.run_id = outside_the_store(lambda: check_run_id(invocation.arguments[0]))
+        if invocation.usage.startswith("RUN"):
+            self.run_id = outside_the_store(lambda: check_run_id(self._arguments[0]))
 
     def __getitem__(self, flag: str) -> Any:
         return self.invocation[flag]
@@ -137,8 +128,15 @@ class Call:
 
     def argument(self, place: int) -> str:
         """Return an argument; empty: it was left out."""
-        given = self.invocation.arguments
-        return given[place] if place < len(given) else ""
+        return self._arguments[place]
+
+    def tell_of_run(self, facts: dict[str, object], text: str) -> None:
+        """Print what was done to the run."""
+        self.tell({"run_id": self.run_id, **facts}, text)
+
+    def tell(self, plain: Any, shown: Rows | str | Callable[[], object]) -> None:
+        """Print an answer; see ``table.tell``."""
+        tell(self.as_json, plain, shown)
 
     def run(self, use: Callable[[Registry], Awaitable[T]], *, uri: str = "", limited: bool = True) -> T:
         """Use the registry of the run.
@@ -220,28 +218,6 @@ def span(seconds: float) -> str:
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Format as ``accuracy 0.5, loss 0.25``."""
     return ", ".join(f"{printable(name)} {value:.6g}" for name, value in sorted(metrics.items()))
-
-
-def to_plain(value: Any) -> Any:
-    """Convert to what JSON can hold: records to objects, numbers that JSON does not have to their names.
-
-    >>> to_plain({"loss": math.nan, "steps": (1, 2)})
-    {'loss': 'NaN', 'steps': [1, 2]}
-    """
-    if is_dataclass(value) and not isinstance(value, type):
-        return to_plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {name: to_plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def print_json(value: Any) -> None:
-    """Print one line of JSON, at once."""
-    print(json.dumps(to_plain(value), allow_nan=False), flush=True)
 
 
 def checkpoints_table(checkpoints: Sequence[Checkpoint], held: Mapping[tuple[str, int], Sequence[str]]) -> Rows:
@@ -342,10 +318,8 @@ Held = Mapping[tuple[str, int], Sequence[str]]
 
 def list_all(invocation: Invocation) -> None:
     """Print the checkpoints of a run."""
-    call = Call(invocation, "list", "RUN")
+    call = Call(invocation)
     limit = call["limit"]
-    if limit < 0:
-        raise CommandError(f"--limit must not be negative, and is {limit}", BAD_ARGUMENTS)
 
     async def read(registry: Registry) -> tuple[list[Checkpoint], Held]:
         found = await registry.checkpoints(call.kind, newest_first=bool(limit), limit=limit)
@@ -354,10 +328,7 @@ def list_all(invocation: Invocation) -> None:
         return found, await held(registry)
 
     checkpoints, reasons = call.run(read)
-    if call.as_json:
-        print_json([_with_holds(one, reasons) for one in checkpoints])
-    else:
-        out(checkpoints_table(checkpoints, reasons))
+    call.tell([_with_holds(one, reasons) for one in checkpoints], checkpoints_table(checkpoints, reasons))
 
 
 def _no_checkpoints(run_id: str) -> str:
@@ -366,7 +337,7 @@ def _no_checkpoints(run_id: str) -> str:
 
 def show(invocation: Invocation) -> None:
     """Print one checkpoint, and with --files what is in it."""
-    call = Call(invocation, "show", "RUN [WHICH]")
+    call = Call(invocation)
     which = call.which(1)
 
     async def read(registry: Registry) -> tuple[Checkpoint, Held]:
@@ -374,10 +345,12 @@ def show(invocation: Invocation) -> None:
 
     checkpoint, reasons = call.run(read)
     manifest = outside_the_store(lambda: load_manifest(checkpoint)) if call["files"] else None
-    if call.as_json:
-        files = {} if manifest is None else {"files": [{"rank": rank, **asdict(file)} for rank, file in manifest.files]}
-        print_json({**_with_holds(checkpoint, reasons), **files})
-        return
+    files = [] if manifest is None else [{"rank": rank, **asdict(file)} for rank, file in manifest.files]
+    plain = {**_with_holds(checkpoint, reasons), **({} if manifest is None else {"files": files})}
+    call.tell(plain, lambda: _print_details(checkpoint, reasons, manifest))
+
+
+def _print_details(checkpoint: Checkpoint, reasons: Held, manifest: Manifest | None) -> None:
     print(f"run {printable(checkpoint.run_id)}, step {checkpoint.step}")
     for name, value in details(checkpoint, reasons.get((checkpoint.kind, checkpoint.step), ())):
         print(f"  {name:14}{value}")
@@ -389,25 +362,20 @@ def show(invocation: Invocation) -> None:
 
 def latest(invocation: Invocation) -> None:
     """Print the newest checkpoint of a run; with --uri where it lies."""
-    call = Call(invocation, "latest", "RUN")
-    _print_one(call, call.run(lambda registry: registry.latest(call.kind)))
-
-
-def _print_one(call: Call, checkpoint: Checkpoint) -> None:
+    call = Call(invocation)
+    found = call.run(lambda registry: registry.latest(call.kind))
     if call["uri"]:
-        print(checkpoint.uri)
-    elif call.as_json:
-        print_json(checkpoint)
+        print(found.uri)
     else:
-        out(checkpoints_table([checkpoint], {}))
+        call.tell(found, checkpoints_table([found], {}))
 
 
 def best(invocation: Invocation) -> None:
     """Print the best checkpoints by a metric, of one run or of all."""
-    call = Call(invocation, "best", "METRIC" if invocation["all-runs"] else "RUN METRIC")
+    if invocation["all-runs"]:
+        invocation.usage = "METRIC"
+    call = Call(invocation)
     metric, mode, wanted = call.argument(0 if call["all-runs"] else 1), call["mode"], call["count"]
-    if wanted < 1:
-        raise CommandError(f"--count must be at least 1, not {wanted}", BAD_ARGUMENTS)
 
     async def read(registry: Registry) -> list[Checkpoint]:
         if call["all-runs"]:
@@ -417,29 +385,24 @@ def best(invocation: Invocation) -> None:
     found = call.run(read)
     if call["uri"]:
         print("\n".join(one.uri for one in found))
-    elif call.as_json:
-        print_json(found)
     else:
-        out(best_table(found, metric))
+        call.tell(found, best_table(found, metric))
 
 
 def runs(invocation: Invocation) -> None:
     """Print which runs have checkpoints."""
-    call = Call(invocation, "runs", "")
+    call = Call(invocation)
 
     async def read(registry: Registry) -> list[RunLatest]:
         return await registry.lookup.latest_of_all()
 
     found = call.run(read)
-    if call.as_json:
-        print_json([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found])
-    else:
-        out(runs_table(found))
+    call.tell([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found], runs_table(found))
 
 
 def lineage(invocation: Invocation) -> None:
     """Print what a checkpoint descends from."""
-    call = Call(invocation, "lineage", "RUN [WHICH]")
+    call = Call(invocation)
     which = call.which(1)
 
     async def read(registry: Registry) -> list[Checkpoint]:
@@ -447,11 +410,8 @@ def lineage(invocation: Invocation) -> None:
 
     found = call.run(read)
     lost = found[-1].parent
-    if call.as_json:
-        print_json({"checkpoints": found, "ends_at": lost})
-        return
-    out(lineage_table(found))
-    if lost is not None:
+    call.tell({"checkpoints": found, "ends_at": lost}, lineage_table(found))
+    if lost is not None and not call.as_json:
         print(f"it descends from {printable(str(lost))}, which does not exist any more")
 
 
@@ -471,19 +431,16 @@ def _with_holds(checkpoint: Checkpoint, reasons: Held) -> dict[str, Any]:
 
 def watch(invocation: Invocation) -> None:
     """Print each commit once until SIGINT or SIGTERM arrives, or ``--count`` have come; then where to go on."""
-    call = Call(invocation, "watch", "RUN")
+    call = Call(invocation)
     first, wanted = call["from-revision"], call["count"]
-    if first < 0 or wanted < 0:
-        raise CommandError("--from-revision and --count must not be negative", BAD_ARGUMENTS)
 
     async def follow(registry: Registry) -> int:
         commits = registry.watch(call.kind, start_revision=first)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, commits.cancel)
         try:
-            known = await commits.ready()
-            # What exists already is printed, too, if the watch begins in the past: then nothing is known to be over.
-            return await _print_commits(commits, call, first or known + 1, wanted)
+            with on_signals(commits.cancel):
+                known = await commits.ready()
+                # If the watch begins in the past, nothing is known to be over: what exists already is printed, too.
+                return await _print_commits(commits, call, first or known + 1, wanted)
         finally:
             commits.cancel()
 
@@ -507,16 +464,14 @@ async def _print_commits(commits: Commits, call: Call, go_on: int, wanted: int) 
 def _print_commit(call: Call, commit: Commit) -> None:
     if call["uri"]:
         print(commit.checkpoint.uri, flush=True)
-    elif call.as_json:
-        place = {"revision": commit.revision, "next_revision": commit.revision + 1}
-        print_json({**place, "checkpoint": commit.checkpoint})
-    else:
-        print(commit_line(commit.checkpoint, commit.revision), flush=True)
+        return
+    place = {"revision": commit.revision, "next_revision": commit.revision + 1}
+    call.tell({**place, "checkpoint": commit.checkpoint}, commit_line(commit.checkpoint, commit.revision))
 
 
 def verify(invocation: Invocation) -> None:
     """Compare the files of one checkpoint, or of all of a run, with what was committed."""
-    call = Call(invocation, "verify", "RUN [WHICH]")
+    call = Call(invocation)
     if call["all"] and call.argument(1):
         raise CommandError("checkpoint verify takes --all or WHICH, not both", BAD_ARGUMENTS)
     which = call.which(1)
@@ -554,14 +509,12 @@ def _verify(call: Call, checkpoint: Checkpoint) -> bool:
 
 def _tell_verified(call: Call, checkpoint: Checkpoint, facts: dict[str, object], lines: list[str]) -> None:
     name = {"run_id": checkpoint.run_id, "kind": checkpoint.kind, "step": checkpoint.step}
-    if call.as_json:
-        print_json({**name, "whole": False, **facts})
-        return
-    if facts.get("whole"):
-        print(f"step {checkpoint.step} ({checkpoint.kind}): {lines[0]}", flush=True)
-        lines = lines[1:]
-    for line in lines:
-        remark(f"step {checkpoint.step} ({checkpoint.kind}): {line}")
+    subject = f"step {checkpoint.step} ({checkpoint.kind})"
+    is_whole = bool(facts.get("whole"))
+    if call.as_json or is_whole:
+        call.tell({**name, "whole": False, **facts}, f"{subject}: {lines[0]}")
+    for line in () if call.as_json else lines[is_whole:]:
+        remark(f"{subject}: {line}")
 
 
 def _lines(report: Report) -> list[str]:
@@ -583,7 +536,7 @@ _GONE_STYLE = "red"
 
 def pin(invocation: Invocation) -> None:
     """Keep a checkpoint for a time, or until ``unpin``."""
-    call = Call(invocation, "pin", "RUN [WHICH]")
+    call = Call(invocation)
     which, reader, duration_s = call.which(1), call["reader"] or default_reader(), call["for"]
 
     async def keep(registry: Registry) -> int:
@@ -594,12 +547,12 @@ def pin(invocation: Invocation) -> None:
     step = call.run(keep)
     until = f"for {span(duration_s)}" if duration_s else f"until `raftkvctl checkpoint unpin {call.run_id} {step}`"
     told = f"step {step} of run {call.run_id!r} is pinned by {reader!r} {until}"
-    _tell(call, {"step": step, "reader": reader, "duration_s": duration_s}, told)
+    call.tell_of_run({"step": step, "reader": reader, "duration_s": duration_s}, told)
 
 
 def unpin(invocation: Invocation) -> None:
     """Take the pins of a reader on a checkpoint away."""
-    call = Call(invocation, "unpin", "RUN [WHICH]")
+    call = Call(invocation)
     which, reader = call.which(1), call["reader"] or default_reader()
 
     async def let_go(registry: Registry) -> tuple[int, int]:
@@ -609,8 +562,7 @@ def unpin(invocation: Invocation) -> None:
     step, taken = call.run(let_go)
     if not taken:
         raise CommandError(f"step {step} of run {call.run_id!r} has no pin of {reader!r}; `show` names its pins", ERROR)
-    _tell(
-        call,
+    call.tell_of_run(
         {"step": step, "reader": reader, "pins": taken},
         f"{count(taken, 'pin')} of {reader!r} on step {step} gone",
     )
@@ -627,7 +579,7 @@ def default_reader() -> str:
 
 def tag(invocation: Invocation) -> None:
     """Put a tag on a checkpoint, or move it there."""
-    call = Call(invocation, "tag", "RUN NAME [WHICH]")
+    call = Call(invocation)
     name, which = call.argument(1), call.which(2)
 
     async def put(registry: Registry) -> int:
@@ -636,23 +588,16 @@ def tag(invocation: Invocation) -> None:
         return checkpoint.step
 
     step = call.run(put)
-    _tell(call, {"tag": name, "step": step}, f"tag {name!r} of run {call.run_id!r} is on step {step}")
+    call.tell_of_run({"tag": name, "step": step}, f"tag {name!r} of run {call.run_id!r} is on step {step}")
 
 
 def untag(invocation: Invocation) -> None:
     """Take a tag away."""
-    call = Call(invocation, "untag", "RUN NAME")
+    call = Call(invocation)
     name = call.argument(1)
     if not call.run(lambda registry: registry.untag(name)):
         raise CommandError(f"run {call.run_id!r} has no tag {name!r}; `list` shows the tags", ERROR)
-    _tell(call, {"tag": name}, f"tag {name!r} of run {call.run_id!r} is gone")
-
-
-def _tell(call: Call, facts: dict[str, object], text: str) -> None:
-    if call.as_json:
-        print_json({"run_id": call.run_id, **facts})
-    else:
-        print(text)
+    call.tell_of_run({"tag": name}, f"tag {name!r} of run {call.run_id!r} is gone")
 
 
 # ---- gc
@@ -660,7 +605,7 @@ def _tell(call: Call, facts: dict[str, object], text: str) -> None:
 
 def collect(invocation: Invocation) -> None:
     """Delete what a policy does not keep, and what dead attempts have left."""
-    call = Call(invocation, "gc", "RUN")
+    call = Call(invocation)
     policy, dry_run = _policy(call), call["dry-run"]
     with byte_bar("deleting", hidden=call.as_json or dry_run) as on_progress:
         result = call.run(
@@ -668,10 +613,8 @@ def collect(invocation: Invocation) -> None:
             uri=call["place"],
             limited=False,
         )
-    if call.as_json:
-        print_json({"run_id": call.run_id, "dry_run": dry_run, **_plain(result)})
-    else:
-        _print(result, dry_run)
+    plain = {"run_id": call.run_id, "dry_run": dry_run, **_plain(result)}
+    call.tell(plain, lambda: _print(result, dry_run))
     if result.failures:
         failures = count(len(result.failures), "directory").replace("directorys", "directories")
         raise CommandError(f"{failures} could not be deleted; the next gc tries again", ERROR, result.failures)
@@ -757,7 +700,7 @@ _STYLES = {IMPORTED: "green", REFUSED: "red"}
 
 def export(invocation: Invocation) -> None:
     """Copy a checkpoint to a directory, verified on the way."""
-    call = Call(invocation, "export", "RUN WHICH DIRECTORY")
+    call = Call(invocation)
     which, uri = check_which(call.argument(1)), call.argument(2)
 
     async def copy(registry: Registry) -> Checkpoint:
@@ -772,16 +715,14 @@ def export(invocation: Invocation) -> None:
 
 def _tell_place(call: Call, checkpoint: Checkpoint, text: str, uri: str) -> None:
     one = checkpoint
-    if call.as_json:
-        name = {"run_id": one.run_id, "kind": one.kind, "step": one.step, "uri": uri}
-        print_json({**name, "file_count": one.file_count, "size_bytes": one.size_bytes})
-    else:
-        print(f"{text}: {count(one.file_count, 'file')}, {size(one.size_bytes)}, all digests match")
+    name = {"run_id": one.run_id, "kind": one.kind, "step": one.step, "uri": uri}
+    told = f"{text}: {count(one.file_count, 'file')}, {size(one.size_bytes)}, all digests match"
+    call.tell({**name, "file_count": one.file_count, "size_bytes": one.size_bytes}, told)
 
 
 def copy(invocation: Invocation) -> None:
     """Copy a checkpoint of one run into another."""
-    call = Call(invocation, "copy", "RUN WHICH INTO-RUN")
+    call = Call(invocation)
     which, step, place = check_which(call.argument(1)), _step(call), _place(call)
     into = outside_the_store(lambda: check_run_id(call.argument(2)))
 
@@ -797,7 +738,7 @@ def copy(invocation: Invocation) -> None:
 
 def take_in(invocation: Invocation) -> None:
     """Register what lies in a directory: an export, or what another tool has saved there."""
-    call = Call(invocation, "import", "RUN DIRECTORY")
+    call = Call(invocation)
     uri, step = call.argument(1), _step(call)
     is_export = outside_the_store(lambda: Place(uri).exists(RECORD))
     if is_export and (call.kind or call["dry-run"]):
@@ -817,10 +758,7 @@ def take_in(invocation: Invocation) -> None:
     if isinstance(found, Checkpoint):
         _tell_place(call, found, f"step {found.step} ({found.kind}) is in run {call.run_id!r}", found.uri)
         return
-    if call.as_json:
-        print_json({"run_id": call.run_id, "results": [one.plain() for one in found]})
-    else:
-        _print_imports(found)
+    call.tell({"run_id": call.run_id, "results": [one.plain() for one in found]}, _imports_table(found))
     if refused := sum(one.action == REFUSED for one in found):
         text = f"{count(refused, 'thing')} in {uri} could not be imported, each for the reason in its line"
         raise CommandError(text, ERROR)
@@ -854,11 +792,11 @@ def _step(call: Call) -> int | None:
     return outside_the_store(lambda: check_step(wanted)) if "step" in call.invocation.changed else None
 
 
-def _print_imports(found: Sequence[Imported]) -> None:
+def _imports_table(found: Sequence[Imported]) -> Rows:
     rows = [
         (one.action, "" if one.step is None else str(one.step), one.kind, one.tool, size(one.size_bytes),
          one.path, one.reason or one.uri)
         for one in found
     ]  # fmt: skip
     styles = [_STYLES.get(one.action, "") for one in found]
-    out(Rows(("", "step", "kind", "saved by", "size", "path", ""), rows, styles))
+    return Rows(("", "step", "kind", "saved by", "size", "path", ""), rows, styles)

@@ -21,13 +21,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raftkv.cli import daemon, pflag
 from raftkv.cli.pflag import INT, LIST, Flag
 from raftkv.cli.printer import human_size, role_of
-from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli.program import BAD_FLAGS, ERROR, STOPPING, SUCCESS, CommandError, on_signals
 from raftkv.client import Client, ClientOptions
 from raftkv.client.local import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
 from raftkv.client.rpc import methods
@@ -383,11 +384,9 @@ def _obituary(member: Member, status: int) -> str:
 
 async def _watch(members: list[Member]) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, _start_ended, members)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(on_signals(stop.set, (*STOPPING, signal.SIGHUP)))
+        stack.enter_context(on_signals(partial(_start_ended, members), (signal.SIGUSR1,)))
         options = ClientOptions(dial_timeout_s=ASK_TIMEOUT_S)
         clients = [await stack.enter_async_context(Client(m.client_url, options)) for m in members]
         watcher = _Watcher(members, clients)

@@ -29,6 +29,7 @@ class Invocation(pflag.Parsed):
     flags: dict[str, Flag] = field(default_factory=dict)
     program: click.Command = field(default_factory=lambda: click.Command(""))
     usage: str = "..."
+    command: str = ""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -42,6 +43,18 @@ class Invocation(pflag.Parsed):
         if len(self.arguments) != 1:
             raise CommandError(complaint, code)
         return self.arguments[0]
+
+    def given(self) -> list[str]:
+        """Return an argument for each word of the usage line: empty for one in brackets that was left out.
+
+        Raises:
+            CommandError: there are too few or too many.
+        """
+        words = self.usage.split()
+        least = sum(not word.startswith("[") for word in words)
+        if not least <= len(self.arguments) <= len(words):
+            raise CommandError(f"{self.command} needs {self.usage or 'no arguments'}", BAD_ARGUMENTS)
+        return [*self.arguments, *[""] * (len(words) - len(self.arguments))]
 
     def refuse_arguments(self, complaint: str) -> None:
         """Raise CommandError with that text if there is an argument."""
@@ -205,7 +218,8 @@ class Leaf(click.Command):
                 return []
             raise CommandError(str(error), ERROR) from None
         flags = {flag.name: flag for flag in self.flags}
-        ctx.obj = Invocation(**vars(parsed), flags=flags, program=ctx.find_root().command, usage=self.usage)
+        ctx.obj = Invocation(**vars(parsed), flags=flags, program=ctx.find_root().command)
+        ctx.obj.usage, ctx.obj.command = self.usage, self.words
         return []
 
     def invoke(self, ctx: click.Context) -> None:

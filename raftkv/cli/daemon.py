@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli import pflag
 from raftkv.cli.pflag import Flag, Parsed
-from raftkv.cli.program import BAD_FLAGS, CommandError
+from raftkv.cli.program import BAD_FLAGS, CommandError, on_signals
 from raftkv.errors import ConfigError, StatusError
 from raftkv.urls import split_address
 
@@ -117,10 +116,9 @@ async def connected(values: dict[str, Any], **options: Any) -> AsyncIterator[tup
 
     raise_limit()
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connect(values["endpoints"].split(","), **connection(values), **options) as kv:
-        yield kv, stop
+    with on_signals(stop.set):
+        async with connect(values["endpoints"].split(","), **connection(values), **options) as kv:
+            yield kv, stop
 
 
 def connection(values: dict[str, Any]) -> dict[str, Any]:

@@ -388,7 +388,7 @@ def did_you_mean(word: str, known: Iterable[str], dashes: str = "") -> str:
 _KINDS: dict[str, str] = {
     BOOL: "true or false",
     INT: "a whole number",
-    UINT: "a whole number, 0 or more",
+    UINT: "a whole number",
     FLOAT: "a number",
     DURATION: "a duration such as 300ms, 1.5s or 2m",
     LIST: "a list separated by commas",
@@ -396,9 +396,11 @@ _KINDS: dict[str, str] = {
 
 
 def _wanted(flag: Flag) -> str:
+    least = max(flag.least, 0) if flag.kind == UINT else flag.least
     if flag.most < math.inf:
-        return f"{_KINDS[flag.kind]} from {flag.least:g} to {flag.most:g}"
-    return _KINDS[flag.kind] + (f", {flag.least:g} or more" if flag.least > -math.inf else "")
+        return f"{_KINDS[flag.kind]} from {least:g} to {flag.most:g}"
+    shown = format_duration(round(least * 1e9)) if flag.kind == DURATION and flag.least >= 0 else f"{least:g}"
+    return _KINDS[flag.kind] + (f", {shown} or more" if least > -math.inf else "")
 
 
 class _Parser:

@@ -46,7 +46,11 @@ class EndpointAnswer:
 
 
 class Printer:
-    """One format. A method that a format does not override refuses: ``NAME not supported as output format``."""
+    """One format.
+
+    An answer is shown by the method that has the name of its command; without one it is shown as the message that it
+    is, which a format without a form for messages refuses: ``NAME not supported as output format``.
+    """
 
     name = ""
 
@@ -54,121 +58,31 @@ class Printer:
         self.hexadecimal = hexadecimal
         self.value_only = value_only
 
-    def put(self, response: rpc_pb2.PutResponse) -> None:
-        """Print the answer to Put."""
-        self.message(response)
+    def show(self, command: str, response: Any, *facts: Any) -> None:
+        """Print an answer.
 
-    def get(self, response: rpc_pb2.RangeResponse) -> None:
-        """Print the answer to Range."""
-        self.message(response)
-
-    def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:
-        """Print the answer to DeleteRange."""
-        self.message(response)
-
-    def txn(self, response: rpc_pb2.TxnResponse) -> None:
-        """Print the answer to Txn."""
-        self.message(response)
+        Arguments:
+            command: such as ``put`` or ``member_list``; ``done`` and ``changed`` are those that a text tells of.
+            response: the message, or what was found at endpoints.
+            facts: what the message does not say.
+        """
+        own = getattr(self, command, None)
+        if own is None:
+            self.message(response)
+        else:
+            own(response, *facts)
 
     def operation(self, response: rpc_pb2.ResponseOp) -> None:
         """Print the answer to one operation of a transaction."""
-        kind = response.WhichOneof("response")
-        if kind == "response_put":
-            self.put(response.response_put)
-        elif kind == "response_range":
-            self.get(response.response_range)
-        elif kind == "response_delete_range":
-            self.delete(response.response_delete_range)
-
-    def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
-        """Print alarms."""
-        self.message(response)
-
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
-        """Print the members."""
-        self.message(response)
-
-    def member_add(self, name: str, urls: str, response: rpc_pb2.MemberAddResponse) -> None:
-        """Print a member that was added: ``name`` and ``urls`` are those of the command."""
-        self.message(response)
-
-    def member_changed(self, member_id: int, done: str, response: Any) -> None:
-        """Print that something was done to a member: ``done`` is removed from, updated in or promoted in."""
-        self.message(response)
-
-    def move_leader(self, leader: int, target: int, response: rpc_pb2.MoveLeaderResponse) -> None:
-        """Print that leadership has moved."""
-        self.message(response)
-
-    def downgrade(self, action: str, response: rpc_pb2.DowngradeResponse) -> None:
-        """Print what became of a downgrade request: ``action`` is validate, enable or cancel."""
-        self.message(response)
-
-    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
-        """Print the health of endpoints."""
-        self.refuse()
-
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
-        """Print the status of endpoints."""
-        self.refuse()
-
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
-        """Print the history hashes of endpoints."""
-        self.refuse()
-
-    def watch(self, answer: rpc_pb2.WatchResponse) -> None:
-        """Print what a watch got; without a header if the member refused it before it was made."""
-        self.refuse()
-
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
-        """Print a new lease."""
-        self.refuse()
-
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
-        """Print that a lease is gone."""
-        self.message(response)
-
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
-        """Print a renewal."""
-        self.refuse()
-
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
-        """Print what is left of a lease."""
-        self.refuse()
-
-    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
-        """Print the leases."""
-        self.refuse()
-
-    def auth_status(self, response: rpc_pb2.AuthStatusResponse) -> None:
-        """Print whether users are asked for."""
-        self.message(response)
-
-    def user_changed(self, done: str, response: Any) -> None:
-        """Print that a user or a role was changed: ``done`` says how."""
-        self.message(response)
-
-    def user_get(self, name: str, response: rpc_pb2.AuthUserGetResponse) -> None:
-        """Print the roles of a user."""
-        self.message(response)
-
-    def user_list(self, response: rpc_pb2.AuthUserListResponse) -> None:
-        """Print the names of users."""
-        self.message(response)
-
-    def role_get(self, role: str, response: rpc_pb2.AuthRoleGetResponse) -> None:
-        """Print what a role may do."""
-        self.message(response)
-
-    def role_list(self, response: rpc_pb2.AuthRoleListResponse) -> None:
-        """Print the names of roles."""
-        self.message(response)
+        commands = {"response_put": "put", "response_range": "get", "response_delete_range": "delete"}
+        if kind := response.WhichOneof("response"):
+            self.show(commands[kind], getattr(response, kind))
 
     def message(self, response: Any) -> None:
         """Print an answer as the message it is."""
         self.refuse()
 
-    def refuse(self) -> None:
+    def refuse(self, *_: Any) -> None:
         """End the command: this format cannot show the answer."""
         raise CommandError(f"{self.name} not supported as output format", BAD_FEATURE)
 
@@ -192,23 +106,17 @@ class ProtobufPrinter(Printer):
         response.canceled = answer.canceled
         self.message(response)
 
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
-        self.message(response.header)
-
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
+    def lease_revoke(self, response: rpc_pb2.LeaseRevokeResponse, lease_id: int) -> None:
         header = response.header
         shown = f"cluster_id:{header.cluster_id} member_id:{header.member_id} revision:{header.revision}"
         text = f"marshal unsupported for type clientv3.LeaseRevokeResponse ({{{shown} raft_term:{header.raft_term} "
         raise CommandError(text + " {} [] 0})", BAD_FEATURE)
 
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
+    def _header(self, response: Any, *_: Any) -> None:
         self.message(response.header)
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
-        self.message(response.header)
-
-    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
-        self.message(response.header)
+    lease_grant = lease_keep_alive = lease_time_to_live = lease_list = _header
+    endpoint_health = endpoint_status = endpoint_hashkv = Printer.refuse
 
 
 class RowsPrinter(Printer):
@@ -380,13 +288,12 @@ class SimplePrinter(RowsPrinter):
             kind = f"alarm:{alarm_name(alarm.alarm)} " if alarm.alarm else ""
             write_line(member + kind)
 
-    def move_leader(self, leader: int, target: int, response: rpc_pb2.MoveLeaderResponse) -> None:
-        write_line(f"Leadership transferred from {leader:x} to {target:x}")
+    def done(self, response: Any, text: str) -> None:
+        write_line(text)
 
-    def downgrade(self, action: str, response: rpc_pb2.DowngradeResponse) -> None:
-        write_line(f"Downgrade {action} success, cluster version {response.version}")
+    changed = done
 
-    def member_add(self, name: str, urls: str, response: rpc_pb2.MemberAddResponse) -> None:
+    def member_add(self, response: rpc_pb2.MemberAddResponse, name: str, urls: str) -> None:
         added = response.member.ID
         write_line(f"Member {added:16x} added to cluster {response.header.cluster_id:16x}")
         cluster = ",".join(
@@ -398,9 +305,6 @@ class SimplePrinter(RowsPrinter):
         write_line(f"ETCD_INITIAL_CLUSTER={quote(cluster)}")
         write_line(f"ETCD_INITIAL_ADVERTISE_PEER_URLS={quote(urls)}")
         write_line('ETCD_INITIAL_CLUSTER_STATE="existing"')
-
-    def member_changed(self, member_id: int, done: str, response: Any) -> None:
-        write_line(f"Member {member_id:16x} {done} cluster {response.header.cluster_id:16x}")
 
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         for answer in answers:
@@ -422,13 +326,13 @@ class SimplePrinter(RowsPrinter):
     def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
         write_line(f"lease {response.ID:016x} granted with TTL({response.TTL}s)")
 
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
+    def lease_revoke(self, response: rpc_pb2.LeaseRevokeResponse, lease_id: int) -> None:
         write_line(f"lease {lease_id:016x} revoked")
 
     def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         write_line(f"lease {response.ID:016x} keepalived with TTL({response.TTL})")
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, with_keys: bool) -> None:
         if response.TTL == -1 and response.grantedTTL == 0:
             write_line(f"lease {response.ID:016x} already expired")
             return
@@ -445,10 +349,7 @@ class SimplePrinter(RowsPrinter):
         write_line(f"Authentication Status: {lower(response.enabled)}")
         write_line(f"AuthRevision: {response.authRevision}")
 
-    def user_changed(self, done: str, response: Any) -> None:
-        write_line(done)
-
-    def user_get(self, name: str, response: rpc_pb2.AuthUserGetResponse) -> None:
+    def user_get(self, response: rpc_pb2.AuthUserGetResponse, name: str) -> None:
         write_line(f"User: {name}")
         write_line(" ".join(("Roles:", *response.roles)))
 
@@ -456,7 +357,7 @@ class SimplePrinter(RowsPrinter):
         for name in response.users:
             write_line(name)
 
-    def role_get(self, role: str, response: rpc_pb2.AuthRoleGetResponse) -> None:
+    def role_get(self, response: rpc_pb2.AuthRoleGetResponse, role: str) -> None:
         write_line(f"Role {role}")
         for title, mode in (("KV Read:", "READ"), ("KV Write:", "WRITE")):
             write_line(title)
@@ -508,54 +409,47 @@ class FieldsPrinter(Printer):
     name = "fields"
 
     def put(self, response: rpc_pb2.PutResponse) -> None:
-        _header(response.header)
+        _header(response)
         if response.HasField("prev_kv"):
             _pair("Prev", response.prev_kv)
 
     def get(self, response: rpc_pb2.RangeResponse) -> None:
-        _header(response.header)
+        _header(response)
         for pair in response.kvs:
             _pair("", pair)
-        _field("More", lower(response.more))
-        _field("Count", response.count)
+        _fields(More=response.more, Count=response.count)
 
     def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:
-        _header(response.header)
-        _field("Deleted", response.deleted)
+        _header(response, Deleted=response.deleted)
         for pair in response.prev_kvs:
             _pair("Prev", pair)
 
     def txn(self, response: rpc_pb2.TxnResponse) -> None:
-        _header(response.header)
-        _field("Succeeded", lower(response.succeeded))
+        _header(response, Succeeded=response.succeeded)
         for operation in response.responses:
             self.operation(operation)
 
     def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
-        _header(response.header)
+        _header(response)
         for alarm in response.alarms:
-            _field("MemberID", alarm.memberID)
-            _field("AlarmType", alarm_name(alarm.alarm))
+            _fields(MemberID=alarm.memberID, AlarmType=alarm_name(alarm.alarm))
             write_line("")
 
     def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
-        _header(response.header)
+        _header(response)
         for member in response.members:
-            _field("ID", member.ID)
-            _field("Name", quote(member.name))
+            _fields(ID=member.ID, Name=quote(member.name))
             for url in member.peerURLs:
-                _field("PeerURL", quote(url))
+                _fields(PeerURL=quote(url))
             for url in member.clientURLs:
-                _field("ClientURL", quote(url))
-            _field("IsLearner", lower(member.isLearner))
+                _fields(ClientURL=quote(url))
+            _fields(IsLearner=member.isLearner)
             write_line("")
 
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         for answer in answers:
-            _field("Endpoint", quote(answer.endpoint))
-            _field("Health", lower(answer.healthy))
-            _field("Took", answer.took)
-            _field("Error", answer.error)
+            found = {"Health": answer.healthy, "Took": answer.took, "Error": answer.error}
+            _fields(Endpoint=quote(answer.endpoint), **found)
             write_line("")
 
     def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
@@ -565,102 +459,81 @@ class FieldsPrinter(Printer):
 
     def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         for answer in answers:
-            _header(answer.response.header)
-            _field("Endpoint", quote(answer.endpoint))
-            _field("Hash", answer.response.hash)
-            if answer.response.hash_revision:
-                _field("HashRevision", answer.response.hash_revision)
+            found = answer.response
+            _header(found, Endpoint=quote(answer.endpoint), Hash=found.hash)
+            if found.hash_revision:
+                _fields(HashRevision=found.hash_revision)
             write_line("")
 
     def watch(self, answer: rpc_pb2.WatchResponse) -> None:
-        _header(answer.header)
+        _header(answer)
         for event in answer.events:
-            _field("Type", "DELETE" if event.type else "PUT")
+            _fields(Type="DELETE" if event.type else "PUT")
             if event.HasField("prev_kv"):
                 _pair("Prev", event.prev_kv)
             _pair("", event.kv)
 
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
-        _lease(response)
+    def lease_grant(self, response: Any) -> None:
+        _header(response, ID=response.ID, TTL=response.TTL)
 
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
-        _header(response.header)
+    lease_keep_alive = lease_grant
 
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
-        _lease(response)
-
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
-        _lease(response)
-        _field("GrantedTTL", response.grantedTTL)
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, with_keys: bool) -> None:
+        _header(response, ID=response.ID, TTL=response.TTL, GrantedTTL=response.grantedTTL)
         for key in response.keys:
-            _field("Key", quote(key))
+            _fields(Key=key)
 
     def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
-        _header(response.header)
+        _header(response)
         for lease in response.leases:
-            _field("ID", lease.ID)
+            _fields(ID=lease.ID)
 
-    def user_changed(self, done: str, response: Any) -> None:
-        _header(response.header)
+    def changed(self, response: Any, _: Any) -> None:
+        _header(response)
 
-    def role_get(self, role: str, response: rpc_pb2.AuthRoleGetResponse) -> None:
-        _header(response.header)
-        for permission in response.perm:
-            _field("PermType", f" {auth_pb2.Permission.Type.Name(permission.permType)}")
-            _field("Key", quote(permission.key))
-            _field("RangeEnd", quote(permission.range_end))
+    lease_revoke = changed
+
+    def role_get(self, response: rpc_pb2.AuthRoleGetResponse, role: str) -> None:
+        _header(response)
+        for one in response.perm:
+            kind = auth_pb2.Permission.Type.Name(one.permType)
+            _fields(PermType=f" {kind}", Key=one.key, RangeEnd=one.range_end)
 
     def role_list(self, response: rpc_pb2.AuthRoleListResponse) -> None:
-        _header(response.header)
+        _header(response)
         write_line(" ".join(('"Roles" :', *map(quote, response.roles))))
 
 
-def _lease(response: Any) -> None:
-    _header(response.header)
-    _field("ID", response.ID)
-    _field("TTL", response.TTL)
+def _fields(**values: object) -> None:
+    """Print a line for each value; bytes in quotes, text as it is given."""
+    for name, value in values.items():
+        shown = quote(value) if isinstance(value, bytes) else lower(value) if isinstance(value, bool) else value
+        write_line(f'"{name}" : {shown}')
 
 
-def _field(name: str, value: object) -> None:
-    write_line(f'"{name}" : {value}')
-
-
-def _header(header: rpc_pb2.ResponseHeader) -> None:
-    _field("ClusterID", header.cluster_id)
-    _field("MemberID", header.member_id)
-    _field("Revision", header.revision)
-    _field("RaftTerm", header.raft_term)
+def _header(response: Any, **values: object) -> None:
+    """Print the header of an answer, and more."""
+    one = response.header
+    _fields(ClusterID=one.cluster_id, MemberID=one.member_id, Revision=one.revision, RaftTerm=one.raft_term, **values)
 
 
 def _pair(prefix: str, pair: kv_pb2.KeyValue) -> None:
-    _field(prefix + "Key", quote(pair.key))
-    _field(prefix + "CreateRevision", pair.create_revision)
-    _field(prefix + "ModRevision", pair.mod_revision)
-    _field(prefix + "Version", pair.version)
-    _field(prefix + "Value", quote(pair.value))
-    _field(prefix + "Lease", pair.lease)
+    found = {"Key": pair.key, "CreateRevision": pair.create_revision, "ModRevision": pair.mod_revision}
+    found |= {"Version": pair.version, "Value": pair.value, "Lease": pair.lease}
+    _fields(**{prefix + name: value for name, value in found.items()})
 
 
 def _status(answer: EndpointAnswer, new: bool) -> None:
     status = answer.response
-    _header(status.header)
-    _field("Version", quote(status.version))
+    storage = {"StorageVersion": quote(status.storageVersion)} if new else {}
+    sizes = {"DBSizeInUse": status.dbSizeInUse, "DBSizeQuota": status.dbSizeQuota} if new else {}
+    _header(status, Version=quote(status.version), **storage, DBSize=status.dbSize, **sizes)
+    _fields(Leader=status.leader, IsLearner=status.isLearner, RaftIndex=status.raftIndex, RaftTerm=status.raftTerm)
+    errors = f"[{' '.join(status.errors)}]"
+    _fields(RaftAppliedIndex=status.raftAppliedIndex, Errors=errors, Endpoint=quote(answer.endpoint))
     if new:
-        _field("StorageVersion", quote(status.storageVersion))
-    _field("DBSize", status.dbSize)
-    if new:
-        _field("DBSizeInUse", status.dbSizeInUse)
-        _field("DBSizeQuota", status.dbSizeQuota)
-    _field("Leader", status.leader)
-    _field("IsLearner", lower(status.isLearner))
-    _field("RaftIndex", status.raftIndex)
-    _field("RaftTerm", status.raftTerm)
-    _field("RaftAppliedIndex", status.raftAppliedIndex)
-    _field("Errors", f"[{' '.join(status.errors)}]")
-    _field("Endpoint", quote(answer.endpoint))
-    if new:
-        _field("DowngradeTargetVersion", quote(status.downgradeInfo.targetVersion))
-        _field("DowngradeEnabled", lower(status.downgradeInfo.enabled))
+        goal = status.downgradeInfo
+        _fields(DowngradeTargetVersion=quote(goal.targetVersion), DowngradeEnabled=goal.enabled)
     write_line("")
 
 
@@ -726,7 +599,7 @@ class JSONPrinter(Printer):
     def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         write_line(encode({**plain(response.header), "ID": response.ID, "TTL": response.TTL}))
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, with_keys: bool) -> None:
         row: dict[str, Any] = {"id": response.ID, "ttl": response.TTL, "granted-ttl": response.grantedTTL}
         row["keys"] = [base64.b64encode(key).decode() for key in response.keys] or None
         write_line(encode({**plain(response.header), **row}))

@@ -20,8 +20,9 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 # Exit codes: etcdctl's, because scripts test them.
@@ -71,6 +72,25 @@ COMMANDS: Final[Mapping[str, str]] = {
     "tcpstore-gateway": "raftkv.cli.tcpstore_gateway",
 }
 """The commands of ``raftkv``, each with the module whose ``main`` runs it; error lines of the other programs use it."""
+
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def on_signals(call: Callable[[], object], numbers: Sequence[int] = STOPPING) -> Iterator[None]:
+    """Have the running loop call something at signals, inside the block; only the main thread can."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    heard = numbers if threading.current_thread() is threading.main_thread() else ()
+    for number in heard:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)
+
 
 CTRL_C = 130
 """What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""

@@ -380,6 +380,15 @@ def _members_table(facts: Facts) -> Rows:
 # ---- queue
 
 
+def queues(views: Sequence[ClusterView]) -> None:
+    """Print clusters, each as ``queue`` does."""
+    if not views:
+        print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
+    for number, view in enumerate(views):
+        print("\n" if number else "", end="")
+        queue(view)
+
+
 def queue(view: ClusterView) -> None:
     """Print a cluster: its hosts, who holds their slots, who waits."""
     holders = count(len(view.grants), "run")
@@ -483,10 +492,6 @@ class Line:
     text: str
     revision: int = 0
     time: float = 0.0
-
-    def to_plain(self) -> dict[str, Any]:
-        """Convert to what JSON can hold."""
-        return {"kind": self.kind, "text": self.text, "revision": self.revision, "time": self.time}
 
 
 def emit(line: Line) -> None:

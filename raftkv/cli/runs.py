@@ -11,14 +11,15 @@ workers live (``raftkv.training.process``).
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -28,9 +29,9 @@ from raftkv.checkpoint import keys as checkpoint_keys
 from raftkv.cli import run_view
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_library, open_session, remark, use_library
-from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
-from raftkv.cli.run_view import Facts, read_facts
-from raftkv.cli.table import Rows, count, out, progress_bar
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
+from raftkv.cli.run_view import read_facts
+from raftkv.cli.table import Rows, count, out, progress_bar, tell
 from raftkv.client.admin import Permission, interval
 from raftkv.client.credentials import announce_settings
 from raftkv.client.kv import pipelined
@@ -79,34 +80,21 @@ if TYPE_CHECKING:
 
 def list_all(invocation: Invocation) -> None:
     """Print every run."""
-    invocation.refuse_arguments("run list accepts no arguments")
     session, as_json = open_library(invocation)
     runs = use_library(session, list_runs)
-    if as_json:
-        print(json.dumps([run_view.summary_to_plain(one) for one in runs]))
-    else:
-        out(run_view.runs_table(runs))
+    tell(as_json, [run_view.summary_to_plain(one) for one in runs], run_view.runs_table(runs))
 
 
 def show(invocation: Invocation) -> None:
     """Print one run as it is."""
-    run_id = invocation.argument("run show needs the id of one run")
+    (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
-
-    async def read(kv: Client) -> Facts:
-        return await read_facts(kv, run_id)
-
-    facts = use_library(session, read)
-    if as_json:
-        print(json.dumps(facts.to_plain()))
-    else:
-        run_view.show(facts)
+    facts = use_library(session, lambda kv: read_facts(kv, run_id))
+    tell(as_json, facts.to_plain(), lambda: run_view.show(facts))
 
 
 def queue(invocation: Invocation) -> None:
     """Print who holds the slots of a cluster that runs share, and who waits for them."""
-    if len(invocation.arguments) > 1:
-        raise CommandError("run queue takes the name of one cluster, or none", BAD_ARGUMENTS)
     session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> list[ClusterView]:
@@ -114,53 +102,36 @@ def queue(invocation: Invocation) -> None:
         return [await describe_cluster(kv, name) for name in names]
 
     views = use_library(session, read)
-    if not views and not as_json:
-        print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
-    if as_json:
-        print(json.dumps([view.to_plain() for view in views]))
-        return
-    for number, view in enumerate(views):
-        print("\n" if number else "", end="")
-        run_view.queue(view)
+    tell(as_json, [view.to_plain() for view in views], lambda: run_view.queues(views))
 
 
 def timeline(invocation: Invocation) -> None:
     """Print what happened in one run."""
-    run_id = invocation.argument("run timeline needs the id of one run")
+    (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> RunHistory:
         return await read_progress(kv, await read_history(kv, run_id))
 
     history = use_library(session, read)
-    if as_json:
-        print(json.dumps(history.to_plain()))
-    else:
-        run_view.timeline(history)
+    tell(as_json, history.to_plain(), lambda: run_view.timeline(history))
 
 
 def watch(invocation: Invocation) -> None:
     """Print what happens in one run, as it happens."""
-    run_id = invocation.argument("run watch needs the id of one run")
+    (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
 
     async def print_changes(kv: Client) -> None:
         narrator = run_view.Narrator()
         async for change, fold in follow(kv, run_id):
             for line in narrator.lines(change, fold):
-                if as_json:
-                    print(json.dumps(line.to_plain()), flush=True)
-                else:
-                    run_view.emit(line)
+                tell(as_json, line, partial(run_view.emit, line))
 
     async def until_interrupted(kv: Client) -> None:
         printing = asyncio.ensure_future(print_changes(kv))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, printing.cancel)
-        try:
+        with on_signals(printing.cancel), suppress(asyncio.CancelledError):
             await printing
-        except asyncio.CancelledError:
-            return
 
     use_library(session, until_interrupted)
 
@@ -217,7 +188,7 @@ def delete(invocation: Invocation) -> None:
         raise CommandError(f"run {run_id!r} was not deleted", ERROR)
     deleted = use_library(session, forget)
     told = f"run {run_id!r} is deleted: {count(deleted, 'key')}"
-    print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else told)
+    tell(as_json, {"run": run_id, "deleted": deleted}, told)
 
 
 def _in_use(run_id: str, nodes: int) -> str:
@@ -241,8 +212,6 @@ def _delete_ended(invocation: Invocation) -> None:
     if invocation.arguments or invocation["force"]:
         text = "run delete --ended takes no id and no --force: it deletes the runs that are closed and have no nodes"
         raise CommandError(text, BAD_ARGUMENTS)
-    if invocation["older-than"] < 0:
-        raise CommandError(f"--older-than must not be negative: {invocation['older-than']:g}s", BAD_ARGUMENTS)
     session, as_json = open_library(invocation)
     runs, dry_run = use_library(session, list_runs), invocation["dry-run"]
     ended = [one for one in runs if _has_ended(one, invocation["older-than"])]
@@ -260,39 +229,25 @@ def _delete_ended(invocation: Invocation) -> None:
                 return deleted
 
             gone = use_library(session, lambda kv: pipelined(lambda one: forget(kv, one), ended, WINDOW))
-    _tell_ended(runs, ended, gone, as_json=as_json, dry_run=dry_run)
+    again = [one.run_id for one, keys in zip(ended, gone, strict=False) if keys is None]
+    deleted, keys = [one.run_id for one in ended if one.run_id not in again], sum(found or 0 for found in gone)
+    dead = sum(not one.nodes and (one.state is None or one.state.phase != CLOSED) for one in runs)
+    plain = {"dry_run": dry_run, "deleted": deleted, "keys": keys, "begun_again": again, "dead": dead}
+    verb = "would be deleted" if dry_run else "deleted"
+    lines = [f"{len(deleted)} of {count(len(runs), 'run')} {verb}" + ("" if dry_run else f": {count(keys, 'key')}")]
+    lines += [f"run {run_id!r} has begun again meanwhile, and stays" for run_id in again]
+    if dead:
+        are = "1 run that was never closed stays" if dead == 1 else f"{dead} runs that were never closed stay"
+        lines.append(f"{are}, though no node is left: name each to delete it")
+    if dry_run and ended and not as_json:
+        out(run_view.runs_table(ended))
+        print()
+    tell(as_json, plain, "\n".join(lines))
 
 
 def _has_ended(run: RunSummary, age_s: float) -> bool:
     is_over = run.state is not None and run.state.phase == CLOSED and not run.nodes
     return is_over and run.state is not None and run.state.time <= time.time() - age_s
-
-
-def _tell_ended(
-    runs: Sequence[RunSummary],
-    ended: Sequence[RunSummary],
-    gone: Sequence[int | None],
-    *,
-    as_json: bool,
-    dry_run: bool,
-) -> None:
-    again = [one.run_id for one, keys in zip(ended, gone, strict=False) if keys is None]
-    deleted, keys = [one.run_id for one in ended if one.run_id not in again], sum(found or 0 for found in gone)
-    dead = sum(not one.nodes and (one.state is None or one.state.phase != CLOSED) for one in runs)
-    if as_json:
-        print(json.dumps({"dry_run": dry_run, "deleted": deleted, "keys": keys, "begun_again": again, "dead": dead}))
-        return
-    if dry_run and ended:
-        out(run_view.runs_table(ended))
-        print()
-    verb = "would be deleted" if dry_run else "deleted"
-    size = "" if dry_run else f": {count(keys, 'key')}"
-    print(f"{len(deleted)} of {count(len(runs), 'run')} {verb}{size}")
-    for run_id in again:
-        print(f"run {run_id!r} has begun again meanwhile, and stays")
-    if dead:
-        are = "1 run that was never closed stays" if dead == 1 else f"{dead} runs that were never closed stay"
-        print(f"{are}, though no node is left: name each to delete it")
 
 
 # ---- the keys
@@ -458,7 +413,7 @@ async def _ignore_missing(kv: Client, role: str, permission: Permission) -> None
 
 def grant(invocation: Invocation) -> None:
     """Let a user take part in runs."""
-    user, roles = _wanted(invocation, "grant")
+    user, roles = _wanted(invocation)
     session, as_json = open_library(invocation)
 
     async def change(kv: Client) -> None:
@@ -468,12 +423,12 @@ def grant(invocation: Invocation) -> None:
             await kv.users.grant_role(user, role)
 
     use_library(session, change)
-    _tell(as_json, user, roles, "has")
+    tell(as_json, {"user": user, "roles": list(roles)}, f"user {user} has {', '.join(roles)}")
 
 
 def revoke(invocation: Invocation) -> None:
     """Take runs from a user; a role without users is deleted."""
-    user, roles = _wanted(invocation, "revoke")
+    user, roles = _wanted(invocation)
     session, as_json = open_library(invocation)
 
     async def change(kv: Client) -> None:
@@ -488,7 +443,7 @@ def revoke(invocation: Invocation) -> None:
                 await _delete_role(kv, role)
 
     use_library(session, change)
-    _tell(as_json, user, roles, "no longer has")
+    tell(as_json, {"user": user, "roles": list(roles)}, f"user {user} no longer has {', '.join(roles)}")
 
 
 async def _delete_role(kv: Client, role: str) -> None:
@@ -500,15 +455,10 @@ async def _delete_role(kv: Client, role: str) -> None:
 
 def access(invocation: Invocation) -> None:
     """Print who may take part in which runs; with RUN who may read or change that run, by any role."""
-    if len(invocation.arguments) > 1:
-        raise CommandError("run access takes the id of one run, or none", BAD_ARGUMENTS)
+    (run,) = invocation.given()
     session, as_json = open_library(invocation)
-    run = invocation.arguments[0] if invocation.arguments else ""
-    rows = use_library(session, lambda kv: _rows(kv, run))
-    if as_json:
-        print(json.dumps([dict(zip(("user", "role", "rights"), row, strict=True)) for row in rows]))
-    else:
-        out(Rows(("user", "role", "rights"), rows))
+    rows, header = use_library(session, lambda kv: _rows(kv, run)), ("user", "role", "rights")
+    tell(as_json, [dict(zip(header, row, strict=True)) for row in rows], Rows(header, rows))
 
 
 async def _rows(kv: Client, run: str) -> list[tuple[str, str, str]]:
@@ -538,22 +488,13 @@ def _touches(permission: Permission, keys: Permission) -> bool:
     return permission.key < keys.range_end and (permission.is_open_ended or end > keys.key)
 
 
-def _wanted(invocation: Invocation, word: str) -> tuple[str, dict[str, list[Permission]]]:
-    if len(invocation.arguments) != 2:
-        raise CommandError(f"run {word} needs a user and runs, as in: run {word} alice 'bert-*'", BAD_ARGUMENTS)
-    user, text = invocation.arguments
+def _wanted(invocation: Invocation) -> tuple[str, dict[str, list[Permission]]]:
+    user, text = invocation.given()
     try:
         runs = Pattern.of_runs(text)
         return user, roles_of(runs, invocation["cluster"], invocation["dataset"], read=invocation["read"])
     except ConfigError as error:
         raise CommandError(str(error), BAD_ARGUMENTS) from None
-
-
-def _tell(as_json: bool, user: str, roles: Iterable[str], verb: str) -> None:
-    if as_json:
-        print(json.dumps({"user": user, "roles": list(roles)}))
-    else:
-        print(f"user {user} {verb} {', '.join(roles)}")
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------
@@ -569,7 +510,6 @@ _METRICS: Final = (("content-type", CONTENT_TYPE_LATEST),)
 
 def serve(invocation: Invocation) -> None:
     """Serve until SIGINT or SIGTERM arrives."""
-    invocation.refuse_arguments("run metrics accepts no arguments")
     host, port = _address(invocation["listen"])
     interval_s = invocation["interval"]
     if interval_s <= 0:
@@ -579,8 +519,6 @@ def serve(invocation: Invocation) -> None:
 
     async def until_interrupted(kv: Client) -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with Exporter(kv, interval_s) as exporter:
             server = Server(http_handler=lambda request: answer(exporter, request))
             try:
@@ -591,7 +529,8 @@ def serve(invocation: Invocation) -> None:
                 ) from None
             remark(f"metrics of runs and checkpoints: http://{bound[0][0]}:{bound[0][1]}/metrics")
             try:
-                await stop.wait()
+                with on_signals(stop.set):
+                    await stop.wait()
             finally:
                 await server.close()
 
@@ -699,9 +638,6 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
 def _config(invocation: Invocation, session: Session) -> RunConfig:
     if not invocation["job"]:
         raise ConfigError("--job is missing: the id of the run, the same on all of its nodes")
-    for name, least in (("max-restarts", 0), ("stop-grace", 0), ("nproc-per-node", 1)):
-        if invocation[name] < least:
-            raise ConfigError(f"--{name} must be at least {least}, not {invocation[name]:g}")
     pairs = (pair.partition("=") for pair in invocation["conf"])
     fields: dict[str, Any] = parse_options({name.strip(): value.strip() for name, _, value in pairs})
     fields["slots"] = invocation["nproc-per-node"]

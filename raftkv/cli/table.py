@@ -16,13 +16,16 @@ terminal only, so that logs and pipes stay clean.
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
+from typing import Any
 
 FOLD_COLUMNS = 30
 _TOO_LONG = 100_000  # what a line over the limit costs; only a single long word ever is
@@ -155,6 +158,41 @@ def out(rows: Rows) -> None:
         style = rows.styles[number] if rows.styles else ""
         table.add_row(*(Text(cell) for cell in row), style=style)
     console.print(table)
+
+
+def tell(as_json: bool, plain: Any, shown: Rows | str | Callable[[], object]) -> None:
+    """Print an answer: a line of JSON for programs; for people a table, a text, or what a function prints.
+
+    Arguments:
+        as_json: whether JSON is wanted.
+        plain: what JSON is made of, by ``to_plain``.
+        shown: for people.
+    """
+    if as_json:
+        print(json.dumps(to_plain(plain), allow_nan=False), flush=True)
+    elif isinstance(shown, Rows):
+        out(shown)
+    elif isinstance(shown, str):
+        print(shown, flush=True)
+    else:
+        shown()
+
+
+def to_plain(value: Any) -> Any:
+    """Convert to what JSON can hold: records to objects, numbers that JSON does not have to their names.
+
+    >>> to_plain({"loss": math.nan, "steps": (1, 2)})
+    {'loss': 'NaN', 'steps': [1, 2]}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _longest_words(rows: Rows) -> list[int]:

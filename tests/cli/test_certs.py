@@ -145,7 +145,7 @@ def test_listing_names_expired_certificates(
         (["DIR", "--client", "eve,eve"], 2, "certs: client eve is given twice"),
         (["revoke", "DIR", "--client", "eve", "--client", "eve"], 2, "certs: client eve is given twice"),
         (["renew", "DIR", "--member", "a,a"], 2, "certs: member a is given twice"),
-        (["DIR", "--days", "0"], 2, "--days and --ca-days must be from 1 to 99999"),
+        (["DIR", "--days", "0"], 2, "--days must be a whole number from 1 to 99999 (set to '0')"),
         (["renew", "DIR"], 2, "certs renew: --member or --client says which"),
         (
             ["renew", "DIR", "--client", "x"],

@@ -15,17 +15,16 @@ import asyncio
 import gc
 import json
 import random
-import signal
-import threading
 import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Final
 
+from raftkv.cli.program import on_signals
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.transport import channel_arguments
@@ -435,20 +434,6 @@ async def connections(
         await asyncio.gather(*(transport.close() for transport in transports))
 
 
-@contextmanager
-def _on_signals(call: Callable[[], None]) -> Iterator[None]:
-    """Call it at SIGINT and SIGTERM; only the main thread can."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    for number in numbers:
-        loop.add_signal_handler(number, call)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
 class Run:
     """The calls of one run: what is left to do and what came of the rest."""
 
@@ -517,7 +502,7 @@ class Run:
             LoadError: nothing was answered for a long time, or a stream has ended.
         """
         open_before = -1
-        with _on_signals(self.interrupt):
+        with on_signals(self.interrupt):
             while not self.finished.done():
                 answered = len(self.latencies_s) + self.errors.total()
                 if answered == open_before:

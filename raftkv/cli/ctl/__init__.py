@@ -12,7 +12,7 @@ Laws:
 Example::
 
     session = open_session(invocation)
-    session.printer.get(session.call(methods.RANGE, request))
+    session.show("get", methods.RANGE, request)
 
 Read ``tree``, ``session``, then any command. Leaves out: how flags are read (``cli.pflag``), how answers look
 (``cli.printer``).

@@ -8,10 +8,9 @@ command does not outlive the lock (etcdctl lets it run on). The recipe itself is
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from raftkv.cli import pflag
@@ -19,7 +18,7 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, failed, open_session, remark, unanswered
 from raftkv.cli.ctl.watch import ChildFailed, finish_child, start_child, tell_outages
 from raftkv.cli.pflag import text_bytes
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError, on_signals
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost, WatchCanceled
 from raftkv.client.lease import Lease, renewals
@@ -40,22 +39,15 @@ REVOKE_TIMEOUT_S = 2.0
 @asynccontextmanager
 async def signals() -> AsyncIterator[asyncio.Event]:
     """An event that the first SIGINT or SIGTERM sets, instead of ending the process; a second one ends it."""
-    loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    with ExitStack() as hearing:
 
-    def stop() -> None:
-        stopped.set()
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        def stop() -> None:
+            stopped.set()
+            hearing.close()
 
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    try:
+        hearing.enter_context(on_signals(stop))
         yield stopped
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 class Contest:
@@ -215,7 +207,7 @@ async def _wait(session: Session, client: Client, part: Contest) -> None:
     )
     if not found.kvs:
         raise CommandError("lock lost on init")
-    session.printer.get(found)
+    session.printer.show("get", found)
     sys.stdout.flush()
     await part.hold(part.stopped.wait())
 
@@ -299,7 +291,7 @@ async def _observe(client: Client, session: Session, name: bytes) -> None:
 
 
 def _show(session: Session, response: rpc_pb2.RangeResponse) -> None:
-    session.printer.get(response)
+    session.printer.show("get", response)
     sys.stdout.flush()
 
 
@@ -322,7 +314,7 @@ def grant(invocation: Invocation) -> None:
         response = session.call(methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
     except CommandError as error:
         raise _worded("grant", error) from None
-    session.printer.lease_grant(response)
+    session.printer.show("lease_grant", response)
 
 
 def revoke(invocation: Invocation) -> None:
@@ -333,7 +325,7 @@ def revoke(invocation: Invocation) -> None:
         response = session.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
     except CommandError as error:
         raise _worded("revoke", error) from None
-    session.printer.lease_revoke(lease_id, response)
+    session.printer.show("lease_revoke", response, lease_id)
 
 
 def time_to_live(invocation: Invocation) -> None:
@@ -345,7 +337,7 @@ def time_to_live(invocation: Invocation) -> None:
         response = session.call(methods.LEASE_TIME_TO_LIVE, request)
     except CommandError as error:
         raise CommandError(str(error), BAD_CONNECTION, error.details) from None
-    session.printer.lease_time_to_live(response, with_keys=invocation["keys"])
+    session.printer.show("lease_time_to_live", response, invocation["keys"])
 
 
 def list_leases(invocation: Invocation) -> None:
@@ -355,7 +347,7 @@ def list_leases(invocation: Invocation) -> None:
         response = session.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest())
     except CommandError as error:
         raise CommandError(str(error), BAD_CONNECTION, error.details) from None
-    session.printer.lease_list(response)
+    session.printer.show("lease_list", response)
 
 
 def keep_alive(invocation: Invocation) -> None:
@@ -371,7 +363,7 @@ def keep_alive(invocation: Invocation) -> None:
             aclosing(renewals(scope, lease_id, session.timeout_s)) as answers,
         ):
             async for response in answers:
-                session.printer.lease_keep_alive(response)
+                session.printer.show("lease_keep_alive", response)
                 printed += 1
                 if invocation["once"]:
                     return

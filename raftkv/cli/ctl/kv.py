@@ -54,7 +54,7 @@ def get(invocation: Invocation) -> None:
         raise CommandError("--count-only is only for `--write-out=fields`", BAD_ARGUMENTS)
     if invocation["print-value-only"] and session.printer.name != "simple":
         raise CommandError("print-value-only is only for `--write-out=simple`", BAD_ARGUMENTS)
-    session.printer.get(response)
+    session.printer.show("get", response)
 
 
 async def _read_stream(
@@ -73,15 +73,13 @@ async def _read_stream(
 def put(invocation: Invocation) -> None:
     """Write a key."""
     request = put_request(invocation, _read_standard_input)
-    session = open_session(invocation)
-    session.printer.put(session.call(methods.PUT, request))
+    open_session(invocation).show("put", methods.PUT, request)
 
 
 def delete(invocation: Invocation) -> None:
     """Delete keys and print how many."""
     request = delete_request(invocation)
-    session = open_session(invocation)
-    session.printer.delete(session.call(methods.DELETE_RANGE, request))
+    open_session(invocation).show("delete", methods.DELETE_RANGE, request)
 
 
 def compaction(invocation: Invocation) -> None:
@@ -302,7 +300,7 @@ def txn(invocation: Invocation) -> None:
     invocation.refuse_arguments("txn command does not accept argument")
     session = open_session(invocation)
     request = read_txn(sys.stdin.buffer, _prompt if invocation["interactive"] else _silent)
-    session.printer.txn(session.call(methods.TXN, request))
+    session.show("txn", methods.TXN, request)
 
 
 def read_txn(source: BinaryIO, prompt: Callable[[str], None]) -> rpc_pb2.TxnRequest:

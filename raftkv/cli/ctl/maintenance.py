@@ -40,8 +40,7 @@ _Action = rpc_pb2.DowngradeRequest
 def alarm_list(invocation: Invocation) -> None:
     """Print the alarms that are on."""
     invocation.refuse_arguments("alarm list command accepts no arguments")
-    session = open_session(invocation)
-    session.printer.alarms(session.call(methods.ALARM, rpc_pb2.AlarmRequest()))
+    open_session(invocation).show("alarms", methods.ALARM, rpc_pb2.AlarmRequest())
 
 
 def alarm_disarm(invocation: Invocation) -> None:
@@ -60,7 +59,7 @@ def alarm_disarm(invocation: Invocation) -> None:
             gone.alarms.extend(answer.alarms)
         return gone
 
-    session.printer.alarms(session.run(disarm))
+    session.printer.show("alarms", session.run(disarm))
 
 
 def defrag(invocation: Invocation) -> None:
@@ -103,7 +102,7 @@ def move_leader(invocation: Invocation) -> None:
         return status.leader, answer
 
     leader, answer = session.run(move)
-    session.printer.move_leader(leader, target, answer)
+    session.printer.show("done", answer, f"Leadership transferred from {leader:x} to {target:x}")
 
 
 def downgrade_validate(invocation: Invocation) -> None:
@@ -136,7 +135,7 @@ def _downgrade(
 ) -> None:
     session = open_session(invocation)
     answer = session.call(methods.DOWNGRADE, rpc_pb2.DowngradeRequest(action=action, version=version))
-    session.printer.downgrade(what, answer)
+    session.printer.show("done", answer, f"Downgrade {what} success, cluster version {answer.version}")
 
 
 def snapshot_save(invocation: Invocation) -> None:
@@ -234,7 +233,6 @@ def quota_remove(invocation: Invocation) -> None:
 
 def quota_list(invocation: Invocation) -> None:
     """Print all quotas."""
-    invocation.refuse_arguments("quota list accepts no arguments")
     session, as_json = open_library(invocation)
     _print(session.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest()).quotas, as_json)
 
@@ -264,14 +262,12 @@ def quota_unlimit(invocation: Invocation) -> None:
 
 def quota_limits(invocation: Invocation) -> None:
     """Print all such limits."""
-    invocation.refuse_arguments("quota limits accepts no arguments")
     session, as_json = open_library(invocation)
     _print_limits(session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).limits, as_json)
 
 
 def quota_uses(invocation: Invocation) -> None:
     """Print which identities have used most of the asked member since there are limits."""
-    invocation.refuse_arguments("quota uses accepts no arguments")
     session, as_json = open_library(invocation)
     uses = session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).uses
     rows = [{"identity": one.identity, **{name: getattr(one, name) for name in _USE_NAMES}} for one in uses]
@@ -399,8 +395,7 @@ def auth_disable(invocation: Invocation) -> None:
 def auth_status(invocation: Invocation) -> None:
     """Print whether users are asked for."""
     invocation.refuse_arguments("auth status command does not accept any arguments")
-    session = open_session(invocation)
-    session.printer.auth_status(session.call(methods.AUTH_STATUS, rpc_pb2.AuthStatusRequest()))
+    open_session(invocation).show("auth_status", methods.AUTH_STATUS, rpc_pb2.AuthStatusRequest())
 
 
 def user_add(invocation: Invocation) -> None:
@@ -417,7 +412,7 @@ def user_add(invocation: Invocation) -> None:
         if separator and not request.name:
             raise CommandError("empty user name is not allowed", BAD_ARGUMENTS)
         request.password = inline if separator else _new_password(invocation, name)
-    session.printer.user_changed(f"User {request.name} created", session.call(methods.USER_ADD, request))
+    session.show("changed", methods.USER_ADD, request, f"User {request.name} created")
 
 
 def user_delete(invocation: Invocation) -> None:
@@ -432,19 +427,18 @@ def user_get(invocation: Invocation) -> None:
     session = open_session(invocation)
     answer = session.call(methods.USER_GET, rpc_pb2.AuthUserGetRequest(name=name))
     if not invocation["detail"]:
-        session.printer.user_get(name, answer)
+        session.printer.show("user_get", answer, name)
         return
     write_line(f"User: {name}")
     for role in answer.roles:
         write_line("")
-        session.printer.role_get(role, session.call(methods.ROLE_GET, rpc_pb2.AuthRoleGetRequest(role=role)))
+        session.show("role_get", methods.ROLE_GET, rpc_pb2.AuthRoleGetRequest(role=role), role)
 
 
 def user_list(invocation: Invocation) -> None:
     """Print the names of all users."""
     invocation.refuse_arguments("user list command requires no arguments")
-    session = open_session(invocation)
-    session.printer.user_list(session.call(methods.USER_LIST, rpc_pb2.AuthUserListRequest()))
+    open_session(invocation).show("user_list", methods.USER_LIST, rpc_pb2.AuthUserListRequest())
 
 
 def user_passwd(invocation: Invocation) -> None:
@@ -452,7 +446,7 @@ def user_passwd(invocation: Invocation) -> None:
     name = invocation.argument("user passwd command requires user name as its argument")
     session = open_session(invocation)
     request = rpc_pb2.AuthUserChangePasswordRequest(name=name, password=_new_password(invocation, name))
-    session.printer.user_changed("Password updated", session.call(methods.USER_CHANGE_PASSWORD, request))
+    session.show("changed", methods.USER_CHANGE_PASSWORD, request, "Password updated")
 
 
 def user_grant_role(invocation: Invocation) -> None:
@@ -471,8 +465,7 @@ def user_revoke_role(invocation: Invocation) -> None:
 
 def _change(invocation: Invocation, method: Method[Any], request: Any, told: str) -> None:
     """Make a change and tell that it is made."""
-    session = open_session(invocation)
-    session.printer.user_changed(told, session.call(method, request))
+    open_session(invocation).show("changed", method, request, told)
 
 
 def _new_password(invocation: Invocation, name: str) -> str:
@@ -511,15 +504,14 @@ def role_delete(invocation: Invocation) -> None:
 def role_get(invocation: Invocation) -> None:
     """Print what a role may do."""
     role = invocation.argument("role get command requires role name as its argument")
-    session = open_session(invocation)
-    session.printer.role_get(role, session.call(methods.ROLE_GET, rpc_pb2.AuthRoleGetRequest(role=role)))
+    request = rpc_pb2.AuthRoleGetRequest(role=role)
+    open_session(invocation).show("role_get", methods.ROLE_GET, request, role)
 
 
 def role_list(invocation: Invocation) -> None:
     """Print the names of all roles."""
     invocation.refuse_arguments("role list command requires no arguments")
-    session = open_session(invocation)
-    session.printer.role_list(session.call(methods.ROLE_LIST, rpc_pb2.AuthRoleListRequest()))
+    open_session(invocation).show("role_list", methods.ROLE_LIST, rpc_pb2.AuthRoleListRequest())
 
 
 def role_grant_permission(invocation: Invocation) -> None:

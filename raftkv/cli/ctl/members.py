@@ -52,8 +52,7 @@ PAUSE_S: Final = 0.5
 def member_list(invocation: Invocation) -> None:
     """Print the members of the cluster."""
     request = rpc_pb2.MemberListRequest(linearizable=not is_serializable(invocation))
-    session = open_session(invocation)
-    session.printer.member_list(session.call(methods.MEMBER_LIST, request))
+    open_session(invocation).show("member_list", methods.MEMBER_LIST, request)
 
 
 def member_add(invocation: Invocation) -> None:
@@ -66,7 +65,7 @@ def member_add(invocation: Invocation) -> None:
     request = rpc_pb2.MemberAddRequest(peerURLs=urls, isLearner=invocation["learner"])
     session = open_session(invocation)
     answer = session.call(methods.MEMBER_ADD, request)
-    session.printer.member_add(invocation.arguments[0], invocation["peer-urls"], answer)
+    session.printer.show("member_add", answer, invocation.arguments[0], invocation["peer-urls"])
 
 
 def member_remove(invocation: Invocation) -> None:
@@ -104,11 +103,7 @@ def member_replace(invocation: Invocation) -> None:
     request = admin_pb2.MemberReplaceRequest(old_id=old_id, new_id=new_id)
     session = open_session(invocation)
     answer = session.call(methods.MEMBER_REPLACE, request)
-    _print_replaced(session, old_id, new_id, answer)
-
-
-def _print_replaced(session: Session, old_id: int, new_id: int, answer: Any) -> None:
-    session.printer.member_changed(old_id, f"replaced by {new_id:16x} in", answer)
+    _print_done(session, old_id, f"replaced by {new_id:16x} in", answer)
 
 
 def _replace_by_new(invocation: Invocation, old_id: int) -> None:
@@ -123,7 +118,8 @@ def _replace_by_new(invocation: Invocation, old_id: int) -> None:
                 answer = await replacement.take_place(new_id, show)
         return new_id, answer
 
-    _print_replaced(session, old_id, *session.run(replace))
+    new_id, answer = session.run(replace)
+    _print_done(session, old_id, f"replaced by {new_id:16x} in", answer)
 
 
 class Replacement:
@@ -171,7 +167,7 @@ class Replacement:
             new_id, added = new.ID, rpc_pb2.MemberAddResponse(header=listed.header, member=new, members=listed.members)
             remark(f"goes on with learner {new_id:x}, which was added before")
         if new is None or not new.name:
-            self._session.printer.member_add(name, ",".join(urls), added)
+            self._session.printer.show("member_add", added, name, ",".join(urls))
             sys.stdout.flush()
         return new_id, None
 
@@ -279,7 +275,11 @@ def _shown() -> Iterator[Show | None]:
 
 def _change(invocation: Invocation, method: Method[Any], request: Any, done: str) -> None:
     session = open_session(invocation)
-    session.printer.member_changed(request.ID, done, session.call(method, request))
+    _print_done(session, request.ID, done, session.call(method, request))
+
+
+def _print_done(session: Session, member_id: int, done: str, answer: Any) -> None:
+    session.printer.show("done", answer, f"Member {member_id:16x} {done} cluster {answer.header.cluster_id:16x}")
 
 
 def _member_id(invocation: Invocation) -> int:
@@ -318,7 +318,7 @@ def endpoint_status(invocation: Invocation) -> None:
     """Print the status of every endpoint."""
     session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     answers, errors = _answers(session, invocation, methods.STATUS, rpc_pb2.StatusRequest(), "status")
-    session.printer.endpoint_status(answers)
+    session.printer.show("endpoint_status", answers)
     if errors:
         raise CommandError("", ERROR)
 
@@ -328,7 +328,7 @@ def endpoint_hashkv(invocation: Invocation) -> None:
     session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     revision = invocation["rev"]
     answers, errors = _answers(session, invocation, methods.HASH_KV, rpc_pb2.HashKVRequest(revision=revision), "hash")
-    session.printer.endpoint_hashkv(answers)
+    session.printer.show("endpoint_hashkv", answers)
     if errors:
         raise CommandError(errors[-1], ERROR)
 
@@ -343,7 +343,7 @@ def endpoint_health(invocation: Invocation) -> None:
         return list(await asyncio.gather(*(_check_health(session, endpoint, details) for endpoint in endpoints)))
 
     answers = asyncio.run(check_all())
-    session.printer.endpoint_health(answers)
+    session.printer.show("endpoint_health", answers)
     if any(answer.error for answer in answers):
         raise CommandError("unhealthy cluster", ERROR, sorted(details))
 

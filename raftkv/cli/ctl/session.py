@@ -4,8 +4,7 @@ Owns etcdctl's rule for the environment: a variable counts if its flag is not gi
 refused; a variable that is no flag is only remarked upon.
 
     session = open_session(invocation)
-    response = session.call(methods.RANGE, request)
-    session.printer.get(response)
+    session.show("get", methods.RANGE, request)
 """
 
 from __future__ import annotations
@@ -143,6 +142,10 @@ class Session:
             return await client.call(method, request, timeout_s=self.timeout_s, metadata=metadata)
 
         return self.run(use)
+
+    def show(self, command: str, method: Method[Any], request: Any, *facts: Any) -> None:
+        """Call any endpoint and print the answer; ``command`` and ``facts`` are as of ``Printer.show``."""
+        self.printer.show(command, self.call(method, request), *facts)
 
     def run(self, use: Callable[[Client], Awaitable[T]]) -> T:
         """Make a client, use it, close it.

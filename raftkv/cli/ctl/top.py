@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.printer import human_size, role_of
-from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
@@ -430,7 +430,12 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
         if not any(row.role in ANSWERING for row in rows):
             raise CommandError("no member answers", ERROR)
         return
-    with _signals(stop, wake), _screen(invocation["json"], stop, wake) as show:
+
+    def end() -> None:
+        stop.set()
+        wake.set()
+
+    with on_signals(end), on_signals(wake.set, (signal.SIGWINCH,)), _screen(invocation["json"], stop, wake) as show:
         while not stop.is_set():
             show(rows)
             await _pause(interval_s, stop, wake)
@@ -447,24 +452,6 @@ async def _pause(interval_s: float, stop: asyncio.Event, wake: asyncio.Event) ->
         pass
     if not stop.is_set():
         wake.clear()
-
-
-@contextmanager
-def _signals(stop: asyncio.Event, wake: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    def end() -> None:
-        stop.set()
-        wake.set()
-
-    numbers = {signal.SIGINT: end, signal.SIGTERM: end, signal.SIGWINCH: wake.set}
-    for number, handler in numbers.items():
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 @contextmanager

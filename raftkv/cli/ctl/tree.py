@@ -427,8 +427,8 @@ prefix, or each: every identity without a limit of its own. Keep-alives and call
 _EXEC_FLAGS = _ours(
     Flag("job", usage="id of the run, the same on all of its nodes (required)"),
     Flag("nnodes", default="1", usage="number of nodes that take part: N, or MIN:MAX"),
-    Flag("nproc-per-node", INT, 1, "number of workers on this node"),
-    Flag("max-restarts", INT, usage="number of times that this node's workers may fail before it gives up"),
+    Flag("nproc-per-node", INT, 1, "number of workers on this node", least=1),
+    Flag("max-restarts", INT, 0, "number of times that this node's workers may fail before it gives up", least=0),
     Flag("env-style", LIST, usage="variables set for workers: torch,pet,tf,horovod or none; default: all"),
     Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
     Flag(
@@ -441,7 +441,7 @@ _EXEC_FLAGS = _ours(
         LIST,
         usage="modules, as torch, that workers of the next generation have imported; the command is a Python script",
     ),
-    Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped"),
+    Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped", least=0),
     Flag(
         "signals-to-handle",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
@@ -492,7 +492,7 @@ def _add_runs(root: Branch) -> None:
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
         Flag("ended", BOOL, usage="delete all closed runs without nodes"),
-        Flag("older-than", DURATION, usage="with --ended: only runs closed at least this long ago, as 168h"),
+        Flag("older-than", DURATION, usage="with --ended: only runs closed at least this long ago, as 168h", least=0),
         Flag("dry-run", BOOL, usage="only print the runs that would be deleted"),
     )
     delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
@@ -540,16 +540,18 @@ the revision to continue from. With --json each commit is an object on a line of
 
 def _add_finding(checkpoint: Branch) -> None:
     """Make the commands that only read the registry."""
-    limit = _ours(Flag("limit", INT, usage="list at most this many of each kind, newest first; 0 means all"))
+    limit = _ours(Flag("limit", INT, usage="list at most this many of each kind, newest first; 0 means all", least=0))
     files = _ours(Flag("files", BOOL, usage="also print the files, with sizes and digests"))
     best_flags = _ours(
         Flag("mode", default="min", usage="which values are better", choices=("min", "max")),
-        Flag("count", INT, 1, "how many"),
+        Flag("count", INT, 1, "how many", least=1),
         Flag("all-runs", BOOL, usage="search all runs, and print the best of each run and kind; give METRIC alone"),
     )
     watch_flags = _ours(
-        Flag("from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on"),
-        Flag("count", INT, usage="end after so many commits; 0 means never"),
+        Flag(
+            "from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on", least=0
+        ),
+        Flag("count", INT, usage="end after so many commits; 0 means never", least=0),
     )
     checkpoint.leaf("runs", "", "List the runs that have checkpoints, with their latest")
     checkpoint.leaf(

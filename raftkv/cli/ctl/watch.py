@@ -262,7 +262,7 @@ async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:
                 continue  # the hub has members tell progress by themselves, for its own use
             elif not answer.events:
                 print(f"progress notify: {answer.header.revision}", flush=True)
-            session.printer.watch(answer)
+            session.printer.show("watch", answer)
             if spec.command:
                 await _run_for_each(answer, spec.command)
 

@@ -64,7 +64,7 @@ class Script:
     async def __aexit__(self, *_: object) -> None:
         """Nothing is open."""
 
-    def member_add(self, name: str, urls: str, _answer: rpc_pb2.MemberAddResponse) -> None:
+    def show(self, _command: str, _answer: rpc_pb2.MemberAddResponse, name: str, urls: str) -> None:
         self.printed.append((name, urls))
 
     def replacement(self, wait_s: float = 60.0) -> members.Replacement:

@@ -48,13 +48,13 @@ FIELDS = """\
 
 @pytest.mark.parametrize(("form", "expected"), [("simple", SIMPLE), ("fields", FIELDS)])
 def test_status_of_a_member_of_3_6(capsys, form, expected):
-    make_printer(form).endpoint_status([EndpointAnswer("http://a", STATUS)])
+    make_printer(form).show("endpoint_status", [EndpointAnswer("http://a", STATUS)])
     assert capsys.readouterr().out == expected
 
 
 def test_hashes_of_a_member_of_3_6(capsys):
     answer = rpc_pb2.HashKVResponse(hash=5, hash_revision=7)
-    make_printer("simple").endpoint_hashkv([EndpointAnswer("http://a", answer)])
+    make_printer("simple").show("endpoint_hashkv", [EndpointAnswer("http://a", answer)])
     assert capsys.readouterr().out == "http://a, 5, 7\n"
 
 
@@ -73,14 +73,14 @@ def test_health_as_a_table(capsys):
         EndpointHealth("http://a", True, "1.25025ms"),
         EndpointHealth("http://b", False, "5s", "context deadline exceeded"),
     ]
-    make_printer("table").endpoint_health(rows)
+    make_printer("table").show("endpoint_health", rows)
     assert capsys.readouterr().out == HEALTH_TABLE
 
 
 @pytest.mark.parametrize("form", ["table"])
 def test_commands_that_a_format_lacks(form):
     with pytest.raises(CommandError, match=r"^table not supported as output format$") as raised:
-        make_printer(form).put(rpc_pb2.PutResponse())
+        make_printer(form).show("put", rpc_pb2.PutResponse())
     assert raised.value.code == BAD_FEATURE
 
 
