@@ -16,8 +16,9 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,191 +147,165 @@ class ServerFlag:
     group: str = ""
 
 
-def _settings(group: str, *rows: tuple[str, Callable[[str], Any], str, str]) -> list[ServerFlag]:
-    return [ServerFlag(name, parse, SETTING, field, text, group=group) for name, parse, field, text in rows]
+def _rows_of_settings() -> Iterator[ServerFlag]:
+    group = ""
+    for row in _SETTINGS:
+        if isinstance(row, str):
+            group = row
+            continue
+        name, parse, text, *field = row
+        unit = "_s" if parse in (duration, milliseconds) else ""
+        alike = name.replace("-", "_") + unit
+        yield ServerFlag(name, parse, SETTING, field[0] if field else alike, text, group=group)
 
 
-_MEMBER = _settings(
+def _without_effect(
+    fate: str, parse: Callable[[str], Any], *names: str, allowed: tuple[Any, ...] = ()
+) -> list[ServerFlag]:
+    return [ServerFlag(name, parse, fate, allowed=allowed) for name in names]
+
+
+_idle, _refused = partial(_without_effect, IDLE), partial(_without_effect, REFUSED)
+
+_SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     "Member",
-    ("name", string, "name", "name of this member ('default')"),
-    ("data-dir", string, "data_dir", "directory of everything durable ('${name}.etcd')"),
-    ("wal-dir", string, "wal_dir", "directory of the write-ahead log, if on its own disk"),
-    ("snapshot-count", unsigned, "snapshot_count", "entries between snapshots (10000)"),
-    ("snapshot-bytes", unsigned, "snapshot_bytes", "bytes of the log between snapshots (67108864)"),
-    ("snapshot-catchup-entries", unsigned, "snapshot_catchup_entries", "entries kept for slow followers (5000)"),
-    ("snapshot-catchup-bytes", unsigned, "snapshot_catchup_bytes", "bytes kept for slow followers (67108864)"),
-    ("heartbeat-interval", milliseconds, "heartbeat_interval_s", "milliseconds between heartbeats (100)"),
-    ("election-timeout", milliseconds, "election_timeout_s", "milliseconds of silence before an election (1000)"),
-    ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
-    ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
-    ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
-    ("listen-client-http-urls", urls, "listen_client_http_urls", "plain HTTP here, not at the client URLs"),
-    ("metrics", extensive, "extensive_metrics", "basic, or extensive: every call is timed (basic)"),
-    ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
-    ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
-    ("backend-batch-interval", duration, "backend_batch_interval_s", "time between database commits (100ms)"),
-    ("backend-batch-limit", integer, "backend_batch_limit", "operations between database commits (10000)"),
-    ("max-txn-ops", unsigned, "max_txn_ops", "operations in a transaction (128)"),
-    ("max-request-bytes", unsigned, "max_request_bytes", "largest write (1572864)"),
-    ("max-concurrent-streams", unsigned, "max_concurrent_streams", "open calls of one connection (4294967295)"),
-    ("auto-promote", boolean, "auto_promote", "promote this member, if a learner, as soon as it is in sync (false)"),
-    ("max-learners", integer, "max_learners", "learners in the cluster (1)"),
-    (
-        "watch-progress-notify-interval",
-        duration,
-        "watch_progress_notify_interval_s",
-        "time between progress notifications of idle watches (10m)",
-    ),
-    (
-        "wait-cluster-ready-timeout",
-        duration,
-        "wait_cluster_ready_timeout_s",
-        "longest wait for a quorum before the member serves clients (5s)",
-    ),
-    ("lease-min-ttl", integer, "lease_min_ttl_s", "shortest TTL of a lease in seconds (1.5 election timeouts)"),
-    ("grpc-keepalive-min-time", duration, "grpc_keepalive_min_time_s", "shortest time between client pings (5s)"),
-    ("grpc-keepalive-interval", duration, "grpc_keepalive_interval_s", "idle time before a ping, 0 for never (2h)"),
-    ("grpc-keepalive-timeout", duration, "grpc_keepalive_timeout_s", "wait for that ping (20s)"),
-)
-
-_CLUSTERING = _settings(
+    ("name", string, "name of this member ('default')"),
+    ("data-dir", string, "directory of everything durable ('${name}.etcd')"),
+    ("wal-dir", string, "directory of the write-ahead log, if on its own disk"),
+    ("snapshot-count", unsigned, "entries between snapshots (10000)"),
+    ("snapshot-bytes", unsigned, "bytes of the log between snapshots (67108864)"),
+    ("snapshot-catchup-entries", unsigned, "entries kept for slow followers (5000)"),
+    ("snapshot-catchup-bytes", unsigned, "bytes kept for slow followers (67108864)"),
+    ("heartbeat-interval", milliseconds, "milliseconds between heartbeats (100)"),
+    ("election-timeout", milliseconds, "milliseconds of silence before an election (1000)"),
+    ("initial-election-tick-advance", boolean, "shorten the first wait (true)"),
+    ("listen-peer-urls", urls, "where members connect (http://localhost:2380)"),
+    ("listen-client-urls", urls, "where clients connect (http://localhost:2379)"),
+    ("listen-client-http-urls", urls, "plain HTTP here, not at the client URLs"),
+    ("metrics", extensive, "basic, or extensive: every call is timed (basic)", "extensive_metrics"),
+    ("listen-metrics-urls", urls, "more addresses, for metrics and health alone"),
+    ("quota-backend-bytes", integer, "database size limit, 0 for 2 GiB, negative for none"),
+    ("backend-batch-interval", duration, "time between database commits (100ms)"),
+    ("backend-batch-limit", integer, "operations between database commits (10000)"),
+    ("max-txn-ops", unsigned, "operations in a transaction (128)"),
+    ("max-request-bytes", unsigned, "largest write (1572864)"),
+    ("max-concurrent-streams", unsigned, "open calls of one connection (4294967295)"),
+    ("auto-promote", boolean, "promote this member, if a learner, as soon as it is in sync (false)"),
+    ("max-learners", integer, "learners in the cluster (1)"),
+    ("watch-progress-notify-interval", duration, "time between progress notifications of idle watches (10m)"),
+    ("wait-cluster-ready-timeout", duration, "longest wait for a quorum before the member serves clients (5s)"),
+    ("lease-min-ttl", integer, "shortest TTL of a lease in seconds (1.5 election timeouts)", "lease_min_ttl_s"),
+    ("grpc-keepalive-min-time", duration, "shortest time between client pings (5s)"),
+    ("grpc-keepalive-interval", duration, "idle time before a ping, 0 for never (2h)"),
+    ("grpc-keepalive-timeout", duration, "wait for that ping (20s)"),
     "Clustering",
-    ("initial-advertise-peer-urls", urls, "initial_advertise_peer_urls", "peer URLs as other members reach them"),
-    ("advertise-client-urls", urls, "advertise_client_urls", "client URLs as clients reach them"),
-    ("initial-cluster", string, "initial_cluster", "name=URL,... of all founding members"),
-    ("initial-cluster-state", choice("new", "existing"), "initial_cluster_state", "new or existing (new)"),
-    ("initial-cluster-token", string, "initial_cluster_token", "part of all ids ('etcd-cluster')"),
-    ("strict-reconfig-check", boolean, "strict_reconfig_check", "refuse changes that lose the quorum (true)"),
-    ("pre-vote", boolean, "pre_vote", "ask before raising the term (true)"),
-    (
-        "read-leases",
-        boolean,
-        "read_leases",
-        "a leader reads without asking others; clocks must run within 5% of each other (false)",
-    ),
-    ("auto-compaction-mode", string, "auto_compaction_mode", "periodic or revision (periodic)"),
-    ("auto-compaction-retention", string, "auto_compaction_retention", "hours, a duration, or revisions (0: off)"),
-    ("compaction-batch-limit", integer, "compaction_batch_limit", "keys looked at in one step (1000)"),
-    ("compaction-sleep-interval", duration, "compaction_sleep_interval_s", "pause between the steps (10ms)"),
-)
-
-_SECURITY = _settings(
+    ("initial-advertise-peer-urls", urls, "peer URLs as other members reach them"),
+    ("advertise-client-urls", urls, "client URLs as clients reach them"),
+    ("initial-cluster", string, "name=URL,... of all founding members"),
+    ("initial-cluster-state", choice("new", "existing"), "new or existing (new)"),
+    ("initial-cluster-token", string, "part of all ids ('etcd-cluster')"),
+    ("strict-reconfig-check", boolean, "refuse changes that lose the quorum (true)"),
+    ("pre-vote", boolean, "ask before raising the term (true)"),
+    ("read-leases", boolean, "a leader reads without asking others; clocks must run within 5% of each other (false)"),
+    ("auto-compaction-mode", string, "periodic or revision (periodic)"),
+    ("auto-compaction-retention", string, "hours, a duration, or revisions (0: off)"),
+    ("compaction-batch-limit", integer, "keys looked at in one step (1000)"),
+    ("compaction-sleep-interval", duration, "pause between the steps (10ms)"),
     "Security",
-    ("secure", boolean, "secure", "start only if nothing is open to strangers; with an audit log (false)"),
-    ("cert-file", string, "client_tls.cert_file", "certificate of the client ports"),
-    ("key-file", string, "client_tls.key_file", "its key"),
-    ("client-cert-auth", boolean, "client_tls.client_cert_auth", "require client certificates (with an authority)"),
-    ("trusted-ca-file", string, "client_tls.trusted_ca_file", "authorities of clients, who then show certificates"),
-    ("client-crl-file", string, "client_tls.crl_file", "revoked client certificates"),
-    ("client-cert-allowed-cn", words, "client_tls.allowed_cn", "common names that clients may have"),
-    ("client-cert-allowed-hostname", words, "client_tls.allowed_hostname", "host names that clients may have"),
-    ("auto-tls", boolean, "client_tls.self_signed", "use a self-made certificate: no proof of identity (false)"),
-    ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),
-    ("peer-key-file", string, "peer_tls.key_file", "its key"),
-    ("peer-client-cert-file", string, "peer_tls.client_cert_file", "certificate for outgoing peer connections"),
-    ("peer-client-key-file", string, "peer_tls.client_key_file", "its key"),
-    ("peer-client-cert-auth", boolean, "peer_tls.client_cert_auth", "require peer certificates (with an authority)"),
-    ("peer-trusted-ca-file", string, "peer_tls.trusted_ca_file", "authorities of peers, who then show certificates"),
-    ("peer-crl-file", string, "peer_tls.crl_file", "revoked peer certificates"),
-    ("peer-cert-allowed-cn", words, "peer_tls.allowed_cn", "common names that peers may have"),
-    ("peer-cert-allowed-hostname", words, "peer_tls.allowed_hostname", "host names that peers may have"),
+    ("secure", boolean, "start only if nothing is open to strangers; with an audit log (false)"),
+    ("cert-file", string, "certificate of the client ports", "client_tls.cert_file"),
+    ("key-file", string, "its key", "client_tls.key_file"),
+    ("client-cert-auth", boolean, "require client certificates (with an authority)", "client_tls.client_cert_auth"),
+    ("trusted-ca-file", string, "authorities of clients, who then show certificates", "client_tls.trusted_ca_file"),
+    ("client-crl-file", string, "revoked client certificates", "client_tls.crl_file"),
+    ("client-cert-allowed-cn", words, "common names that clients may have", "client_tls.allowed_cn"),
+    ("client-cert-allowed-hostname", words, "host names that clients may have", "client_tls.allowed_hostname"),
+    ("auto-tls", boolean, "use a self-made certificate: no proof of identity (false)", "client_tls.self_signed"),
+    ("peer-cert-file", string, "certificate of the peer ports", "peer_tls.cert_file"),
+    ("peer-key-file", string, "its key", "peer_tls.key_file"),
+    ("peer-client-cert-file", string, "certificate for outgoing peer connections", "peer_tls.client_cert_file"),
+    ("peer-client-key-file", string, "its key", "peer_tls.client_key_file"),
+    ("peer-client-cert-auth", boolean, "require peer certificates (with an authority)", "peer_tls.client_cert_auth"),
+    ("peer-trusted-ca-file", string, "authorities of peers, who then show certificates", "peer_tls.trusted_ca_file"),
+    ("peer-crl-file", string, "revoked peer certificates", "peer_tls.crl_file"),
+    ("peer-cert-allowed-cn", words, "common names that peers may have", "peer_tls.allowed_cn"),
+    ("peer-cert-allowed-hostname", words, "host names that peers may have", "peer_tls.allowed_hostname"),
     (
         "peer-skip-client-san-verification",
         boolean,
-        "peer_tls.skip_san_verification",
         "take peers whose certificate names neither their address nor a member's (false)",
+        "peer_tls.skip_san_verification",
     ),
-    ("peer-auto-tls", boolean, "peer_tls.self_signed", "use a self-made certificate: no proof of identity (false)"),
-    ("insecure-peers", boolean, "insecure_peers", "listen for peers off this machine without certificates (false)"),
+    ("peer-auto-tls", boolean, "use a self-made certificate: no proof of identity (false)", "peer_tls.self_signed"),
+    ("insecure-peers", boolean, "listen for peers off this machine without certificates (false)"),
     (
         "self-signed-cert-validity",
         unsigned,
-        "self_signed_validity_years",
         "validity of self-made certificates, in years (1)",
+        "self_signed_validity_years",
     ),
-    ("cipher-suites", words, "cipher_suites", "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
-    ("tls-min-version", string, "tls_min_version", "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
-    ("tls-max-version", string, "tls_max_version", "newest TLS (the newest there is)"),
-    ("cors", origins, "cors", "origins whose web pages may call, * for all (none)"),
-    ("audit-log", string, "audit_log", "where requests are logged: a file, - or stderr (nowhere)"),
-    ("audit-level", string, "audit_level", "which requests are logged: auth, writes or all (writes)"),
+    ("cipher-suites", words, "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
+    ("tls-min-version", string, "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
+    ("tls-max-version", string, "newest TLS (the newest there is)"),
+    ("cors", origins, "origins whose web pages may call, * for all (none)"),
+    ("audit-log", string, "where requests are logged: a file, - or stderr (nowhere)"),
+    ("audit-level", string, "which requests are logged: auth, writes or all (writes)"),
     (
         "audit-log-max-size",
         integer,
-        "audit_log_max_size_bytes",
         "size at which the audit log is rotated, 0: never (104857600)",
+        "audit_log_max_size_bytes",
     ),
-    ("audit-log-keep", integer, "audit_log_keep", "number of rotated audit logs that stay (10)"),
-    ("host-whitelist", words, "host_whitelist", "host names allowed in plain HTTP, * for all (all; few on loopback)"),
-    ("enable-ui", boolean, "enable_ui", "serve the dashboard on the client ports, at /ui/ (true)"),
-)
-
-_AUTH = _settings(
+    ("audit-log-keep", integer, "number of rotated audit logs that stay (10)"),
+    ("host-whitelist", words, "host names allowed in plain HTTP, * for all (all; few on loopback)"),
+    ("enable-ui", boolean, "serve the dashboard on the client ports, at /ui/ (true)"),
     "Auth",
-    ("auth-token", string, "auth_token", "simple, or jwt,pub-key=FILE,priv-key=FILE,sign-method=RS256,... (simple)"),
-    ("auth-token-ttl", unsigned, "auth_token_ttl_s", "seconds that a simple token lives unused (300)"),
-    ("bcrypt-cost", unsigned, "bcrypt_cost", "cost of hashes of passwords, 4 to 31 (10)"),
-    ("auth-min-password-length", unsigned, "auth_min_password_length", "characters of a new password (0: any)"),
-)
-
-_RECOVERY = _settings(
+    ("auth-token", string, "simple, or jwt,pub-key=FILE,priv-key=FILE,sign-method=RS256,... (simple)"),
+    ("auth-token-ttl", unsigned, "seconds that a simple token lives unused (300)", "auth_token_ttl_s"),
+    ("bcrypt-cost", unsigned, "cost of hashes of passwords, 4 to 31 (10)"),
+    ("auth-min-password-length", unsigned, "characters of a new password (0: any)"),
     "Recovery",
-    ("wal-archive-dir", string, "wal_archive_dir", "directory that closed segments of the log are copied to"),
-    ("wal-archive-command", string, "wal_archive_command", "command run for each segment: %p is its path, %f its name"),
-    ("wal-archive-timeout", duration, "wal_archive_timeout_s", "close a segment after this time, 0 for never (5m)"),
-    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "bytes that may wait to be archived (4294967296)"),
-)
-
-_TRAINING = _settings(
+    ("wal-archive-dir", string, "directory that closed segments of the log are copied to"),
+    ("wal-archive-command", string, "command run for each segment: %p is its path, %f its name"),
+    ("wal-archive-timeout", duration, "close a segment after this time, 0 for never (5m)"),
+    ("wal-archive-held-bytes", integer, "bytes that may wait to be archived (4294967296)"),
     "Training",
-    ("horovod-run", string, "horovod_run", "run whose Horovod workers meet on the client ports, over HTTP (none)"),
-)
-
-_MONITORING = _settings(
+    ("horovod-run", string, "run whose Horovod workers meet on the client ports, over HTTP (none)"),
     "Monitoring and logging",
-    ("feature-gates", feature_gates, "feature_gates", "GATE=true|false,... : InitialCorruptCheck, CompactHashCheck"),
-    ("corrupt-check-time", duration, "corrupt_check_time_s", "time between comparisons of all members (0: none)"),
-    ("compact-hash-check-time", duration, "compact_hash_check_time_s", "the same at compacted revisions (1m)"),
-    ("experimental-initial-corrupt-check", boolean, "initial_corrupt_check", "as gate InitialCorruptCheck (false)"),
-    ("experimental-compact-hash-check-enabled", boolean, "compact_hash_check", "as gate CompactHashCheck (false)"),
-    ("enable-pprof", boolean, "enable_pprof", "answer /debug/pprof/ on the client ports (false)"),
-    ("log-level", string, "log_level", "debug, info, warn, error, panic or fatal (info)"),
-    ("log-format", string, "log_format", "json or console (json)"),
-    ("log-outputs", words, "log_outputs", "default, stderr, stdout or files (default)"),
-    ("enable-log-rotation", boolean, "log_rotation", "rotate the one file of --log-outputs (false)"),
+    ("feature-gates", feature_gates, "GATE=true|false,... : InitialCorruptCheck, CompactHashCheck"),
+    ("corrupt-check-time", duration, "time between comparisons of all members (0: none)"),
+    ("compact-hash-check-time", duration, "the same at compacted revisions (1m)"),
+    ("experimental-initial-corrupt-check", boolean, "as gate InitialCorruptCheck (false)", "initial_corrupt_check"),
+    ("experimental-compact-hash-check-enabled", boolean, "as gate CompactHashCheck (false)", "compact_hash_check"),
+    ("enable-pprof", boolean, "answer /debug/pprof/ on the client ports (false)"),
+    ("log-level", string, "debug, info, warn, error, panic or fatal (info)"),
+    ("log-format", string, "json or console (json)"),
+    ("log-outputs", words, "default, stderr, stdout or files (default)"),
+    ("enable-log-rotation", boolean, "rotate the one file of --log-outputs (false)", "log_rotation"),
     (
         "log-rotation-config-json",
         string,
-        "log_rotation_json",
         'rules: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}',
+        "log_rotation_json",
     ),
-)
-
-_TRACING = _settings(
     "Tracing",
-    ("enable-distributed-tracing", boolean, "tracing.enabled", "send spans to a collector; extra 'tracing' (false)"),
-    ("distributed-tracing-address", string, "tracing.address", "the collector's address for OTLP (localhost:4317)"),
-    ("distributed-tracing-service-name", string, "tracing.service_name", "service.name of the spans (etcd)"),
-    ("distributed-tracing-instance-id", string, "tracing.instance_id", "service.instance.id, one a member (none)"),
+    ("enable-distributed-tracing", boolean, "send spans to a collector; extra 'tracing' (false)", "tracing.enabled"),
+    ("distributed-tracing-address", string, "the collector's address for OTLP (localhost:4317)", "tracing.address"),
+    ("distributed-tracing-service-name", string, "service.name of the spans (etcd)", "tracing.service_name"),
+    ("distributed-tracing-instance-id", string, "service.instance.id, one a member (none)", "tracing.instance_id"),
     (
         "distributed-tracing-sampling-rate",
         integer,
-        "tracing.sampling_rate",
         "number of calls in a million that begin a trace if the client sends none (0)",
+        "tracing.sampling_rate",
     ),
-)
-
-_UNSAFE = _settings(
     "Unsafe",
-    ("unsafe-no-fsync", boolean, "unsafe_no_fsync", "never wait for the disk: loses data"),
-    (
-        "force-new-cluster",
-        boolean,
-        "force_new_cluster",
-        "remove all others, go on alone: after a quorum is lost for good",
-    ),
+    ("unsafe-no-fsync", boolean, "never wait for the disk: loses data"),
+    ("force-new-cluster", boolean, "remove all others, go on alone: after a quorum is lost for good"),
 )
+"""Rows of a group follow its name: flag, parser, help, and the field where it is not named alike."""
 
+_TRACING = [row[0] for row in _SETTINGS if "distributed-tracing" in row[0]]
 _ALIASES = {
     "experimental-corrupt-check-time": "corrupt-check-time",
     "experimental-compact-hash-check-time": "compact-hash-check-time",
@@ -341,12 +316,8 @@ _ALIASES = {
     "experimental-peer-skip-client-san-verification": "peer-skip-client-san-verification",
     "experimental-watch-progress-notify-interval": "watch-progress-notify-interval",
     "experimental-wait-cluster-ready-timeout": "wait-cluster-ready-timeout",
-    **{f"experimental-{name}": name for name in (flag.name for flag in _TRACING)},
+    **{f"experimental-{name}": name for name in _TRACING},
 }
-
-
-def _idle(parse: Callable[[str], Any], *names: str, allowed: tuple[Any, ...] = ()) -> list[ServerFlag]:
-    return [ServerFlag(name, parse, IDLE, allowed=allowed) for name in names]
 
 
 _IDLE = [
@@ -370,33 +341,25 @@ _IDLE = [
     *_idle(string, "retry-interval", "snapshot", "v", "vv"),
 ]
 
-
-def _refused(parse: Callable[[str], Any], allowed: tuple[Any, ...], *names: str) -> list[ServerFlag]:
-    return [ServerFlag(name, parse, REFUSED, allowed=allowed) for name in names]
-
-
 _REFUSED = [
-    *_refused(string, ("",), "discovery", "discovery-proxy", "discovery-srv", "discovery-srv-name"),
-    *_refused(string, ("",), "discovery-token", "discovery-endpoints", "discovery-user", "discovery-password"),
-    *_refused(string, ("",), "discovery-cert", "discovery-key", "discovery-cacert"),
-    *_refused(duration, (2.0,), "discovery-dial-timeout", "discovery-keepalive-time"),
-    *_refused(duration, (5.0,), "discovery-request-timeout"),
-    *_refused(duration, (6.0,), "discovery-keepalive-timeout"),
-    *_refused(boolean, (True,), "discovery-insecure-transport"),
-    *_refused(boolean, (False,), "discovery-insecure-skip-tls-verify"),
-    *_refused(boolean, (False,), "enable-v2"),
-    *_refused(string, ("",), "experimental-enable-v2v3"),
-    *_refused(string, ("off",), "proxy"),
-    *_refused(unsigned, (5000,), "proxy-failure-wait", "proxy-write-timeout"),
-    *_refused(unsigned, (30000,), "proxy-refresh-interval"),
-    *_refused(unsigned, (1000,), "proxy-dial-timeout"),
-    *_refused(unsigned, (0,), "proxy-read-timeout"),
+    *_refused(string, "discovery", "discovery-proxy", "discovery-srv", "discovery-srv-name", allowed=("",)),
+    *_refused(string, "discovery-token", "discovery-endpoints", "discovery-user", "discovery-password", allowed=("",)),
+    *_refused(string, "discovery-cert", "discovery-key", "discovery-cacert", allowed=("",)),
+    *_refused(duration, "discovery-dial-timeout", "discovery-keepalive-time", allowed=(2.0,)),
+    *_refused(duration, "discovery-request-timeout", allowed=(5.0,)),
+    *_refused(duration, "discovery-keepalive-timeout", allowed=(6.0,)),
+    *_refused(boolean, "discovery-insecure-transport", allowed=(True,)),
+    *_refused(boolean, "discovery-insecure-skip-tls-verify", allowed=(False,)),
+    *_refused(boolean, "enable-v2", allowed=(False,)),
+    *_refused(string, "experimental-enable-v2v3", allowed=("",)),
+    *_refused(string, "proxy", allowed=("off",)),
+    *_refused(unsigned, "proxy-failure-wait", "proxy-write-timeout", allowed=(5000,)),
+    *_refused(unsigned, "proxy-refresh-interval", allowed=(30000,)),
+    *_refused(unsigned, "proxy-dial-timeout", allowed=(1000,)),
+    *_refused(unsigned, "proxy-read-timeout", allowed=(0,)),
 ]
 
-_ROWS = [
-    *(*_MEMBER, *_CLUSTERING, *_SECURITY, *_AUTH, *_RECOVERY, *_TRAINING, *_MONITORING, *_TRACING, *_UNSAFE),
-    *(*_IDLE, *_REFUSED),
-]
+_ROWS = [*_rows_of_settings(), *_IDLE, *_REFUSED]
 FLAGS: Final[dict[str, ServerFlag]] = {flag.name: flag for flag in _ROWS}
 FLAGS.update({alias: FLAGS[name] for alias, name in _ALIASES.items()})
 
@@ -585,13 +548,20 @@ def _read_words(words: Sequence[str]) -> dict[str, str]:
 
 def _parse_flag(name: str, text: str) -> Any:
     """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
-    flag = FLAGS.get(name)
+    kind, where = ("boolean value", f"-{name}") if name in BOOLEANS else ("value", f"flag -{name}")
     try:
-        return flag.parse(text) if flag else boolean(text) if name == "version" else text
+        return _parsed(name, text, f"invalid {kind}", where)
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_FLAGS) from None
+
+
+def _parsed(name: str, text: str, complaint: str, where: str) -> Any:
+    """Return the value of a flag; ConfigError with the complaint, the text and its place, if it is none."""
+    parse = FLAGS[name].parse if name in FLAGS else boolean if name == "version" else string
+    try:
+        return parse(text)
     except (ValueError, ConfigError) as error:
-        kind = "boolean value" if name in BOOLEANS else "value"
-        where = f"-{name}" if kind == "boolean value" else f"flag -{name}"
-        raise CommandError(f"invalid {kind} {pflag.quote(text)} for {where}: {error}", BAD_FLAGS) from None
+        raise ConfigError(f"{complaint} {pflag.quote(text)} for {where}: {error}") from None
 
 
 def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], warnings: list[str]) -> dict[str, str]:
@@ -609,16 +579,9 @@ def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], 
                 "(either unset environment variable or disable flag)"
             )
         elif text:
-            _parse_environment(key, name, text)
+            _parsed(name, text, "invalid value", key)
             found[name] = text
     return found
-
-
-def _parse_environment(key: str, name: str, text: str) -> None:
-    try:
-        FLAGS[name].parse(text)
-    except (ValueError, ConfigError) as error:
-        raise ConfigError(f"invalid value {pflag.quote(text)} for {key}: {error}") from None
 
 
 def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
@@ -714,10 +677,7 @@ def _file_text(path: str, name: str, value: Any) -> str:
     # In etcd's files a bare number for a duration means nanoseconds.
     if isinstance(value, int) and FLAGS[name].parse is duration:
         text += "ns"
-    try:
-        FLAGS[name].parse(text)
-    except (ValueError, ConfigError) as error:
-        raise ConfigError(f"{path}: invalid value {pflag.quote(text)} for {name}: {error}") from None
+    _parsed(name, text, f"{path}: invalid value", name)
     return text
 
 
