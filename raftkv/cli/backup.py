@@ -36,13 +36,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from raftkv import cluster_id
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
 from raftkv.cli import daemon
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.pflag import BOOL, DURATION, UINT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals
+from raftkv.cli.table import byte_bar, progress_bar, render
 from raftkv.client.admin import Progress
-from raftkv.client.library import Client
+from raftkv.client.library import Client, connect
 from raftkv.client.records import Record, RecordError
 from raftkv.client.rpc import methods
 from raftkv.client.values import EndpointStatus
@@ -55,14 +57,6 @@ from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
     from raftkv.offline.replay import Target
-
-# -- place ----------------------------------------------------------------------------------------------------------
-#
-# Where backups are: a URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
-#
-# Owns the order of steps that makes a file appear whole: it is written under a name that ends in ``.part``, and then
-# gets
-# its own. On local disks both are synced. Any exception of a file system becomes one line.
 
 # -- manifest -------------------------------------------------------------------------------------------------------
 #
@@ -201,7 +195,10 @@ Advance = Callable[[int], None]
 
 
 class Place:
-    """The files below one URL.
+    """The files below one URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
+
+    A file appears whole: it is written under a name that ends in ``.part``, and then gets its own. On local disks both
+    are synced. Any exception of a file system becomes one line.
 
     Arguments:
         url: of a directory; it is made by the first file.
@@ -541,10 +538,10 @@ class Report:
     """
 
     def __init__(self, *, json: bool) -> None:
-        self._json = json
+        self.is_json = json
 
     def _say(self, text: str, event: str, **fields: Any) -> None:
-        print(json.dumps({"event": event, **fields}) if self._json else text, flush=True)
+        print(json.dumps({"event": event, **fields}) if self.is_json else text, flush=True)
 
     def taken(self, backup: Manifest) -> None:
         """A backup is there and verified."""
@@ -568,7 +565,7 @@ class Report:
 
     def failed(self, why: str, name: str = "") -> None:
         """Something failed, and the command goes on."""
-        if self._json:
+        if self.is_json:
             self._say("", "failed", name=name, error=why)
         else:
             self.warn(why)
@@ -579,54 +576,18 @@ class Report:
 
     def table(self, backups: Sequence[Manifest]) -> None:
         """Print all backups."""
-        if self._json:
+        if self.is_json:
             for backup in backups:
                 self._say("", "backup", **asdict(backup))
             return
-        from raftkv.cli.table import render
-
         rows = [[one.name, _time(one.taken_s), str(one.revision), str(one.size_bytes), one.endpoint] for one in backups]
         print(render(["name", "taken", "revision", "size", "endpoint"], rows))
 
     @contextmanager
-    def progress(self) -> Iterator[_Bars]:
-        """Show progress bars inside the block, on a terminal."""
-        if self._json or not sys.stderr.isatty():
-            yield _Bars(None)
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-        from rich.progress import Progress as Display
-
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Display(*columns, console=Console(stderr=True), transient=True) as bars:
-            yield _Bars(bars)
-
-
-class _Bars:
-    """Progress bars, or none.
-
-    Arguments:
-        bars: rich's; None: nothing is shown.
-    """
-
-    def __init__(self, bars: Any) -> None:
-        self._bars = bars
-        self._receiving: Any = None
-
-    def received(self, done: int, total: int) -> None:
-        """A snapshot is on its way: bytes received, of all."""
-        if self._bars is not None:
-            if self._receiving is None or done < self._bars.tasks[self._receiving].completed:
-                self._receiving = self._bars.add_task("receiving", total=total)
-            self._bars.update(self._receiving, completed=done, total=total)
-
-    def copied(self, what: str, total: int) -> Callable[[int], None]:
-        """Begin a bar; returns what is to be told of more bytes."""
-        if self._bars is None:
-            return lambda size: None
-        task = self._bars.add_task(what, total=total)
-        return lambda size: self._bars.advance(task, size)
+    def copying(self, what: str, total: int) -> Iterator[Advance]:
+        """Show a bar of bytes inside the block, on a terminal; yields what is to be told of more bytes."""
+        with progress_bar(what, ("Download", "TransferSpeed"), total, hidden=self.is_json) as update:
+            yield lambda size_bytes: update(advance=size_bytes)
 
 
 def _time(seconds: float) -> str:
@@ -791,32 +752,25 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
     Raises:
         CommandError: it failed; nothing of it counts.
     """
-    from raftkv.client.library import connect
-
     async with connect(values["endpoints"].split(","), **daemon.connection(values)) as kv:
-        with _temporary(values) as directory, report.progress() as progress:
-            made = await _make(kv, place, directory, progress, report)
+        with _temporary(values) as directory:
+            made = await _make(kv, place, directory, report)
     await on_thread(lambda: _prune(place, values, report))
     report.taken(made)
     return made
 
 
-async def _make(kv: Any, place: Place, directory: Path, progress: Any, report: Report) -> Manifest:
-
+async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Manifest:
     taken_s, path, back = time.time(), directory / "snapshot.db", directory / "uploaded.db"
-    member, contents = await take(kv, path, progress.received)
-    status = await kv.scope.core.call_at(member.endpoint, *_status_request(), timeout_s=5.0)
+    with byte_bar("receiving", hidden=report.is_json) as received:
+        member, contents = await take(kv, path, received)
+    status = await kv.scope.core.call_at(member.endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=5.0)
     if not status.leader:
         report.warn(f"{member.endpoint} knows no leader: the backup may lack the last writes of the cluster")
     made = Manifest(
         name=name_of(taken_s, contents.revision),
         taken_s=taken_s,
-        revision=contents.revision,
-        compact_revision=contents.compact_revision,
-        hash=contents.hash,
-        index=contents.index,
-        size_bytes=contents.size_bytes,
-        sha256=contents.sha256,
+        **asdict(contents),
         cluster_id=status.header.cluster_id,
         member_id=member.member_id,
         endpoint=member.endpoint,
@@ -825,11 +779,12 @@ async def _make(kv: Any, place: Place, directory: Path, progress: Any, report: R
     file_name, manifest_name = made.name + DATA_SUFFIX, made.name + MANIFEST_SUFFIX
     left = [file_name + PART_SUFFIX]
     try:
-        await _copied(place.upload, path, file_name, progress.copied("uploading", contents.size_bytes))
+        with report.copying("uploading", contents.size_bytes) as advance:
+            await _copied(place.upload, path, file_name, advance)
         path.unlink()
         # What is verified is what lies there, not what was sent.
-        verifying = progress.copied("verifying", contents.size_bytes)
-        await _copied(place.download, file_name + PART_SUFFIX, back, verifying)
+        with report.copying("verifying", contents.size_bytes) as advance:
+            await _copied(place.download, file_name + PART_SUFFIX, back, advance)
         await on_thread(lambda: check(made, back))
     except (CommandError, asyncio.CancelledError):
         await on_thread(lambda: _delete(place, left))
@@ -862,13 +817,6 @@ async def _copied(copy: Callable[[Any, Any, Advance], None], source: Any, target
         advance(size_bytes)
 
     await on_thread(lambda: copy(source, target, go_on), cancelled.set)
-
-
-def _status_request() -> tuple[Any, Any]:
-    from raftkv.client.rpc import methods
-    from raftkv.pb import rpc_pb2
-
-    return methods.STATUS, rpc_pb2.StatusRequest()
 
 
 def _prune(place: Place, values: dict[str, Any], report: Report) -> None:
@@ -907,6 +855,17 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
         raise CommandError(f"cannot use a temporary directory: {error.strerror or error}{place}") from None
 
 
+@contextlib.contextmanager
+def _checked(place: Place, backup: Manifest, values: dict[str, Any], report: Report) -> Iterator[Path]:
+    """Fetch a backup for the time of a block, and check it; gives the path of its file."""
+    with _temporary(values) as directory:
+        path = directory / "backup.db"
+        with report.copying(backup.name, backup.size_bytes) as advance:
+            place.download(backup.name + DATA_SUFFIX, path, advance)
+        check(backup, path)
+        yield path
+
+
 # -- looking and restoring -------------------------------------------------------------------------------------------
 
 
@@ -921,7 +880,6 @@ def _list(place: Place, values: dict[str, Any]) -> int:
 
 
 def _verify(place: Place, values: dict[str, Any]) -> int:
-
     report = Report(json=values["json"])
     backups, damaged = place.look()
     if not backups and not damaged:
@@ -931,10 +889,8 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
     bad = len(damaged)
     for backup in backups:
         try:
-            with _temporary(values) as directory, report.progress() as progress:
-                path = directory / "backup.db"
-                place.download(backup.name + DATA_SUFFIX, path, progress.copied(backup.name, backup.size_bytes))
-                check(backup, path)
+            with _checked(place, backup, values, report):
+                pass
         except CommandError as error:
             bad += 1
             report.failed(str(error), backup.name)
@@ -946,10 +902,6 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
 
 
 def _restore(place: Place, values: dict[str, Any]) -> int:
-    from raftkv import cluster_id
-    from raftkv.config import ServerConfig
-    from raftkv.offline.etcd.restore import restore
-
     if not values["data-dir"]:
         raise CommandError('required flag(s) "data-dir" not set')
     target, report = target_of(values), Report(json=values["json"])
@@ -963,12 +915,8 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
         initial_cluster_token=values["initial-cluster-token"] or backup.name,
         initial_advertise_peer_urls=cluster_id.parse_urls(values["initial-advertise-peer-urls"]),
     )
-    with _temporary(values) as directory:
-        path = directory / "backup.db"
-        with report.progress() as progress:
-            place.download(backup.name + DATA_SUFFIX, path, progress.copied(backup.name, backup.size_bytes))
-            check(backup, path)
-            made = restore(path, config, forward=forward_of(values))
+    with _checked(place, backup, values, report) as path:
+        made = restore(path, config, forward=forward_of(values))
     report.restored(backup.name, made.revision, values["data-dir"])
     return SUCCESS
 

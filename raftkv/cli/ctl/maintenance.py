@@ -6,10 +6,9 @@ them to etcdutl.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -218,23 +217,18 @@ def quota_set(invocation: Invocation) -> None:
     )
     if "bytes" not in invocation.changed and "keys" not in invocation.changed:
         raise CommandError("quota set needs --bytes, --keys or both; 0 is no limit", BAD_ARGUMENTS)
-    session, as_json = open_library(invocation)
-    quota = session.call(methods.QUOTA_SET, request).quota
-    _print([quota], as_json)
+    _show_quotas(invocation, methods.QUOTA_SET, request)
 
 
 def quota_remove(invocation: Invocation) -> None:
     """Lift the limits of a prefix."""
     request = admin_pb2.QuotaRemoveRequest(prefix=_prefix(invocation, "remove"))
-    session, as_json = open_library(invocation)
-    session.call(methods.QUOTA_REMOVE, request)
-    _print([], as_json)
+    _show_quotas(invocation, methods.QUOTA_REMOVE, request)
 
 
 def quota_list(invocation: Invocation) -> None:
     """Print all quotas."""
-    session, as_json = open_library(invocation)
-    _print(session.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest()).quotas, as_json)
+    _show_quotas(invocation, methods.QUOTA_LIST, admin_pb2.QuotaListRequest())
 
 
 def quota_limit(invocation: Invocation) -> None:
@@ -247,23 +241,18 @@ def quota_limit(invocation: Invocation) -> None:
     limit.bytes_per_s = parse_size(invocation["bytes"])
     limit.bytes_burst = parse_size(invocation["bytes-burst"], "--bytes-burst")
     limit.watches_max = invocation["watches"]
-    session, as_json = open_library(invocation)
-    session.call(methods.LIMIT_SET, admin_pb2.LimitSetRequest(limit=limit))
-    _print_limits([limit], as_json)
+    _show_limits(invocation, methods.LIMIT_SET, admin_pb2.LimitSetRequest(limit=limit), [limit])
 
 
 def quota_unlimit(invocation: Invocation) -> None:
     """Lift such a limit."""
     request = admin_pb2.LimitSetRequest(limit=_limit(invocation, "unlimit"))
-    session, as_json = open_library(invocation)
-    session.call(methods.LIMIT_SET, request)
-    _print_limits([], as_json)
+    _show_limits(invocation, methods.LIMIT_SET, request)
 
 
 def quota_limits(invocation: Invocation) -> None:
     """Print all such limits."""
-    session, as_json = open_library(invocation)
-    _print_limits(session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).limits, as_json)
+    _show_limits(invocation, methods.LIMIT_LIST, admin_pb2.LimitListRequest())
 
 
 def quota_uses(invocation: Invocation) -> None:
@@ -287,10 +276,15 @@ def _limit(invocation: Invocation, command: str) -> admin_pb2.Limit:
     return admin_pb2.Limit(kind=kind.decode("utf-8", "replace"), name=b"".join(name))
 
 
-def _print_limits(limits: Any, as_json: bool) -> None:
+def _show_limits(
+    invocation: Invocation, method: Method[Any], request: Any, limits: Sequence[admin_pb2.Limit] = ()
+) -> None:
+    """Make a call, and print limits: those given, or those in the answer."""
+    session, as_json = open_library(invocation)
+    answer = session.call(method, request)
     plain = [
         {"kind": one.kind, "name": _text(one.name), **{name: getattr(one, name) for name in _LIMIT_NAMES}}
-        for one in limits
+        for one in limits or getattr(answer, "limits", ())
     ]
     rows = [
         [printable(f"{one['kind']} {one['name']}".rstrip()), *(str(one[name] or "-") for name in _LIMIT_NAMES)]
@@ -301,10 +295,8 @@ def _print_limits(limits: Any, as_json: bool) -> None:
 
 def _show(as_json: bool, plain: list[dict[str, Any]], header: list[str], rows: list[list[str]]) -> None:
     """Print JSON, or a table if it has rows."""
-    if as_json:
-        write_line(json.dumps(plain))
-    elif rows:
-        write_line(table.render(header, rows))
+    if as_json or rows:
+        table.tell(as_json, plain, table.render(header, rows))
 
 
 def parse_size(text: str, flag: str = "--bytes") -> int:
@@ -331,17 +323,18 @@ def _prefix(invocation: Invocation, command: str) -> bytes:
     return text_bytes(invocation.argument(f"quota {command} takes one prefix; '' means all keys"))
 
 
-def _print(quotas: Any, as_json: bool) -> None:
-    _show(as_json, [_plain(quota) for quota in quotas], _HEADER, [_row(quota) for quota in quotas])
+def _show_quotas(invocation: Invocation, method: Method[Any], request: Any) -> None:
+    """Make a call, and print the quotas in its answer."""
+    session, as_json = open_library(invocation)
+    answer = session.call(method, request)
+    quotas = [answer.quota] if hasattr(answer, "quota") else getattr(answer, "quotas", ())
+    names = ("bytes_used", "bytes_max", "bytes_history", "keys_used", "keys_max", "is_counting")
+    plain = [{"prefix": _text(one.prefix), **{name: getattr(one, name) for name in names}} for one in quotas]
+    _show(as_json, plain, _HEADER, [_row(one) for one in quotas])
 
 
 def _text(prefix: bytes) -> str:
     return prefix.decode("utf-8", "backslashreplace")
-
-
-def _plain(quota: admin_pb2.PrefixQuota) -> dict[str, Any]:
-    names = ("bytes_used", "bytes_max", "bytes_history", "keys_used", "keys_max", "is_counting")
-    return {"prefix": _text(quota.prefix), **{name: getattr(quota, name) for name in names}}
 
 
 def _row(quota: admin_pb2.PrefixQuota) -> list[str]:
