@@ -11,13 +11,12 @@ certificates for anything but raftkv, keys with passwords, requests that another
 from __future__ import annotations
 
 import datetime
-import json
 import re
 import shlex
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from raftkv.cli import daemon
 from raftkv.cli.pflag import BOOL, LIST, UINT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli.table import render, tell
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.server.tls.certificates import decoding
 from raftkv.server.tls.issue import (
@@ -398,7 +398,7 @@ def _run(command: str, folder: Folder, members: Mapping[str, Sequence[str]], val
     elif command == "revoke":
         lists = [str(path) for path in folder.revoke(values["member"], values["client"])]
         folder.remove(values["member"], values["client"])
-        print(json.dumps({"lists": lists}) if is_json else "\n".join(f"revoked by {path}" for path in lists))
+        tell(is_json, {"lists": lists}, "\n".join(f"revoked by {path}" for path in lists))
     else:
         others = folder.hosts()
         made = folder.make(members, values["client"], values["days"], values["ca-days"])
@@ -455,26 +455,10 @@ def _in_url(host: str) -> str:
 
 
 def _print(made: Sequence[Made], starts: Mapping[str, Sequence[str]], *, is_json: bool) -> None:
-    if is_json:
-        certificates = [
-            {
-                "kind": one.kind,
-                "name": one.name,
-                "hosts": one.hosts,
-                "expires": one.expires.isoformat(),
-                "path": str(one.path),
-            }
-            for one in made
-        ]
-        print(
-            json.dumps({"certificates": certificates, "start": {name: list(words) for name, words in starts.items()}})
-        )
-        return
-    from raftkv.cli.table import render
-
+    certificates = [{**asdict(one), "expires": one.expires.isoformat(), "path": str(one.path)} for one in made]
     now = datetime.datetime.now(datetime.UTC)
     ends = [f"{one.expires:%Y-%m-%d}{' (expired)' if one.expires <= now else ''}" for one in made]
     rows = [[one.kind, one.name, ",".join(one.hosts), end, str(one.path)] for one, end in zip(made, ends, strict=True)]
-    print(render(["kind", "name", "hosts", "expires", "file"], rows))
-    for words in starts.values():
-        print(f"\n{shlex.join(words)}")
+    table = render(["kind", "name", "hosts", "expires", "file"], rows)
+    words = [f"\n{shlex.join(start)}" for start in starts.values()]
+    tell(is_json, {"certificates": certificates, "start": starts}, "\n".join([table, *words]))

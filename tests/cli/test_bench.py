@@ -35,7 +35,7 @@ def _bench(*words: str) -> subprocess.CompletedProcess[str]:
     "words",
     [
         ("put",),
-        ("put", "--sequential-keys", "--target-leader"),
+        ("put", "--sequential-keys"),
         ("put", "--processes", "2"),
         ("range", "--key-space-size", "50"),
         ("range", "some-key", "--consistency", "s"),

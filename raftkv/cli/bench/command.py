@@ -54,9 +54,7 @@ def put(invocation: Invocation) -> None:
     bench = Bench(invocation)
     sequential = bench["sequential-keys"]
     with bench.writing():
-        bench.run(
-            "put", lambda rank: bench_load.puts(**_sizes(bench), sequential=sequential, seed=bench["seed"] + rank)
-        )
+        bench.run("put", lambda rank: bench_load.puts(**_sizes(bench), sequential=sequential, seed=rank))
 
 
 def read(invocation: Invocation) -> None:
@@ -76,7 +74,7 @@ def txn_put(invocation: Invocation) -> None:
     bench = Bench(invocation)
     count = bench["txn-ops"]
     with bench.writing():
-        bench.run("txn-put", lambda rank: bench_load.txns(**_sizes(bench), operations=count, seed=bench["seed"] + rank))
+        bench.run("txn-put", lambda rank: bench_load.txns(**_sizes(bench), operations=count, seed=rank))
 
 
 def mixed(invocation: Invocation) -> None:
@@ -86,10 +84,9 @@ def mixed(invocation: Invocation) -> None:
         keys = _fill(bench)
 
         def requests(rank: int) -> Iterator[Request]:
-            seed = bench["seed"] + rank
             reads = bench_load.ranges(keys=keys, range_end=b"", limit=0, serializable=False)
-            writes = bench_load.puts(**_sizes(bench), sequential=False, seed=seed)
-            return bench_load.mixed(reads, writes, bench["read-share"], seed)
+            writes = bench_load.puts(**_sizes(bench), sequential=False, seed=rank)
+            return bench_load.mixed(reads, writes, bench["read-share"], rank)
 
         bench.run("mixed", requests)
 
@@ -129,7 +126,7 @@ def lease_keepalive(invocation: Invocation) -> None:
 def lock(invocation: Invocation) -> None:
     """Acquire and release locks."""
     bench = Bench(invocation)
-    bench.run("lock", make=partial(_Locks, bench["locks"], bench["seed"]))
+    bench.run("lock", make=partial(_Locks, bench["locks"]))
 
 
 class _Renewals(Load):
@@ -187,10 +184,9 @@ class _Renewing(Chain):
 class _Locks(Load):
     """Contenders for so many names, as a load."""
 
-    def __init__(self, names: int, seed: int, endpoints: Sequence[str], **more: Any) -> None:
+    def __init__(self, names: int, endpoints: Sequence[str], **more: Any) -> None:
         super().__init__(endpoints, **more)
         self._names = names
-        self._seed = seed
 
     @asynccontextmanager
     async def starts(
@@ -199,7 +195,7 @@ class _Locks(Load):
         """Make the contenders; see ``Load.starts``."""
         ids = await grant(channels, self.metadata, clients)
         # A lease belongs to one process, so its id makes the names of this process its own.
-        names = [f"bench-lock/{self._seed}/{ids[0]:x}/{number}".encode() for number in range(self._names)]
+        names = [f"bench-lock/{ids[0]:x}/{number}".encode() for number in range(self._names)]
         holders = dict.fromkeys(names, 0)
         made = []
         for number, lease_id in enumerate(ids):
@@ -606,18 +602,16 @@ def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
 def watch_latency(invocation: Invocation) -> None:
     """Measure the time from a put to its event."""
     bench = Bench(invocation)
-    watched = list(bench["watch-endpoints"]) or bench.members
     with bench.writing():
-        make = partial(_Latency, watched, bench["val-size"], rate=bench["put-rate"])
+        make = partial(_Latency, bench["val-size"], rate=bench["put-rate"])
         bench.run("watch-latency", make=make, is_strict=True)
 
 
 class _Latency(Load):
     """Puts that wait for their events, as a load."""
 
-    def __init__(self, watched: list[str], value_size: int, endpoints: Sequence[str], **more: Any) -> None:
+    def __init__(self, value_size: int, endpoints: Sequence[str], **more: Any) -> None:
         super().__init__(endpoints, **more)
-        self._watched = parse_endpoints(watched)
         self._value_size = value_size
 
     @asynccontextmanager
@@ -625,7 +619,7 @@ class _Latency(Load):
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
         """Make the watchers; see ``Load.starts``."""
-        async with connections(self._watched, len(channels), self.options) as watching:
+        async with connections(self.endpoints, len(channels), self.options) as watching:
             chains = []
             for number in range(clients):
                 at, key = number % len(channels), PREFIX + b"latency/%d/%d" % (os.getpid(), number)

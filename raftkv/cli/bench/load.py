@@ -354,7 +354,7 @@ class Load:
         token: str = "",
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        self._endpoints = parse_endpoints(endpoints)
+        self.endpoints = parse_endpoints(endpoints)
         self._clients = clients
         self._connections = connections
         self.options = options or ClientOptions()
@@ -368,7 +368,7 @@ class Load:
     ) -> Result:
         """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         prepared = _prepared(requests, total)
-        async with connections(self._endpoints, self._connections, self.options) as channels:
+        async with connections(self.endpoints, self._connections, self.options) as channels:
             run = Run(prepared, total, self._on_progress, self._rate)
             async with self.starts(run, channels, min(self._clients, total)) as starts:
                 when_connected()

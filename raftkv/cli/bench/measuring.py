@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from raftkv.cli.bench.load import PREFIX, Load, LoadError, Request, Result
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl.members import find_leader
 from raftkv.cli.ctl.session import Session, open_library, remark
 from raftkv.cli.program import CTRL_C, ERROR, CommandError
 from raftkv.cli.table import progress_bar
@@ -206,12 +205,6 @@ class Bench:
         self.session, self.as_json = open_library(invocation)
         self.members = self.session.endpoints
         self.token = fetch_token(self.session)
-        if invocation["target-leader"]:
-            timeout_s = self.session.timeout_s
-            found = self.session.run(lambda client: find_leader(client, self.session.endpoints, timeout_s))
-            if found is None:
-                raise CommandError("none of the endpoints is the leader", ERROR)
-            self.members = [found[0]]
 
     def __getitem__(self, flag: str) -> Any:
         return self._invocation[flag]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 from raftkv.cli import pflag
@@ -59,11 +59,12 @@ class Contest:
         stopped: set by a signal.
     """
 
-    def __init__(self, place: Contender, lease: Lease, stopped: asyncio.Event, expired: str) -> None:
+    def __init__(self, place: Contender, lease: Lease, stopped: asyncio.Event, expired: str, fenced: str) -> None:
         self.place = place
         self.lease = lease
         self.stopped = stopped
         self._expired = expired
+        self._fenced = fenced
 
     async def win(self, value: bytes) -> int:
         """Enter the queue and wait for the turn; returns the revision as of which it has come.
@@ -80,6 +81,17 @@ class Contest:
             return await unless(wait(), (self.stopped, CANCELED), (self.lease.lost, self._expired))
         except LeaseLost:
             raise CommandError(self._expired) from None
+        except FenceLost:
+            raise CommandError(self._fenced) from None
+
+    async def show_and_hold(self, session: Session, client: Client, gone: str) -> None:
+        """Print the key, and hold it until a signal comes; ``gone`` is the text of the error where it is not there."""
+        request = rpc_pb2.RangeRequest(key=self.place.guard_key)
+        found = await client.call(methods.RANGE, request, timeout_s=session.timeout_s)
+        if not found.kvs:
+            raise CommandError(gone)
+        _show(session, found)
+        await self.hold(self.stopped.wait())
 
     async def hold(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something for as long as the lease lives.
@@ -100,7 +112,9 @@ class Contest:
 
 
 @asynccontextmanager
-async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, expired: str) -> AsyncIterator[Contest]:
+async def contest(
+    session: Session, client: Client, name: bytes, *, ttl_s: int, expired: str, fenced: str
+) -> AsyncIterator[Contest]:
     """Take part in the contest for a name for the time of the block; leaves the queue at its end.
 
     The wait for a lock also waits for a cluster that does not answer, and tells why after ``--command-timeout``.
@@ -111,6 +125,7 @@ async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, 
         name: of the lock or election.
         ttl_s: of the lease, in seconds.
         expired: text of the error when the lease is lost.
+        fenced: text of the error when the key in the queue is.
 
     Raises:
         CommandError: a signal came before the lease.
@@ -121,7 +136,7 @@ async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, 
         try:
             granting = until_answered(lambda: lease.grant(session.timeout_s), on_trouble=Remarks())
             await unless(granting, (stopped, CANCELED))
-            part = Contest(Contender(scope, name, lease, FenceLost), lease, stopped, expired)
+            part = Contest(Contender(scope, name, lease, FenceLost), lease, stopped, expired, fenced)
             try:
                 yield part
             finally:
@@ -175,7 +190,7 @@ async def unless(work: Coroutine[Any, Any, T], *events: tuple[asyncio.Event, str
         await asyncio.wait([task, *waits])
 
 
-LOCK_EXPIRED = "session expired"
+LOCK_LOST = {"expired": "session expired", "fenced": "mutex: session is expired"}
 
 
 def lock(invocation: Invocation) -> None:
@@ -188,28 +203,14 @@ def lock(invocation: Invocation) -> None:
     ttl_s = invocation["ttl"] if invocation["ttl"] > 0 else 60
 
     async def hold(client: Client) -> None:
-        async with contest(session, client, text_bytes(name), ttl_s=ttl_s, expired=LOCK_EXPIRED) as part:
-            try:
-                revision = await part.win(b"")
-            except FenceLost:
-                raise CommandError("mutex: session is expired") from None
+        async with contest(session, client, text_bytes(name), ttl_s=ttl_s, **LOCK_LOST) as part:
+            revision = await part.win(b"")
             if command:
                 await _run(command, part, revision)
             else:
-                await _wait(session, client, part)
+                await part.show_and_hold(session, client, "lock lost on init")
 
     session.run(hold)
-
-
-async def _wait(session: Session, client: Client, part: Contest) -> None:
-    found = await client.call(
-        methods.RANGE, rpc_pb2.RangeRequest(key=part.place.guard_key), timeout_s=session.timeout_s
-    )
-    if not found.kvs:
-        raise CommandError("lock lost on init")
-    session.printer.show("get", found)
-    sys.stdout.flush()
-    await part.hold(part.stopped.wait())
 
 
 async def _run(command: list[str], part: Contest, revision: int) -> None:
@@ -237,6 +238,7 @@ async def _tell(child: asyncio.subprocess.Process, stopped: asyncio.Event) -> No
 
 ELECTION_TTL_S = 60
 ELECTION_EXPIRED = "elect: session expired"
+ELECTION_LOST = {"expired": ELECTION_EXPIRED, "fenced": ELECTION_EXPIRED}
 
 
 def elect(invocation: Invocation) -> None:
@@ -258,14 +260,9 @@ def elect(invocation: Invocation) -> None:
 
 
 async def _campaign(client: Client, session: Session, name: bytes, proposal: bytes) -> None:
-    async with contest(session, client, name, ttl_s=ELECTION_TTL_S, expired=ELECTION_EXPIRED) as part:
-        try:
-            await part.win(proposal)
-        except FenceLost:
-            raise CommandError(ELECTION_EXPIRED) from None
-        request = rpc_pb2.RangeRequest(key=part.place.guard_key)
-        _show(session, await client.call(methods.RANGE, request, timeout_s=session.timeout_s))
-        await part.hold(part.stopped.wait())
+    async with contest(session, client, name, ttl_s=ELECTION_TTL_S, **ELECTION_LOST) as part:
+        await part.win(proposal)
+        await part.show_and_hold(session, client, ELECTION_EXPIRED)
 
 
 async def _listen(client: Client, session: Session, name: bytes) -> None:
@@ -310,10 +307,8 @@ def grant(invocation: Invocation) -> None:
     except ValueError as error:
         raise CommandError(f"bad TTL ({error})", BAD_ARGUMENTS) from None
     session = open_session(invocation)
-    try:
+    with _refusals("failed to grant lease ({})"):
         response = session.call(methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
-    except CommandError as error:
-        raise _worded("grant", error) from None
     session.printer.show("lease_grant", response)
 
 
@@ -321,10 +316,8 @@ def revoke(invocation: Invocation) -> None:
     """End a lease and delete its keys."""
     lease_id = _lease_id(invocation, "lease revoke command needs 1 argument")
     session = open_session(invocation)
-    try:
+    with _refusals("failed to revoke lease ({})"):
         response = session.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
-    except CommandError as error:
-        raise _worded("revoke", error) from None
     session.printer.show("lease_revoke", response, lease_id)
 
 
@@ -333,20 +326,16 @@ def time_to_live(invocation: Invocation) -> None:
     lease_id = _lease_id(invocation, "lease timetolive command needs lease ID as argument")
     session = open_session(invocation)
     request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease_id, keys=invocation["keys"])
-    try:
+    with _refusals(code=BAD_CONNECTION):
         response = session.call(methods.LEASE_TIME_TO_LIVE, request)
-    except CommandError as error:
-        raise CommandError(str(error), BAD_CONNECTION, error.details) from None
     session.printer.show("lease_time_to_live", response, invocation["keys"])
 
 
 def list_leases(invocation: Invocation) -> None:
     """Print the leases that a member knows."""
     session = open_session(invocation)
-    try:
+    with _refusals(code=BAD_CONNECTION):
         response = session.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest())
-    except CommandError as error:
-        raise CommandError(str(error), BAD_CONNECTION, error.details) from None
     session.printer.show("lease_list", response)
 
 
@@ -368,11 +357,8 @@ def keep_alive(invocation: Invocation) -> None:
                 if invocation["once"]:
                     return
 
-    try:
+    with _refusals(code=BAD_CONNECTION):
         session.run(renew)
-    except CommandError as error:
-        code = BAD_CONNECTION if error.code == ERROR else error.code
-        raise CommandError(str(error), code, error.details) from None
     if invocation["once"] and not printed:
         raise CommandError("etcdserver: requested lease not found", BAD_CONNECTION)
     if not invocation["once"] and session.printer.name == "simple":
@@ -387,6 +373,12 @@ def _lease_id(invocation: Invocation, complaint: str) -> int:
         raise CommandError(f"bad lease ID arg ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 
 
-def _worded(verb: str, error: CommandError) -> CommandError:
-    """Return a refusal in the frame that etcdctl puts round it; trouble with the connection is worded as it is."""
-    return CommandError(f"failed to {verb} lease ({error})", ERROR, error.details) if error.code == ERROR else error
+@contextmanager
+def _refusals(frame: str = "{}", code: int = ERROR) -> Iterator[None]:
+    """Give refusals the frame that etcdctl gives them, and its code; trouble with the connection stays as it is."""
+    try:
+        yield
+    except CommandError as error:
+        if error.code != ERROR:
+            raise
+        raise CommandError(frame.format(error), code, error.details) from None

@@ -672,8 +672,6 @@ _MEASURED = (
     _number("conns", 1, "number of connections that the clients share"),
     _number("processes", 1, "number of processes that make the load"),
     _number("total", 10_000, "number of calls to make"),
-    *_ours(Flag("target-leader", BOOL, usage="connect to the leader only")),
-    _number("seed", 1, "seed of the random keys and values", least=0),
 )
 _VALUE = _number("val-size", 256, "size of a value in bytes", least=0)
 _KEEP = Flag("keep-keys", BOOL, usage="leave what was written below raftkv-bench/", ours=True)
@@ -722,10 +720,7 @@ def _add_bench(root: Branch) -> None:
         _number("watch-per-stream", 100, "number of watchers on each stream"),
         _number("watched-key-total", 1, "number of different keys that are watched, in turn"),
     )
-    idle, there = _ours(
-        Flag("idle", BOOL, usage="put keys without watchers"),
-        Flag("watch-endpoints", LIST, usage="members to watch at, if not those that the puts go to"),
-    )
+    (idle,) = _ours(Flag("idle", BOOL, usage="put keys without watchers"))
     leases = _number("leases", 0, "number of leases in all; 0 means one for each client", least=0)
     locks = _number("locks", 1, "number of names that the clients contend for")
     latency, renewals = "Each client has a key and a watcher.", "Each client is a stream with one renewal under way."
@@ -734,7 +729,7 @@ def _add_bench(root: Branch) -> None:
     bench.leaf("watch", "", events, (*puts, *streams, idle), _BENCH_WATCH).like(
         "--streams 10 --watch-per-stream 100 --total 1000"
     )
-    bench.leaf("watch-latency", "", delay, (*puts, there), latency).like("--clients 10 --put-rate 500")
+    bench.leaf("watch-latency", "", delay, puts, latency).like("--clients 10 --put-rate 500")
     bench.leaf("lease-keepalive", "", "Renew leases", (leases,), renewals).like("--clients 100 --leases 1000")
     bench.leaf("lock", "", "Acquire and release locks", (locks,), _BENCH_LOCK).like("--clients 10 --locks 2")
 
