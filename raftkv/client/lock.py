@@ -1,8 +1,8 @@
 """Locks and elections: a queue of keys below a name; the oldest key holds the lock, or leads.
 
     NAME/LEASE1  created at 5   holds the lock             release deletes its key
-    NAME/LEASE2  created at 8   waits for the key before   that deletion alone wakes it; then it reads its own key and
-    NAME/LEASE3  created at 9   waits for LEASE2's             its predecessors in one txn, and only then holds the lock
+    NAME/LEASE2  created at 8   waits for the key before   its deletion, or that of its own key, wakes it; then it reads
+    NAME/LEASE3  created at 9   waits for LEASE2's             both in one txn, and only then holds the lock
 
 ::
 
@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
@@ -144,18 +144,25 @@ class Contender:
             if before is None:
                 self._lease.check()
                 return revision
-            await self._wait_deleted(before.key, revision + 1)
+            await self._wait_deleted((before.key, self.key), revision + 1)
 
-    async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
-        hub = self._scope.hub
-        watcher = Watcher(Request(self._scope.space.key(key), start_revision=start_revision, no_put=True))
-        hub.add(watcher)
+    async def _wait_deleted(self, keys: Sequence[bytes], start_revision: int) -> None:
+        """Wait until one of the keys is deleted, or its history is compacted."""
+        hub, space = self._scope.hub, self._scope.space
+        watchers = [Watcher(Request(space.key(key), start_revision=start_revision, no_put=True)) for key in keys]
+        for watcher in watchers:
+            hub.add(watcher)
+        waiting = [asyncio.ensure_future(hub.next_response(watcher)) for watcher in watchers]
         try:
-            await hub.next_response(watcher)
-        except CompactedError:
-            return  # its caller reads the key before this one again
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                with suppress(CompactedError):  # the caller reads the key before this one again
+                    each.result()
         finally:
-            hub.remove(watcher)
+            for each, watcher in zip(waiting, watchers, strict=True):
+                each.cancel()
+                hub.remove(watcher)
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def leave(self, timeout_s: float | None = None) -> bool:
         """Leave the queue, if need be without knowing if it was ever in it; False: it was not.

@@ -186,15 +186,21 @@ async def in_line(kv, contenders):
     await until(all_there)
 
 
-def test_a_waiter_whose_key_is_taken_away_does_not_get_the_lock(play):
+@pytest.mark.parametrize(("what", "lost"), [("lock", LockLost), ("campaign", TermLost)])
+def test_a_waiter_whose_key_is_taken_away_is_told_while_the_first_still_has_it(play, what, lost):
     async def scenario(kv):
-        async with kv.lock("name"):
-            waiting = asyncio.ensure_future(kv.lock("name").acquire())
+        async def enter():
+            async with getattr(kv, what)("name"):
+                pass
+
+        async with getattr(kv, what)("name") as first:
+            waiting = asyncio.ensure_future(enter())
             await in_line(kv, 2)
             second = (await kv.range("name/", prefix=True, sort_by="create_revision"))[1]
             await kv.delete(second.key)
-        with pytest.raises(LockLost):
-            await waiting
+            with pytest.raises(lost):
+                await asyncio.wait_for(waiting, 90)
+            await kv.put("x", "1", fence=first)
 
     play(scenario)
 
