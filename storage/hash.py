@@ -16,41 +16,21 @@ Every checksum on the way is verified: a hash is also a scrub.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from raftkv.errors import CompactedError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend
+from raftkv.storage.backend.base import Backend, History
 from raftkv.storage.key_value import key_of
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key, unseal
 
 RECORDS_PER_LOOK: Final = 1_000
 """Records between two looks at whether the hash is wanted still: some milliseconds."""
-
-
-class History(Protocol):
-    """A read transaction, as a hash of the history needs it."""
-
-    def get(self, bucket: bytes, key: bytes) -> bytes | None:
-        """Implement ``ReadTxn.get``."""
-
-    def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Implement ``ReadTxn.items``."""
-
-    def close(self) -> None:
-        """Implement ``ReadTxn.close``."""
-
-
-class Readable(Protocol):
-    """A database, as a hash of the history needs it."""
-
-    def begin_read(self) -> History:
-        """Pin the last committed state."""
 
 
 class _CancellableHistory:
@@ -70,8 +50,7 @@ class _CancellableHistory:
             yield item
 
 
-def _begin_read(backend: Readable, given_up: threading.Event | None) -> History:
-    read = backend.begin_read()
+def _cancellable(read: History, given_up: threading.Event | None) -> History:
     return read if given_up is None else _CancellableHistory(read, given_up)
 
 
@@ -86,11 +65,11 @@ class KVHash:
     """The revision hashed."""
 
 
-def hash_kv(backend: Readable, revision: int, given_up: threading.Event | None = None) -> KVHash:
+def hash_kv(begin_read: Callable[[], History], revision: int, given_up: threading.Event | None = None) -> KVHash:
     """Hash the committed history up to a main revision, as etcd's HashKV.
 
     Arguments:
-        backend: the engine; read on the calling thread.
+        begin_read: pins the last committed state; called, and its result read, on the calling thread.
         revision: the main revision, which must be committed already; a negative one is before all history: an empty
             history is hashed then, compacted or not.
         given_up: set, on another thread, when the hash is not wanted any more.
@@ -100,7 +79,7 @@ def hash_kv(backend: Readable, revision: int, given_up: threading.Event | None =
         CorruptRecordError: a record is not what was written.
         StorageError: it was given up.
     """
-    read = _begin_read(backend, given_up)
+    read = _cancellable(begin_read(), given_up)
     try:
         scheduled, finished = schema.read_compact_revisions(read.get)
         # A compaction counts from the moment it was asked for, done or not: members that are at it and members that
@@ -180,7 +159,7 @@ def hash_database(backend: Backend, given_up: threading.Event | None = None) -> 
     Raises:
         StorageError: it was given up.
     """
-    read = _begin_read(backend, given_up)
+    read = _cancellable(backend.begin_read(), given_up)
     try:
         hashed, revision = 0, 1
         for bucket in schema.BUCKETS:

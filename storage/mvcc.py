@@ -608,7 +608,7 @@ class Store:
         if revision > 0:
             check_revision(revision, self.revision, self.compact_revision)
         # The hash reads the disk alone, so that it can run on any thread.
-        self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
+        self.flush(lambda: on_ready(partial(hash_kv, self.backend.begin_read, revision)))
 
     def install(self, received: Path) -> None:
         """Do all of ``install_steps`` at once: holds the owner for about 2 s for a million keys, and for a commit under

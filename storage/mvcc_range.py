@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
@@ -22,6 +22,9 @@ from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
 from raftkv.storage.selection import Pieces, Selection, Selector, drain, no_limit, nothing
+
+if TYPE_CHECKING:
+    from raftkv.storage.mvcc import Store
 
 _SEPARATOR: Final = 0x5F  # "_"
 
@@ -275,17 +278,6 @@ def check_revision(revision: int, current: int, compacted: int) -> None:
         raise CompactedError(compacted)
 
 
-class Versions(Protocol):
-    """The part of a store that says what is present and what is gone."""
-
-    revision: int
-    compact_revision: int
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a write transaction is open, whose changes are in the index already."""
-
-
 class PinnedView:
     """A store as it is at one moment, for a read that takes long: what others do meanwhile is not seen.
 
@@ -299,7 +291,7 @@ class PinnedView:
         hold: what keeps compactions back; it is given up by ``let_go``.
     """
 
-    def __init__(self, store: Versions, reader: Reader, hold: Hold) -> None:
+    def __init__(self, store: Store, reader: Reader, hold: Hold) -> None:
         self._store = store
         self._reader = reader
         self._hold = hold

@@ -18,13 +18,17 @@ an unset field, and a result that it does not know holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.index import State
 from raftkv.storage.mvcc import Store
+from raftkv.storage.mvcc_range import PinnedView, Reader
 from raftkv.storage.revision import SUB_BITS
+
+View = Store | PinnedView
+"""The state that compares are evaluated on."""
 
 Compare = rpc_pb2.Compare
 # Asked for by name, an enum's value costs more than a comparison with it.
@@ -46,69 +50,6 @@ SAMPLES: Final = 8
 """Values by which the size of all values of an interval is estimated, each as large as a request."""
 INTERVALS_PER_PIECE: Final = 64
 """Intervals of which the keys are counted between two pauses: 0.3 ms."""
-
-
-class Walk(Protocol):
-    """A walk through an interval at a revision."""
-
-    done: bool
-
-    def take(self, keys_max: int) -> list[State]:
-        """Return the states of those of the next known keys that exist at the revision."""
-
-
-class Reader(Protocol):
-    """The part of the store's reader used here."""
-
-    def state(self, key: bytes, main: int) -> State | None:
-        """Return the state of a key at a revision; ``None`` if it did not exist.
-
-        Arguments:
-            key: the key.
-            main: the main revision.
-        """
-
-    def walk(self, key: bytes, end: bytes, main: int) -> Walk:
-        """Return a walk through an interval.
-
-        Arguments:
-            key, end: the interval, as on the wire.
-            main: the main revision.
-        """
-
-    def lease_at(self, key: bytes, revision: int) -> int:
-        """Return the id of the lease that a value was put with, 0 for none.
-
-        Arguments:
-            key: the key.
-            revision: packed revision of the put.
-        """
-
-    def record(self, revision: int) -> bytes:
-        """Return the KeyValue of a packed revision."""
-
-    def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
-        """Return the first KeyValues of packed revisions.
-
-        Arguments:
-            revisions: packed revisions.
-            size_bytes_max: bytes that are enough; at least one KeyValue is returned.
-        """
-
-
-class View(Protocol):
-    """A store, or a pinned view of one."""
-
-    @property
-    def revision(self) -> int:
-        """What is the present."""
-
-    @property
-    def reader(self) -> Reader:
-        """Reads it."""
-
-    def check(self) -> None:
-        """Raise when it cannot be read any more."""
 
 
 def holds(view: View, key: bytes, target: int, result: int, wanted: Any) -> bool:

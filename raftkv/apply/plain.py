@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import compares, response
-from raftkv.apply.txn import Leases
+from raftkv.apply.leases import Leases
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc_txn import WriteTxn
 

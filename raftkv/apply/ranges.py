@@ -8,76 +8,22 @@ at once; ``in_pieces`` leaves the pauses to its driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Final, Protocol
+from typing import Final
 
 from raftkv.apply import response
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store
-from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, finish, no_limit
+from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.mvcc_txn import WriteTxn
+from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Selection, finish, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
 
 Answer = tuple[int, list[bytes]]
 """The view's revision, and the body of a RangeResponse in pieces."""
 
-
-class RangeResult(Protocol):
-    """The answer of a view: stored KeyValue bytes in key order, the size of the interval, the current revision."""
-
-    @property
-    def kvs(self) -> list[bytes]:
-        """KeyValue bytes, at most ``limit``."""
-
-    @property
-    def count(self) -> int:
-        """Keys in the interval at the revision read."""
-
-    @property
-    def revision(self) -> int:
-        """Current revision of the view."""
-
-
-class ReadView(Protocol):
-    """The store, or a write txn in progress (which sees its own writes)."""
-
-    def range(
-        self,
-        key: bytes,
-        range_end: bytes = b"",
-        *,
-        revision: int = 0,
-        limit: int = 0,
-        count_only: bool = False,
-        keys_only: bool = False,
-    ) -> RangeResult:
-        """Read an interval.
-
-        Arguments:
-            key, range_end: the interval, as on the wire.
-            revision: main revision to read at; 0 or less is the present.
-            limit: return at most so many KeyValues; 0 or less is no limit.
-            count_only: return no KeyValues.
-            keys_only: leave values and leases out.
-        """
-
-    def select(
-        self,
-        key: bytes,
-        range_end: bytes,
-        selection: Selection,
-        *,
-        revision: int = 0,
-        grow: Callable[[int], None] = no_limit,
-    ) -> Pieces:
-        """Begin to read what is selected of an interval.
-
-        Arguments:
-            key, range_end, selection, revision, grow: as of ``Store.select``.
-        """
-
-    @property
-    def revision(self) -> int:
-        """Current revision of the view."""
+ReadView = Store | PinnedView | WriteTxn
+"""The store, as it is or was, or a write transaction in progress, which sees its own writes."""
 
 
 def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:

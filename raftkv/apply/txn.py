@@ -18,10 +18,11 @@ without a waiting caller, such as the end of a lease with many keys, is done the
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
+from raftkv.apply.leases import Leases
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.mvcc_txn import WriteTxn
 from raftkv.storage.selection import VALUE, Selection, finish, no_limit
@@ -55,40 +56,6 @@ KEYS_OF_RANGE: Final = 64
 
 VALUES_AT_ONCE: Final = 8
 """Values that one entry reads at once, to compare, to keep or to show them: each may be as large as a request."""
-
-
-class Leases(Protocol):
-    """The part of the leases that a put needs."""
-
-    def exists(self, lease_id: int) -> bool:
-        """Return whether a lease is granted and not revoked."""
-
-
-class Current(ranges.ReadView, Protocol):
-    """A view that knows which revisions can be read."""
-
-    @property
-    def revision(self) -> int:
-        """Revision that a read sees."""
-
-    @property
-    def compact_revision(self) -> int:
-        """Revisions below are gone."""
-
-
-class PathView(Current, compares.View, Protocol):
-    """The state that a path is chosen on: a store, or a pinned view of one."""
-
-    @property
-    def revision(self) -> int:
-        """What is the present."""
-
-    def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Return the number of keys of an interval that the store knows: how much work it is.
-
-        Arguments:
-            key, range_end: the interval, as on the wire.
-        """
 
 
 def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
@@ -256,7 +223,7 @@ def no_room() -> Room:
     return room
 
 
-def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> Path:
+def choose_path(view: compares.View, request: rpc_pb2.TxnRequest, budget: Budget) -> Path:
     """Choose the path of a txn at once (pass 1).
 
     Arguments:
@@ -294,7 +261,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     return path
 
 
-def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Generator[None, None, Path]:
+def choose_path_in_pieces(view: compares.View, request: rpc_pb2.TxnRequest) -> Generator[None, None, Path]:
     """Choose the path of a txn, with a pause after each piece (pass 1).
 
     Arguments:
@@ -309,7 +276,7 @@ def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Genera
     return path
 
 
-def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: bool) -> None:
+def spend_operations(view: compares.View, path: Path, budget: Budget, *, is_counted: bool) -> None:
     """Charge for the intervals that the operations of a path read or delete, and for the values that they read.
 
     Arguments:
@@ -338,7 +305,7 @@ def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: 
         spend_operations(view, nested, budget, is_counted=is_counted)
 
 
-def count_changes(view: PathView, path: Path) -> Generator[None, None, int]:
+def count_changes(view: compares.View, path: Path) -> Generator[None, None, int]:
     """Return how many changes a path makes, or a few more, with a pause after each piece: keys that it puts and deletes
     again count twice.
 
@@ -361,7 +328,7 @@ def count_changes(view: PathView, path: Path) -> Generator[None, None, int]:
     return changes
 
 
-def check_path(view: Current, path: Path, leases: Leases) -> None:
+def check_path(view: ranges.ReadView, path: Path, leases: Leases) -> None:
     """Refuse a path that cannot be executed to its end (pass 2, for a txn that writes).
 
     Arguments:
@@ -377,7 +344,7 @@ def check_path(view: Current, path: Path, leases: Leases) -> None:
     check_ranges(view, path)
 
 
-def _check_puts(view: Current, path: Path, leases: Leases, emptied: bytes | None) -> bytes | None:
+def _check_puts(view: ranges.ReadView, path: Path, leases: Leases, emptied: bytes | None) -> bytes | None:
     """Check in order of execution; ``emptied`` and the result: from which key on everything is deleted by then."""
     nested = iter(path.nested)
     for kind, request in path.operations:
@@ -413,7 +380,7 @@ def _check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Lease
         raise errors.LeaseNotFoundError
 
 
-def check_ranges(view: Current, path: Path) -> None:
+def check_ranges(view: ranges.ReadView, path: Path) -> None:
     """Refuse ranges on the path at revisions that cannot be read.
 
     Only 0 means "current" here: a negative revision is compared with the compact revision like any other.
@@ -645,7 +612,7 @@ _RANGE_ANSWER: Final = 1
 
 
 def read_in_pieces(
-    view: PathView,
+    view: compares.View,
     request: rpc_pb2.TxnRequest,
     grow: Callable[[int], None] = no_limit,
     body: list[bytes] | None = None,

@@ -13,9 +13,9 @@ from typing import Final
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.directory import database_of, held, refuse_running
 from raftkv.storage import schema
-from raftkv.storage.backend.base import ReadTxn, WriteBatch
+from raftkv.storage.backend.base import History, ReadTxn, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
-from raftkv.storage.hash import KVHash, Readable, hash_kv
+from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import FIRST_REVISION
 from raftkv.storage.revision import SUB_BITS, from_key, unseal
 
@@ -41,20 +41,20 @@ def hash_database_file(path: str, revision: int = 0) -> KVHash:
     refuse_running(database)
     with closing(LMDBBackend(database, read_only=True)) as backend:
         check_format(backend)
-        return hash_kv(backend, checked_revision(backend, revision))
+        return hash_kv(backend.begin_read, checked_revision(backend.begin_read, revision))
 
 
-def checked_revision(source: Readable, revision: int) -> int:
+def checked_revision(begin_read: Callable[[], History], revision: int) -> int:
     """Return the revision to hash, the newest one for 0.
 
     Arguments:
-        source: the history.
+        begin_read: pins the history.
         revision: as it was asked for.
 
     Raises:
         StorageError: it cannot be read; etcdutl's words.
     """
-    last, compacted = _revisions(source)
+    last, compacted = _revisions(begin_read)
     if revision > last:
         raise StorageError("mvcc: required revision is a future revision")
     if 0 < revision < compacted:
@@ -78,9 +78,9 @@ def check_format(backend: LMDBBackend) -> int:
     return version
 
 
-def _revisions(source: Readable) -> tuple[int, int]:
+def _revisions(begin_read: Callable[[], History]) -> tuple[int, int]:
     """Return the newest revision, and the compacted one (-1: none)."""
-    with closing(source.begin_read()) as read:
+    with closing(begin_read()) as read:
         compacted = max(schema.read_compact_revisions(read.get))
         last = FIRST_REVISION
         for key, _ in read.items(schema.KEY):

@@ -62,8 +62,8 @@ class WriteBatch:
         return len(self.records) + len(self.deletes) + len(self.values)
 
 
-class ReadTxn(Protocol):
-    """One consistent state of an engine, pinned until it is closed."""
+class History(Protocol):
+    """One consistent state of a database, pinned until it is closed."""
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """Return the value of a key, ``None`` if absent.
@@ -72,9 +72,6 @@ class ReadTxn(Protocol):
             bucket: its name (``schema.py``).
             key: the key in it.
         """
-
-    def get_record(self, revision_key: bytes) -> bytes | None:
-        """Return the record of a revision, ``None`` if absent: the hot path of reads."""
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over keys and values of ``start <= key < end`` in order.
@@ -85,6 +82,16 @@ class ReadTxn(Protocol):
             end: the key before which to stop; ``None`` is no bound.
         """
 
+    def close(self) -> None:
+        """Give the state up; harmless when repeated. A read after it is a fault of the caller."""
+
+
+class ReadTxn(History, Protocol):
+    """One consistent state of an engine."""
+
+    def get_record(self, revision_key: bytes) -> bytes | None:
+        """Return the record of a revision, ``None`` if absent: the hot path of reads."""
+
     def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Iterate over all keys and values of a bucket in order, many at a time: ``items`` for those that read all.
 
@@ -92,9 +99,6 @@ class ReadTxn(Protocol):
             bucket: its name (``schema.py``).
             items_max: of one list; none is empty, and those of large values are shorter (``in_runs``).
         """
-
-    def close(self) -> None:
-        """Give the state up; harmless when repeated. A read after it is a fault of the caller."""
 
 
 class Defragmentation(Protocol):

@@ -173,24 +173,20 @@ def hash_snapshot_file(path: Path, revision: int = 0) -> KVHash:
     Raises:
         StorageError: it is none, or has no such revision.
     """
-    source = _Snapshot(path)
+    read = _Snapshot(path)
     try:
-        return hash_kv(source, checked_revision(source, revision))
+        return hash_kv(lambda: read, checked_revision(lambda: read, revision))
     except (CorruptionError, ValueError, IndexError) as error:
         raise StorageError(f"{path} holds a history that etcd does not write: {error}") from error
 
 
 class _Snapshot:
-    """The history of a file, and how far it was compacted, in the form of a database."""
+    """The history of a file, and how far it was compacted, in the form of a database, which does not change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with opened(path) as file:
             self._meta = dict(file.items(schema.META)) if schema.META in file.buckets() else {}
-
-    def begin_read(self) -> _Snapshot:
-        """Return this: the file does not change."""
-        return self
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """Return a compacted revision as a database has it."""

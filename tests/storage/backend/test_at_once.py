@@ -101,7 +101,9 @@ class Member:
         while expected.compaction_step():
             expected.commit()
         expected.commit()
-        assert hash_kv(self.backend, self.store.revision) == hash_kv(expected.backend, expected.revision)
+        assert hash_kv(self.backend.begin_read, self.store.revision) == hash_kv(
+            expected.backend.begin_read, expected.revision
+        )
         self.close()
 
     # -- steps
