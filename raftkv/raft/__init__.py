@@ -40,7 +40,7 @@ THE CALLER'S DUTIES, in this order, for each ``ready = node.ready()``
 2.  Write to the disk: the snapshot if there is one, then ``ready.entries``, then ``ready.hard_state`` (in this order,
     so that no torn write leaves a commit index without its entries). Entries replace everything in the log from their
     first index on. With ``ready.must_sync`` the write must be synced; a failed sync ends this member.
-3.  Make the ``LogReader`` hold the same (``MemoryLog.append`` etc.), before duty 4 and in order of the Readys. A
+3.  Make the ``MemoryLog`` hold the same (``MemoryLog.append`` etc.), before duty 4 and in order of the Readys. A
     snapshot is also installed in the state machine now, with its configuration.
 4.  When all that is durable: ``node.on_append_durable(ready)``, for each Ready in order (several may be on their way;
     one sync may confirm many).
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
         StepPeerNotFound,
         UnavailableError,
     )
-    from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog
+    from .memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog
     from .progress import ProgressState
     from .raw_node import RawNode
     from .types import (
@@ -131,7 +131,6 @@ __all__ = [
     "InvalidMessage",
     "InvariantError",
     "LogError",
-    "LogReader",
     "MemoryLog",
     "Message",
     "MessageType",

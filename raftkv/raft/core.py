@@ -55,7 +55,7 @@ from .errors import (
     SnapshotTemporarilyUnavailable,
 )
 from .log import REJECTED, RaftLog
-from .memory_log import LogReader
+from .memory_log import MemoryLog
 from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
 from .read_lease import LEASE_NS, ReadLease
 from .tracker import ReadIndexQueue, ReadRequest, Tracker, VoteResult
@@ -147,7 +147,7 @@ class Raft:
     )
 
     def __init__(
-        self, config: RaftConfig, reader: LogReader, rng: random.Random, clock_ns: Callable[[], int] | None = None
+        self, config: RaftConfig, reader: MemoryLog, rng: random.Random, clock_ns: Callable[[], int] | None = None
     ) -> None:
         self.config = config
         self.id = config.id
@@ -185,7 +185,7 @@ class Raft:
         self.randomized_election_ticks = 0
         self._load(reader)
 
-    def _load(self, reader: LogReader) -> None:
+    def _load(self, reader: MemoryLog) -> None:
         hard_state, conf_state = reader.initial_state()
         self.tracker.switch(confchange.restore(conf_state), self.log.last_index)
         log = self.log

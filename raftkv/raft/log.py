@@ -2,7 +2,7 @@
 
 ::
 
-    LogReader (on disk)          Unstable
+    MemoryLog (on disk)          Unstable
     1 2 3 4 5 6 7 8        │ 9 10 11 12 13 14
         ▲   ▲        ▲     │         ▲  ▲      ▲
         │   applying │     │ in_progress │      last_index
@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections import deque
 
 from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableError
-from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog, limit_size, size_of
+from .memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
 from .types import INDEX_MAX, NO_LIMIT, Entry, SnapshotMeta
 
-__all__ = ["ENTRY_OVERHEAD_BYTES", "LogReader", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
+__all__ = ["ENTRY_OVERHEAD_BYTES", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
 
 REJECTED = -1
 """Answer of ``maybe_append``: the logs do not match where the append begins."""
@@ -141,7 +141,7 @@ class RaftLog:
         "unstable",
     )
 
-    def __init__(self, reader: LogReader, max_applying_bytes: int) -> None:
+    def __init__(self, reader: MemoryLog, max_applying_bytes: int) -> None:
         first, last = reader.first_index(), reader.last_index()
         self.reader = reader
         self.unstable = Unstable(last + 1)

@@ -1,4 +1,4 @@
-"""The part of the log that is on disk, as the core reads it: the ``LogReader`` protocol and ``MemoryLog``.
+"""The part of the log that is on disk, as the core reads it: the ``MemoryLog`` protocol and ``MemoryLog``.
 
 The core never writes: the caller appends what a ``Ready`` hands out, here and to the disk, and says so
 (``RawNode.on_append_durable``). ``MemoryLog`` keeps the entries since the last compaction in memory; production fills
@@ -16,7 +16,6 @@ was compacted, because a follower that needs compacted entries gets the snapshot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -29,45 +28,6 @@ ENTRY_OVERHEAD_BYTES = 16
 
 LOOKED_AT = 1_024
 """Entries that are looked at at a time while the limit of a message is not reached."""
-
-
-class LogReader(Protocol):
-    """The log on disk as the core reads it. All answers come at once, from memory."""
-
-    def initial_state(self) -> tuple[HardState, ConfState]:
-        """Return what was persisted last, and the configuration as of ``RaftConfig.applied``. Called once, at start."""
-
-    def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
-        """Return the entries ``low <= index < high`` in a new list, as many as fit the size, but at least one.
-
-        Arguments:
-            low, high: indexes.
-            max_size_bytes: limit of data and overhead.
-
-        Raises:
-            CompactedError: ``low`` is gone.
-            UnavailableError: ``high - 1`` is not there.
-        """
-
-    def term(self, index: int) -> int:
-        """Return the term of the entry at ``index``, which is in ``first_index() - 1 .. last_index()``.
-
-        Raises:
-            CompactedError, UnavailableError: it is not.
-        """
-
-    def last_index(self) -> int:
-        """Return the index of the last entry, or of the snapshot when there is none behind it."""
-
-    def first_index(self) -> int:
-        """Return the index of the first entry that is kept (or would be)."""
-
-    def snapshot(self) -> SnapshotMeta:
-        """Return the snapshot to send to a follower that needs compacted entries.
-
-        Raises:
-            SnapshotTemporarilyUnavailable: it has to be made first.
-        """
 
 
 def size_of(entries: Sequence[Entry]) -> int:
@@ -94,7 +54,7 @@ def limit_size(entries: list[Entry], max_size_bytes: int) -> list[Entry]:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class MemoryLog:
-    """A ``LogReader`` that the caller appends to."""
+    """A ``MemoryLog`` that the caller appends to."""
 
     def __init__(self, hard_state: HardState | None = None, conf_state: ConfState | None = None) -> None:
         """Make an empty log.
@@ -114,7 +74,7 @@ class MemoryLog:
         """Data and overhead of the entries that are kept; it costs nothing to ask."""
 
     def initial_state(self) -> tuple[HardState, ConfState]:
-        """Implement ``LogReader.initial_state``."""
+        """Implement ``MemoryLog.initial_state``."""
         return self._hard_state, self._conf_state
 
     def set_hard_state(self, hard_state: HardState) -> None:
@@ -126,15 +86,15 @@ class MemoryLog:
         self._conf_state = conf_state
 
     def first_index(self) -> int:
-        """Implement ``LogReader.first_index``."""
+        """Implement ``MemoryLog.first_index``."""
         return self._offset + 1
 
     def last_index(self) -> int:
-        """Implement ``LogReader.last_index``."""
+        """Implement ``MemoryLog.last_index``."""
         return self._offset + len(self._entries)
 
     def term(self, index: int) -> int:
-        """Implement ``LogReader.term``."""
+        """Implement ``MemoryLog.term``."""
         at = index - self._offset
         if at <= 0:
             if at == 0:
@@ -145,7 +105,7 @@ class MemoryLog:
         return self._entries[at - 1].term
 
     def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
-        """Implement ``LogReader.entries``."""
+        """Implement ``MemoryLog.entries``."""
         if low <= self._offset:
             raise CompactedError(f"entry {low}: the log begins at {self._offset + 1}")
         if high > self.last_index() + 1:
@@ -162,7 +122,7 @@ class MemoryLog:
         return limit_size(found, max_size_bytes) if size > max_size_bytes else found
 
     def snapshot(self) -> SnapshotMeta:
-        """Implement ``LogReader.snapshot``."""
+        """Implement ``MemoryLog.snapshot``."""
         return self._snapshot
 
     def append(self, entries: Sequence[Entry]) -> None:

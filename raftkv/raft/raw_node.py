@@ -7,7 +7,7 @@ WRITES THAT OVERLAP
 
 Several Readys may be in flight to the disk. Each that has something for the disk, or messages that wait for it, gets
 a number; the caller confirms them in that order (``on_append_durable``). With the confirmation entries leave the
-unstable tail, and from then on the core reads them from the ``LogReader``. When is that safe? Take entries 5 and 6:
+unstable tail, and from then on the core reads them from the ``MemoryLog``. When is that safe? Take entries 5 and 6:
 
     Ready 1, term 1   write 5' 6'        from leader A
     Ready 2, term 2   write 5" 6"        leader C overwrote them
@@ -31,7 +31,7 @@ from . import confchange
 from .core import Raft
 from .describe import Status, status_of
 from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
-from .memory_log import LogReader
+from .memory_log import MemoryLog
 from .types import (
     ConfChange,
     ConfState,
@@ -86,7 +86,7 @@ class RawNode:
     """The Raft core of one member of one group."""
 
     def __init__(
-        self, config: RaftConfig, log: LogReader, rng: random.Random, clock_ns: Callable[[], int] | None = None
+        self, config: RaftConfig, log: MemoryLog, rng: random.Random, clock_ns: Callable[[], int] | None = None
     ) -> None:
         """Start as a follower from what the log holds.
 
@@ -295,7 +295,7 @@ class RawNode:
         self._appends.append(_Append(self._append_number, raft, to_self, snapshot_index))
 
     def on_append_durable(self, ready: Ready) -> None:
-        """Confirm that everything of ``ready`` that is for the disk is durable, and that the ``LogReader`` has it.
+        """Confirm that everything of ``ready`` that is for the disk is durable, and that the ``MemoryLog`` has it.
 
         A snapshot is also installed in the state machine. Call it for each Ready, in order; for one with
         ``append_number`` 0 it does nothing.

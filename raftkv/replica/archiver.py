@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -39,6 +39,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import StorageError, explain
 from raftkv.loop.scheduler import on_thread
 from raftkv.replica.node.disk import Batch, Disk, Log
+from raftkv.storage import mvcc
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.wal import WAL, WALSpaceError
 from raftkv.storage.wal.archive import MARKS_SUFFIX, ArchiveDirectory, Mark, Progress, directory_name
@@ -57,22 +58,6 @@ LAST_SEGMENT_S: Final = 10.0
 
 Store = Callable[[Path], Awaitable[None]]
 """Archives a file; raises ``StorageError``."""
-
-
-class Applied(Protocol):
-    """How far a member has applied its log."""
-
-    @property
-    def applied_index(self) -> int:
-        """Index of the last entry applied."""
-
-    @property
-    def applied_term(self) -> int:
-        """Term of the last entry applied."""
-
-    @property
-    def revision(self) -> int:
-        """Return the revision of the store."""
 
 
 class Cut(Batch):
@@ -104,7 +89,7 @@ class Archiver(Collector):
     """
 
     def __init__(
-        self, wal: WAL, disk: Disk, applied: Applied, store: Store, *, timeout_s: float, held_bytes_max: int
+        self, wal: WAL, disk: Disk, applied: mvcc.Store, store: Store, *, timeout_s: float, held_bytes_max: int
     ) -> None:
         self._wal = wal
         self._disk = disk
@@ -367,7 +352,7 @@ async def run_command(command: str, path: Path) -> None:
 
 
 def make_archiver(
-    config: ServerConfig, wal: WAL, disk: Disk, applied: Applied, identity: tuple[int, int]
+    config: ServerConfig, wal: WAL, disk: Disk, applied: mvcc.Store, identity: tuple[int, int]
 ) -> Archiver | None:
     """Return the archiver that the settings ask for, or None.
 

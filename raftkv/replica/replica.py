@@ -88,21 +88,15 @@ from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.rpc.client.channel import Channel
 from raftkv.storage import schema
 
+Follow = Callable[[Mapping[int, rpc_pb2.Member], Collection[int]], None]
+"""Keeps connections to these other members, by id, at their present URLs, and to none of the ids that have left."""
 
-class Followers(Protocol):
-    """Connections that follow the members of the cluster, outgoing or incoming."""
+
+class Peers(Sender, Protocol):
+    """The ways to the other members (``server.peer.transport``)."""
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
-        """Keep connections to these members, at their present URLs, and to none that was removed.
-
-        Arguments:
-            members: by id; this one is left out.
-            removed: ids that have left.
-        """
-
-
-class Peers(Sender, Followers, Protocol):
-    """The ways to the other members (``server.peer.transport``)."""
+        """Implement ``Follow``."""
 
     def channel(self, peer_id: int) -> Channel | None:
         """Return the connection to a member; None if the member is unknown."""
@@ -380,7 +374,7 @@ class Replica:
         check_rights: Callable[[], None] | None = None,
         forget_tokens: Callable[[], None] | None = None,
         leader_log: LeaderLog | None = None,
-        followers: tuple[Followers, ...] = (),
+        followers: tuple[Follow, ...] = (),
     ) -> None:
         """Make every subscription among the parts, which have not started yet.
 
@@ -419,8 +413,8 @@ class Replica:
         # What this member may still answer comes first, then who it talks to.
         node.on_conf_change += [self.admission.conf_changed, self.departure.conf_changed]
         self.admission.conf_changed()
-        for each in (self.peers, *followers):
-            node.on_conf_change.append(partial(_follow, each, applier.membership))
+        for follow in (self.peers.follow, *followers):
+            node.on_conf_change.append(partial(_follow, follow, applier.membership))
 
         self._subscribe_to_databases(forget_tokens)
 
@@ -496,7 +490,7 @@ class Replica:
 
     def start(self) -> None:
         """Take part in the cluster."""
-        _follow(self.peers, self.membership)
+        self.peers.follow(self.membership.members, self.membership.removed)
         self.node.start()
         self.lessor.start()
         if self.config.initial_election_tick_advance:
@@ -544,8 +538,8 @@ class Replica:
         return self.node.awaits_snapshot(index)
 
 
-def _follow(followers: Followers, membership: Membership) -> None:
-    followers.follow(membership.members, membership.removed)
+def _follow(follow: Follow, membership: Membership) -> None:
+    follow(membership.members, membership.removed)
 
 
 def _mark(replica: Replica, meta: SnapshotMeta) -> None:

@@ -170,7 +170,7 @@ class Member:
             check_rights=self._users.live.applied,
             forget_tokens=self._users.tokens.forget_all,
             leader_log=self._leader_log,
-            followers=(self._peer_service,),
+            followers=(self._peer_service.follow,),
         )
 
     def _make_transport(self, durable: Durable) -> Transport:

@@ -55,7 +55,7 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
     membership, runner = applier.membership, SimpleNamespace()
     replica = SimpleNamespace(**parts, **recorded, watch_runner=runner, peers=transport, membership=membership)
     replica._subscribe_to_databases = partial(Replica._subscribe_to_databases, cast(Any, replica))
-    Replica.connect(cast(Any, replica), **around, followers=cast(Any, (service,)))
+    Replica.connect(cast(Any, replica), **around, followers=(service.follow,))
     assert called == ["admission.conf_changed"], "a learner is one from the start"
 
     def calls(callbacks: list[Any], *arguments: object) -> list[str]:

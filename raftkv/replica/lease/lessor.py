@@ -26,11 +26,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.leases import TTL_MAX_S
+from raftkv.apply.leases import TTL_MAX_S, Leases
 from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.loop.fair import MEMBER
@@ -79,15 +79,6 @@ _LOOKED_AT: Final = 2
 """Grants that each further one has looked at, whether they were applied: more than come."""
 
 
-class Leases(Protocol):
-    """Leases that exist."""
-
-    def __len__(self) -> int: ...
-
-    def ttl_s(self, lease_id: int) -> int:
-        """Return the seconds that a lease was granted for; 0: there is none."""
-
-
 class Granters:
     """Counts leases by who had them granted here.
 
@@ -115,9 +106,9 @@ class Granters:
         """
         now = self._clock()
         self._forget_unapplied(now)
-        if lease_id in self._identities or self._leases.ttl_s(lease_id):
+        if lease_id in self._identities or lease_id in self._leases.granted:
             return  # it is refused when it is applied
-        others = max(0, len(self._leases) - self.shares.used)
+        others = max(0, len(self._leases.granted) - self.shares.used)
         if not self.shares.has_room(identity, 1, others):
             raise errors.ShareError(refusal(identity, f"{self.shares.limit} leases that a cluster has for one client"))
         self._identities[lease_id] = identity
@@ -135,7 +126,7 @@ class Granters:
             if not self._proposed or now - self._proposed[0][0] < UNKNOWN_MAX_S:
                 return
             _, lease_id = self._proposed.popleft()
-            if not self._leases.ttl_s(lease_id):
+            if lease_id not in self._leases.granted:
                 self.ended(lease_id)
 
 
@@ -256,7 +247,7 @@ class Lessor:
         self._end_timers: set[asyncio.TimerHandle] = set()
         self._lost: deque[ConnectionLost] = deque(maxlen=LOST_MAX)
         self._is_telling = False
-        self.granters = Granters(self.times, self._loop.time)
+        self.granters = Granters(applier.leases, self._loop.time)
         self.on_end: list[Callable[[int], None]] = [self.granters.ended]
         self.times.reloaded(applier.leases.granted)
 

@@ -24,19 +24,22 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.applier import Applier, Outcome, Work
+from raftkv.apply.applier import Outcome, Work
 from raftkv.apply.request import INNER_KIND_AT, Kind
 from raftkv.histograms import Buckets, doubling
 from raftkv.raft.log import RaftLog
 from raftkv.raft.types import Entry, EntryType, Message, MessageType
-from raftkv.replica.node.proposals import Proposals, Waiter
+from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.surroundings import NodeSettings
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from raftkv.replica.node.node import Node
 
 SLICE_S: Final = 0.015
 """How long a pass of the loop works on an entry: others get their turn each time."""
@@ -60,29 +63,6 @@ SLOW_S: Final = 0.1
 APPLY_S: Final = doubling(0.0001, 20)
 
 Answers = list[tuple[Waiter, Outcome]]
-
-
-class Owner(Protocol):
-    """The node: what it does around entries."""
-
-    applier: Applier
-    applied: int
-    proposals: Proposals
-    settings: NodeSettings
-    stopped: bool
-
-    def apply_conf_change(self, entry: Entry, answers: Answers) -> None:
-        """Apply a membership change; who waits for it here is added to the answers.
-
-        Arguments:
-            entry, answers: the change, and those of this unit.
-        """
-
-    def applied_up_to(self, last: Entry, answers: Answers) -> None:
-        """Note that everything up to an entry is in the state, and answer who waits."""
-
-    def fatal(self, error: BaseException) -> None:
-        """Stop because of an error."""
 
 
 class ApplyTimes:
@@ -158,7 +138,7 @@ class Applying:
         wake: asks for a turn of the node: the core may hand out more.
     """
 
-    def __init__(self, node: Owner, wake: Callable[[], None]) -> None:
+    def __init__(self, node: Node, wake: Callable[[], None]) -> None:
         self._node = node
         self._wake = wake
         self._loop = asyncio.get_running_loop()

@@ -19,39 +19,19 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final
 
 from raftkv import errors
-from raftkv.apply.applier import Outcome
-from raftkv.apply.request import MEMBER, Caller, Kind
+from raftkv.apply.request import MEMBER, Kind
 from raftkv.loop.fair import MEMBER as OWN
-from raftkv.loop.fair import Identity
 from raftkv.pb import rpc_pb2
+from raftkv.replica.node.waits import AwaitableNode
 
 _log = logging.getLogger(__name__)
 
 PERIOD_MAX_S: Final = 3600.0
 SAMPLES_PER_PERIOD: Final = 10
 REVISION_INTERVAL_S: Final = 300.0
-
-
-class Policy(Protocol):
-    """Decides; see the module."""
-
-    @property
-    def interval_s(self) -> float:
-        """Time between two calls of ``target``."""
-
-    def target(self, now: float, revision: int) -> int | None:
-        """Return what to compact to now.
-
-        Arguments:
-            now: monotonic seconds.
-            revision: the current one.
-        """
-
-    def done(self, now: float, target: int) -> None:
-        """A compaction to ``target`` succeeded."""
 
 
 class PeriodicPolicy:
@@ -106,13 +86,7 @@ class RevisionPolicy:
         self._compacted = target
 
 
-class Proposer(Protocol):
-    """The part of the member's loop used here."""
-
-    async def propose(
-        self, kind: int, body: bytes, request: Any, caller: Caller | None, *, identity: Identity
-    ) -> Outcome:
-        """Put a request into the log and wait until it is applied."""
+Policy = PeriodicPolicy | RevisionPolicy
 
 
 class AutoCompaction:
@@ -126,7 +100,7 @@ class AutoCompaction:
     """
 
     def __init__(
-        self, policy: Policy, proposer: Proposer, is_leader: Callable[[], bool], revision: Callable[[], int]
+        self, policy: Policy, proposer: AwaitableNode, is_leader: Callable[[], bool], revision: Callable[[], int]
     ) -> None:
         self._policy = policy
         self._proposer = proposer

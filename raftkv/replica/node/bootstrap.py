@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from raftkv import cluster_id
 from raftkv.apply.membership import Membership
@@ -54,16 +54,6 @@ MAP_MIN_BYTES: Final = 16 * 1024**3
 """Address space reserved for the database at least; the file itself only grows with its data."""
 
 MARK_NAME: Final = "applied"
-
-
-class Applied(Protocol):
-    """The mark of what was applied, as it is read at the start."""
-
-    index: int
-    term: int
-
-    def forget(self) -> None:
-        """Note that nothing is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +356,7 @@ def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
     return log
 
 
-def take_mark(log: MemoryLog, mark: Applied, *, may_be_lost: bool = False) -> None:
+def take_mark(log: MemoryLog, mark: AppliedMark, *, may_be_lost: bool = False) -> None:
     """Let what had been applied, and so may have been shown, be committed in the log.
 
     Arguments:

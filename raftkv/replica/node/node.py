@@ -63,10 +63,11 @@ from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_begin
 from raftkv.replica.node.disk import Batch, Disk, Restore
 from raftkv.replica.node.proposals import PACE_GIVEN_UP_S, Forwarded, Pace, Proposals, Waiter, answer, cost_bytes
 from raftkv.replica.node.reads import Reader, ReadQueue
-from raftkv.replica.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
+from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages, timeout_error
 from raftkv.replica.node.waits import AwaitableNode
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.mvcc import Store
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Node(AwaitableNode):
         raw: RawNode,
         log: MemoryLog,
         disk: Disk,
-        store: DurableState,
+        store: Store,
         applier: Applier,
         sender: Sender,
         settings: NodeSettings,

@@ -2,7 +2,6 @@
 
     NodeSettings    who it is, and how long things take
     Sender          messages to other members (``server.peer.transport``)
-    DurableState    the store, as far as the loop sees it (``storage.mvcc``)
     Stages          hears how far requests have come (``server.tracing``), if anybody wants to know
 
 And, the other way round, what services see of a node: ``MemberLoop``.
@@ -71,24 +70,6 @@ class Sender(Protocol):
         """Loop time since when a peer is connected."""
 
 
-class DurableState(Protocol):
-    """The store, as the loop sees it."""
-
-    @property
-    def revision(self) -> int:
-        """Current revision."""
-
-    def set_applied(self, index: int, term: int) -> None:
-        """Note that everything up to an entry is in the state; closes the unit that is committed as one.
-
-        Arguments:
-            index, term: of the entry.
-        """
-
-    def set_conf_state(self, conf_state: ConfState) -> None:
-        """The configuration as of the entry being applied."""
-
-
 class Stages(Protocol):
     """Hears how far requests have come. It changes nothing, and must not raise."""
 
@@ -117,18 +98,13 @@ class Stages(Protocol):
         """Return what begins read rounds in place of ``ask``."""
 
 
-class Standing(Protocol):
-    """What a member knows of its cluster's leadership."""
+class MemberLoop(Protocol):
+    """A node (``Node``), as services see it."""
 
     settings: NodeSettings
     conf_state: ConfState
     leader: int
     leader_elected_at: float
-
-
-class MemberLoop(Standing, Protocol):
-    """A node (``Node``), as services see it."""
-
     term: int
     applied: int
     committed: int
@@ -171,7 +147,7 @@ class MemberLoop(Standing, Protocol):
         """Stop for good because of an error."""
 
 
-def timeout_error(node: Standing, sender: Sender, started_at: float, sent: bool) -> errors.StatusError:
+def timeout_error(node: MemberLoop, sender: Sender, started_at: float, sent: bool) -> errors.StatusError:
     """Return which of etcd's time-out errors a proposal gets (server/etcdserver/server.go, parseProposeCtxErr).
 
     Arguments:
@@ -194,7 +170,7 @@ def timeout_error(node: Standing, sender: Sender, started_at: float, sent: bool)
     return errors.RequestTimeoutError()
 
 
-def _quorum_connected_since(node: Standing, sender: Sender, moment: float) -> bool:
+def _quorum_connected_since(node: MemberLoop, sender: Sender, moment: float) -> bool:
     voters = node.conf_state.voters
     connected = [sender.connected_since(voter) for voter in voters if voter != node.settings.member_id]
     return 1 + sum(since is not None and since <= moment for since in connected) > len(voters) // 2

@@ -24,7 +24,7 @@ from raftkv.replica.watch.index import Watcher
 from raftkv.replica.watch.piece import EVENT_BYTES, Piece, View
 
 if TYPE_CHECKING:
-    from raftkv.replica.watch.hub import History
+    from raftkv.storage.mvcc import Store
 
 WATCHERS_PER_STEP: Final = 512
 WATCHER_BYTES_PER_STEP: Final = 4 * 1024 * 1024
@@ -46,7 +46,7 @@ class CatchUp:
 
     def __init__(
         self,
-        store: History,
+        store: Store,
         header: Callable[[int], bytes],
         synced: Callable[[Watcher], None],
         wake: Callable[[], None],

@@ -25,7 +25,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from raftkv import errors
 from raftkv.loop.cork import Cork
@@ -35,7 +35,7 @@ from raftkv.replica.watch.index import Group, Watcher, WatcherIndex
 from raftkv.replica.watch.stream import INTERRUPTED, WatchStream
 from raftkv.rpc.shares import Identity, Shares, name_of, refusal
 from raftkv.storage.key_value import value_bytes
-from raftkv.storage.mvcc_range import RangeResult
+from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Change
 from raftkv.storage.revision import SUB_BITS
 
@@ -144,22 +144,6 @@ class Events:
 _log = logging.getLogger(__name__)
 
 
-class History(Protocol):
-    """The part of the store that watching needs."""
-
-    revision: int
-    compact_revision: int
-
-    def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
-        """Revision key and KeyValue of every change of main revisions ``first..last``, from ``first.sub`` on."""
-
-    def record(self, revision: int) -> bytes:
-        """Return the KeyValue put at a packed revision."""
-
-    def range(self, key: bytes, *, revision: int) -> RangeResult:
-        """Read one key at a revision."""
-
-
 DELIVERIES_PER_TURN: Final = 20_000
 """Watchers times events that a turn delivers; those of further groups fall behind and are served in steps."""
 
@@ -205,7 +189,7 @@ class WatchHub:
         cork: flushes streams at the end of a turn.
     """
 
-    def __init__(self, store: History, header: Callable[[int], bytes], wake: Callable[[], None], cork: Cork) -> None:
+    def __init__(self, store: Store, header: Callable[[int], bytes], wake: Callable[[], None], cork: Cork) -> None:
         self._store = store
         self._encode_header = header
         self._index = WatcherIndex()

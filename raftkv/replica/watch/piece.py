@@ -26,7 +26,7 @@ from raftkv.storage.key_value import KeyValueView, encode, key_of, value_bytes
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key, is_tombstone
 
 if TYPE_CHECKING:
-    from raftkv.replica.watch.hub import History
+    from raftkv.storage.mvcc import Store
 
 BYTES_PER_PIECE: Final = 1024 * 1024
 """Bytes of events that a piece has for all its watchers together, a whole revision at least."""
@@ -151,7 +151,7 @@ class Piece:
         left_out: watchers that must be served by another piece.
     """
 
-    def __init__(self, store: History, watchers: list[Watcher], last: int) -> None:
+    def __init__(self, store: Store, watchers: list[Watcher], last: int) -> None:
         self._store = store
         self._by_key: dict[bytes, dict[_Wish, View]] = {}
         self._ranges: Intervals[dict[_Wish, View]] = Intervals()

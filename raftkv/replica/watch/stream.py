@@ -11,18 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sortedcontainers import SortedList
 
 from raftkv import errors
-from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import parse_or_raise
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.index import WATCHER_BYTES, Watcher
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.shares import Identity, queue_of
+
+if TYPE_CHECKING:
+    from raftkv.replica.watch.hub import WatchHub
 
 QUEUED_MAX_BYTES: Final = 256 * 1024
 """Bytes of one stream that may wait for the client before its watchers fall behind."""
@@ -84,41 +86,6 @@ class Call(Protocol):
         """Call back each time queued bytes have left; None to stop."""
 
 
-class Hub(Protocol):
-    """The hub, as a stream needs it."""
-
-    def add(self, watcher: Watcher) -> None:
-        """Serve a new watcher."""
-
-    def refusal(self, identity: Identity, size_bytes: int) -> str:
-        """Make room for a watcher of so many bytes; why there is none."""
-
-    def remove(self, watcher: Watcher) -> None:
-        """Serve it no more."""
-
-    def leave(self, stream: WatchStream) -> None:
-        """The client is gone."""
-
-    @property
-    def revision(self) -> int:
-        """The present revision."""
-
-    check_number: int
-    """Grows when the rights of callers may have changed."""
-
-    cork: Cork
-    """Flushes streams at the end of a turn."""
-
-    def header(self) -> bytes:
-        """Response header with the current revision, after everything up to it was delivered."""
-
-    def has_reached(self, watcher: Watcher) -> bool:
-        """Return whether everything so far was delivered to a watcher and it does not wait for a later revision."""
-
-    def resume(self, watchers: list[Watcher]) -> None:
-        """Their stream has room again."""
-
-
 class WatchStream:
     """The watchers of one client, its requests, and its responses.
 
@@ -134,7 +101,7 @@ class WatchStream:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: WatchHub,
         call: Call,
         fragment_bytes: int,
         fail: Callable[[errors.StatusError], None],

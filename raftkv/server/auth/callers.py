@@ -17,6 +17,7 @@ from raftkv import errors
 from raftkv.apply.request import USER_NAME_BYTES_MAX, Caller
 from raftkv.rpc.status import Headers
 from raftkv.rpc.tls import common_name_of
+from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.simple_tokens import SimpleTokens, User, index_of
 
 TOKEN: Final = b"token"
@@ -51,13 +52,6 @@ class Credential(Protocol):
 
     def release(self) -> None:
         """The stream has ended."""
-
-
-class Tokens(Protocol):
-    """Knows tokens of one kind."""
-
-    def find(self, token: bytes) -> Credential | None:
-        """Return whose token it is; None: unknown."""
 
 
 class Peer(Protocol):
@@ -102,7 +96,7 @@ class Callers:
         applied: index of the newest entry that is applied here.
     """
 
-    def __init__(self, tokens: Tokens, applied: Callable[[], int]) -> None:
+    def __init__(self, tokens: SimpleTokens | JWTTokens, applied: Callable[[], int]) -> None:
         self._tokens = tokens
         self._applied = applied
         self._is_simple = isinstance(tokens, SimpleTokens)

@@ -27,7 +27,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from raftkv.config import LogRotation
 from raftkv.errors import ConfigError
@@ -146,14 +146,8 @@ _STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d)\.(\d{3})")
 _SUBJECT: Final = "the log"
 
 
-class Output(Protocol):
-    """Takes lines."""
-
-    def write(self, lines: bytes) -> None:
-        """Write lines; OSError: what is not written waits inside, and the next call begins with it."""
-
-    def close(self) -> None:
-        """Close it; no line is written afterwards."""
+Output = LineFile | LineStream
+"""Takes lines. What a failed write (OSError) has not written waits inside, and the next call begins with it."""
 
 
 class RotatedFile(LineFile):

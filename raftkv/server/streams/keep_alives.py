@@ -11,23 +11,21 @@ Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
 from raftkv.apply.auth.rights import Left
-from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.response import integer
-from raftkv.loop.cork import Cork
-from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.renewals import PendingKeepAlive
-from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.framing import PREFIX
-from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import ListenedCall
-from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of, refusal
+from raftkv.rpc.shares import Identity, identity_of, queue_of, refusal
 from raftkv.rpc.status import RpcError
+
+if TYPE_CHECKING:
+    from raftkv.server.streams.lease import LeaseService
 
 _pack: Final = PREFIX.pack
 UNANSWERED_MAX: Final = 100_000
@@ -39,42 +37,6 @@ together have a seventh more."""
 
 UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that may wait for a client that does not read."""
-
-
-class Requests(Protocol):
-    """The service, as a stream needs it."""
-
-    auth: AuthStore
-    cork: Cork
-    graces: Graces
-    header: Callable[[], bytes]
-    """The header of a response about this moment."""
-    known: dict[bytes, tuple[int, bytes, int]]
-    """Requests parsed before."""
-    leader_guard: LeaderGuard
-    waiting: Shares
-    """Keep-alives that are not answered at once, and not yet."""
-
-    def renew_at_once(self, lease_id: int) -> int:
-        """Renew a lease if this member can do so alone: its TTL in seconds, or 0."""
-
-    def keep_alive(self, pending: PendingKeepAlive) -> None:
-        """Renew a lease, and answer."""
-
-    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
-        """Lease id of a request, the field of the response that repeats it, and the grace that it asks for."""
-
-    def check_lease(self, call: ServerCall, lease_id: int) -> Left:
-        """Refuse to keep a lease alive where users are asked for. Raises StatusError; returns what is left to check."""
-
-    def when_checked(
-        self,
-        left: Generator[None, None, None],
-        done: Callable[[], None],
-        failed: Callable[[errors.StatusError], None],
-        queue: Identity,
-    ) -> None:
-        """Do what is left of a check."""
 
 
 class _ClientKeepAlive(PendingKeepAlive):
@@ -116,7 +78,7 @@ class KeepAliveStream:
         call: the RPC, which this is the listener of.
     """
 
-    def __init__(self, service: Requests, call: ListenedCall) -> None:
+    def __init__(self, service: LeaseService, call: ListenedCall) -> None:
         self._auth = service.auth
         self._service = service
         self._call = call

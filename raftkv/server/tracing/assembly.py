@@ -26,7 +26,7 @@ from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.server.tracing.peers import TracedEncoder, decoder
-from raftkv.server.tracing.recording import SERVER, Exporter, Recording, current, parse
+from raftkv.server.tracing.recording import SERVER, Export, Recording, current, parse
 from raftkv.server.tracing.stages import TracedStages
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class TracedCalls:
     """Wraps handlers of calls.
 
     Arguments:
-        exporter: takes recordings of calls that have ended.
+        export: takes recordings of calls that have ended.
         sampling_rate: of a million calls that bring no trace.
     """
 
-    def __init__(self, exporter: Exporter, sampling_rate: int) -> None:
-        self._exporter = exporter
+    def __init__(self, export: Export, sampling_rate: int) -> None:
+        self._export = export
         self._share = sampling_rate / SAMPLING_WHOLE
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ class TracedCalls:
             return None
         recording = Recording(name, context, SERVER, time_ns())
         recording.address = call.peer.address
-        before, exporter = call.observer, self._exporter
+        before, export = call.observer, self._export
 
         def ended(code: int, answer: bytes) -> None:
             if before is not None:
@@ -95,7 +95,7 @@ class TracedCalls:
             if recording.done_ns:
                 recording.add("raftkv.respond", recording.done_ns, now_ns)
             recording.end(now_ns, code)
-            exporter.add(recording)
+            export(recording)
 
         call.observer = ended
         return recording
@@ -152,6 +152,6 @@ def make_tracing(config: ServerConfig, registry: CollectorRegistry) -> MemberTra
     settings = config.tracing
     thread = SpanThread(make_exporter(settings.address), settings, config.name)
     registry.register(thread)
-    stages = TracedStages(thread)
-    calls = TracedCalls(thread, settings.sampling_rate)
+    stages = TracedStages(thread.add)
+    calls = TracedCalls(thread.add, settings.sampling_rate)
     return MemberTracing(thread, calls, stages, TracedEncoder(stages), decoder(stages))

@@ -11,10 +11,10 @@ Times are nanoseconds since the epoch. Ids are drawn here and need not be secret
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from random import getrandbits
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 INTERNAL, SERVER, CLIENT = range(3)
 """Kinds of spans: within a process; the answering end; the asking end."""
@@ -157,9 +157,5 @@ class Recording:
 current: ContextVar[Recording | None] = ContextVar("raftkv_recording", default=None)
 """The traced call whose handler runs, in its own code and in its tasks."""
 
-
-class Exporter(Protocol):
-    """Takes recordings that have ended."""
-
-    def add(self, recording: Recording) -> None:
-        """Have it sent, or drop it."""
+Export = Callable[[Recording], None]
+"""Has a recording that has ended sent, or drops it."""

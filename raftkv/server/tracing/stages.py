@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from raftkv import errors
 from raftkv.raft.types import Entry
 from raftkv.replica.node.reads import Reader
-from raftkv.server.tracing.recording import CLIENT, SERVER, Context, Exporter, Recording, current, new_id
+from raftkv.server.tracing.recording import CLIENT, SERVER, Context, Export, Recording, current, new_id
 
 T = TypeVar("T")
 
@@ -74,11 +74,11 @@ class TracedStages:
     """Notes when traced requests of this member, and of its followers, reach each stage.
 
     Arguments:
-        exporter: takes the parts of requests that other members have passed on.
+        export: takes the parts of requests that other members have passed on.
     """
 
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter = exporter
+    def __init__(self, export: Export) -> None:
+        self._export = export
         self._open: OrderedDict[bytes, Passage] = OrderedDict()
         """Proposals, until they are applied; those of others, until they are committed."""
         self._by_index: dict[int, tuple[bytes, Passage]] = {}
@@ -225,7 +225,7 @@ class TracedStages:
         recording = self._asked.pop(context, None)
         if recording is not None:
             recording.end(time_ns())
-            self._exporter.add(recording)
+            self._export(recording)
 
     def _end_of_part(self, passage: Passage) -> None:
         """The leader's part of another's proposal ends when it is committed, and in its own log."""
@@ -233,7 +233,7 @@ class TracedStages:
         if recording.name != "raftkv.Peer/Propose" or not passage.durable_ns or not passage.committed_ns:
             return
         recording.end(max(passage.durable_ns, passage.committed_ns))
-        self._exporter.add(recording)
+        self._export(recording)
 
     def _forget_replaced(self, index: int) -> None:
         """An entry of another leader takes the place of one that was never committed."""

@@ -343,6 +343,7 @@ class Leases:
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.times = self
+        self.granted = dict.fromkeys(ids, 10)
         self.granters = Granters(self, lambda: 0.0)
         self._ids = ids
 

@@ -28,13 +28,6 @@ DATA = requests.encode(Kind.PUT, 5, b"")
 SUBJECT = (5).to_bytes(8, "big")
 
 
-class Ended(list[Recording]):
-    """Takes recordings in place of an exporter."""
-
-    def add(self, recording: Recording) -> None:
-        self.append(recording)
-
-
 def in_name_of(recording: Recording, do: Callable[[], object]) -> None:
     token = current.set(recording)
     do()
@@ -67,8 +60,8 @@ def test_contexts_are_read_as_w3c_says(parent: bytes, expected: bool | None):
 @on_loop
 async def test_a_turn_belongs_to_no_request():
     """What is proposed because a traced request was applied is no part of it."""
-    ended = Ended()
-    stages = TracedStages(ended)
+    ended: list[Recording] = []
+    stages = TracedStages(ended.append)
     world = World(voters=(1,), stages=stages)
     world.node.start()
     world.node.campaign()
@@ -106,8 +99,8 @@ class Call:
 def test_a_call_is_current_while_its_handler_runs_alone():
     """The next call of the same connection runs in the same context."""
     seen: list[bool] = []
-    ended = Ended()
-    traced = TracedCalls(ended, 0).around(
+    ended: list[Recording] = []
+    traced = TracedCalls(ended.append, 0).around(
         "/a.B/C", Way.UNARY, lambda call, data: seen.append(current.get() is not None)
     )
     first = Call(is_traced=True)
@@ -124,7 +117,8 @@ def test_a_call_is_current_while_its_handler_runs_alone():
 
 
 def test_contexts_travel_beside_messages_that_stay_as_they_are():
-    sender, receiver = TracedStages(Ended()), TracedStages(ended := Ended())
+    ended: list[Recording] = []
+    sender, receiver = TracedStages([].append), TracedStages(ended.append)
     recording = Recording("call", PARENT, SERVER, 1)
     in_name_of(recording, lambda: sender.submitted(5))
     sender.proposed([DATA], True)
@@ -135,7 +129,7 @@ def test_contexts_travel_beside_messages_that_stay_as_they_are():
     assert traced.startswith(plain)
     for messages in (codec.decode(traced), decoder(receiver)(traced)):
         assert list(BatchEncoder().batches(messages)) == [plain]
-    assert TracedStages(Ended()).forwarded(DATA) is None
+    assert TracedStages([].append).forwarded(DATA) is None
     receiver.appended([Entry(1, 9, DATA)])
     receiver.committed(9)
     receiver.durable(9)
@@ -156,14 +150,14 @@ def test_contexts_travel_beside_messages_that_stay_as_they_are():
     ],
 )
 def test_contexts_that_are_none_are_passed_over(trace: raft_pb2.TraceContext):
-    stages = TracedStages(Ended())
+    stages = TracedStages([].append)
     assert decoder(stages)(raft_pb2.MessageBatch(traces=[trace]).SerializeToString()) == []
     assert stages.is_idle
 
 
 def test_nothing_grows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stages_module, "OPEN_MAX", 10)
-    stages = TracedStages(Ended())
+    stages = TracedStages([].append)
     many = [
         raft_pb2.TraceContext(subject=at.to_bytes(8, "big"), trace_id=b"1" * 16, span_id=b"1" * 8) for at in range(200)
     ]
@@ -181,7 +175,7 @@ def test_nothing_grows(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_entry_that_another_leader_replaced_is_not_taken_for_the_request():
-    stages = TracedStages(Ended())
+    stages = TracedStages([].append)
     recording = Recording("call", PARENT, SERVER, 1)
     in_name_of(recording, lambda: stages.submitted(5))
     stages.appended([Entry(1, 9, DATA)])
@@ -191,7 +185,7 @@ def test_an_entry_that_another_leader_replaced_is_not_taken_for_the_request():
 
 
 def test_stage_after_the_end_is_ignored():
-    stages = TracedStages(Ended())
+    stages = TracedStages([].append)
     recording = Recording("call", PARENT, SERVER, 1)
     in_name_of(recording, lambda: stages.submitted(5))
     recording.end(2, 1)
@@ -205,7 +199,7 @@ def test_stage_after_the_end_is_ignored():
 @on_loop
 async def test_a_read_round_has_its_own_readers_alone():
     """A round begun for others is not taken for one of a traced reader that waits for an earlier one."""
-    stages = TracedStages(Ended())
+    stages = TracedStages([].append)
     asked: list[bytes] = []
     begin = stages.asking(asked.append)
     recording = Recording("call", PARENT, SERVER, 1)
