@@ -4,6 +4,7 @@
     queue.add(b"alice", job)            # behind the other items of alice
     identity, job = queue.pop()         # of the identity that has been served least
     queue.charge(identity, seconds)     # what it cost, once that is known: time, bytes or calls
+    queue.wait_s(identity)              # about how long an item waits that comes now
 
 In order of arrival, one identity that floods a member makes all others wait for the length of its flood. Here the wait
 depends on the number of identities that wait, and on the cost of one item of each. With one identity the order is that
@@ -38,15 +39,24 @@ MEMBER: Final = "member"
 SERVED_KEPT_MIN: Final = 64
 """Virtual times that are kept before those of identities that have no items and are not ahead are dropped."""
 
+MEASURED_S: Final = 1.0
+"""How long an identity is served before the oldest half of that counts half."""
+
 
 class FairQueue(Generic[T]):
     """Items that wait, each once, by identity.
+
+    Arguments:
+        clock: seconds; None: waits are not measured.
 
     Attributes:
         length: how many wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock
+        self._pace: dict[Identity, tuple[float, int]] = {}
+        """Of each identity with items: since when it is measured, and how many were taken since."""
         # Ordered, and not plain dicts: those are slow to give their first when many before it are gone.
         self._lines: dict[Identity, OrderedDict[T, None]] = {}
         self._served: dict[Identity, float] = {}
@@ -84,6 +94,8 @@ class FairQueue(Generic[T]):
             line = self._lines[identity] = OrderedDict()
             self._served[identity] = max(self._served.get(identity, 0.0), self._now)
             self._push(identity)
+            if self._clock is not None:
+                self._pace[identity] = (self._clock(), 0)
         if item not in line:
             line[item] = None
             self.length += 1
@@ -94,6 +106,7 @@ class FairQueue(Generic[T]):
             if not excepted(identity):
                 item, _none = line.popitem(last=False)
                 self.length -= 1
+                self._note_taken(identity, 1)
                 if not line:
                     self._end(identity)
                 return identity, item
@@ -101,6 +114,7 @@ class FairQueue(Generic[T]):
 
     def put_back(self, identity: Identity, item: T) -> None:
         """Have an item wait again, before the others of its identity."""
+        self._note_taken(identity, -1)
         self.add(identity, item)
         self._lines[identity].move_to_end(item, last=False)
 
@@ -128,11 +142,29 @@ class FairQueue(Generic[T]):
             self._now = served
             item, _none = line.popitem(last=False)
             self.length -= 1
+            if self._clock is not None:
+                self._note_taken(identity, 1)
             if line:
                 self._push(identity)
             else:
                 self._end(identity)
             return identity, item
+
+    def _note_taken(self, identity: Identity, count: int) -> None:
+        if identity in self._pace:
+            since, taken = self._pace[identity]
+            self._pace[identity] = (since, taken + count)
+
+    def wait_s(self, identity: Identity) -> float:
+        """Return how long an item that comes now would wait, at the speed of late; 0: unknown."""
+        if self._clock is None or identity not in self._pace:
+            return 0.0
+        now = self._clock()
+        since, taken = self._pace[identity]
+        wait_s = len(self._lines[identity]) * (now - since) / taken if taken > 0 else 0.0
+        if now - since > MEASURED_S:
+            self._pace[identity] = (now - (now - since) / 2, taken // 2)
+        return wait_s
 
     def charge(self, identity: Identity, cost: float) -> None:
         """Count what was done for an identity.
@@ -155,6 +187,7 @@ class FairQueue(Generic[T]):
     def _end(self, identity: Identity) -> None:
         """An identity has no more items; its virtual time counts while it is ahead."""
         del self._lines[identity]
+        self._pace.pop(identity, None)
         if len(self._served) > self._served_max:
             now, lines = self._now, self._lines
             self._served = {one: time for one, time in self._served.items() if time > now or one in lines}
@@ -168,4 +201,5 @@ class FairQueue(Generic[T]):
         self._served.clear()
         self._heap.clear()
         self._heaped.clear()
+        self._pace.clear()
         self.length = 0

@@ -99,7 +99,7 @@ class _Lane:
     def __init__(self, active_max: int) -> None:
         self._active_max = active_max
         self._active = FairQueue[Job]()
-        self._waiting = FairQueue[Job]()
+        self._waiting = FairQueue[Job](perf_counter)
 
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting)
@@ -110,6 +110,10 @@ class _Lane:
             return False  # its older jobs come first
         active = len(self._active)
         return active < self._active_max or (active < 2 * self._active_max and not self._active.has(identity))
+
+    def wait_s(self, identity: Identity) -> float:
+        """Return about how long a job of an identity waits to begin."""
+        return self._waiting.wait_s(identity)
 
     def add(self, job: Job) -> None:
         """Begin a job when it is its turn."""
@@ -186,6 +190,10 @@ class Slices:
         lane.add(job)
         self._schedule()
         return job
+
+    def wait_s(self, size: int, identity: Identity) -> float:
+        """Return about how long a job would wait that comes now; 0: not at all, or unknown."""
+        return (self._long if size > SHORT_KEYS else self._short).wait_s(identity)
 
     def run_ahead(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], *, at_once: bool) -> None:
         """Do some work ahead of all waiting jobs. It is for rare work: to revoke a right, for example.

@@ -149,6 +149,31 @@ def test_waiting_does_not_depend_on_the_length_of_a_flood() -> None:
     assert waited[0] == waited[1] <= 1
 
 
+def test_wait_is_known_by_the_speed_of_late() -> None:
+    now = [0.0]
+    queue = FairQueue[int](lambda: now[0])
+    for number in range(1000):
+        queue.add(b"mallory", number)
+    queue.add(b"alice", -1)
+    assert (queue.wait_s(b"mallory"), queue.wait_s(b"bob")) == (0.0, 0.0), "not known yet"
+
+    def serve(count: int, seconds: float) -> None:
+        for _ in range(count):
+            identity, item = queue.pop()
+            queue.charge(identity, 1)
+            queue.put_back(identity, item)
+            queue.pop()
+            now[0] += seconds
+
+    serve(101, 0.01)
+    assert (queue.length, queue.wait_s(b"alice")) == (900, 0.0), "it has none any more"
+    assert queue.wait_s(b"mallory") == pytest.approx(9, rel=0.05)
+    for _ in range(8):
+        serve(50, 0.1)
+        queue.wait_s(b"mallory")
+    assert queue.wait_s(b"mallory") == pytest.approx(500 * 0.1, rel=0.1), "it is slower now"
+
+
 def test_one_identity_is_served_in_order_of_arrival() -> None:
     queue = FairQueue[int]()
     for number in range(100):

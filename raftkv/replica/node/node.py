@@ -144,7 +144,7 @@ class Node(AwaitableNode):
         self.may_hold_lease: Callable[[], bool] = lambda: False
         self.on_applied: list[Callable[[], None]] = []
         self.on_conf_change: list[Callable[[], None]] = []
-        self.proposals = Proposals(ids, settings.request_timeout_s)
+        self.proposals = Proposals(ids, settings.request_timeout_s, asyncio.get_running_loop().time)
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
@@ -255,9 +255,21 @@ class Node(AwaitableNode):
         self._wake()
         return record.request_id
 
-    def withdraw(self, request_id: int) -> None:
-        """Forget who waits for a request; if it is not under way yet, it will not be proposed."""
-        self.proposals.pop(request_id)
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
+        """Forget who waits for a request.
+
+        Arguments:
+            request_id: as ``submit`` returned it.
+            only_unsent: forget nothing if it is under way already.
+
+        Returns:
+            whether it was not under way yet, and never will be.
+        """
+        if self.proposals.withdraw(request_id):
+            return True
+        if not only_unsent:
+            self.proposals.pop(request_id)
+        return False
 
     def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
         """Call ``reader.ready`` once the applied state is recent enough; at once, perhaps, if it may be older than now.
@@ -492,7 +504,7 @@ class Node(AwaitableNode):
                 self._refused = True  # for now: what is under way is applied first
                 return
             bytes_max = min(PROPOSE_BYTES_MAX, pace.left_bytes)
-            unsent = self.proposals.take_unsent(bytes_max)
+            unsent = self.proposals.take_unsent(bytes_max, pace.apply_s)
             forwarded = self._forwarded.take(bytes_max)
             datas = [data for _, data in unsent]
             datas += forwarded

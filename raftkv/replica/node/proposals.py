@@ -3,8 +3,12 @@
 A proposal is *unsent* until the Raft core took it (there may be no leader for a while), then *sent* until its entry is
 applied here. The caller's answer comes from the entry as this member applies it, wherever the leader is.
 
-A waiter that gives up (client gone, time out) is forgotten. If its proposal was unsent it will never be proposed;
-if it was sent, it may still commit, and its caller is not told.
+A waiter that gives up (client gone, time out) is forgotten. If its proposal was unsent it leaves the queue, and will
+never be proposed; if it was sent, it may still commit, and its caller is not told.
+
+A proposal whose caller has a deadline is not put into the log after it, nor if it would be applied after it. That is
+refused as it comes, by the wait that was measured, or when its turn comes: the oldest first. Such a refusal is definite
+(``etcdserver: too many requests``, and when to come again), unlike DEADLINE_EXCEEDED, which clients take for unknown.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
@@ -24,7 +29,7 @@ from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
 from raftkv.loop.fair import MEMBER, FairQueue
 from raftkv.raft.errors import ProposalDropped
-from raftkv.rpc.shares import Identity, Shares, queue_of, refusal
+from raftkv.rpc.shares import Identity, Shares, name_of, queue_of, refusal
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,12 @@ PROPOSAL_BYTES: Final = PENDING_BYTES_MAX // 20_000
 FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
 
+
+SURE: Final = 2
+"""A proposal is refused as it comes if it would be late even at so many times the speed that was measured."""
+
+SOON_S: Final = 0.01
+"""Proposals that waited no longer are not looked at for their deadline: they came in this turn."""
 
 SORTED_AT_ONCE: Final = 16_000
 """Proposals that are moved to the queues of their identities in one go, while more wait than one append takes: 10 ms.
@@ -81,6 +92,11 @@ class Waiter:
         """In whose share it falls; here: the member's own."""
         return MEMBER
 
+    @property
+    def deadline(self) -> float | None:
+        """Loop time after which its caller does not care any more; here: it always does."""
+        return None
+
     def has_room(self, size_bytes: int) -> bool:
         """Take note that a long answer takes so many bytes more while it is put together; False: leave it out."""
         return True
@@ -100,20 +116,26 @@ class Proposals:
     Arguments:
         ids: fresh request ids.
         timeout_s: longest wait of a caller.
+        clock: loop time.
+
+    Attributes:
+        unsent_bytes: what waits to be proposed.
+        failed: proposals whose time was up.
+        late: those that were refused since they would have been applied after their deadline.
     """
 
-    def __init__(self, ids: Iterator[int], timeout_s: float) -> None:
+    def __init__(self, ids: Iterator[int], timeout_s: float, clock: Callable[[], float]) -> None:
         self._ids = ids
         self._timeout_s = timeout_s
-        # In order of proposal, hence of deadline.
+        self._clock = clock
+        # In order of proposal, hence of time out.
         self._waiters: dict[int, Waiter] = {}
-        self._unsent: list[tuple[int, bytes]] = []
-        self._crowd = FairQueue[_Item]()
+        self._unsent: dict[int, bytes] = {}
+        self._crowd = _Crowd(clock)
         """While more waits than one append takes: what was unsent first, so that identities take turns by bytes."""
         self.unsent_bytes = 0
-        """What waits to be proposed."""
         self.shares = Shares(PENDING_BYTES_MAX)
-        self.failed = 0
+        self.failed = self.late = 0
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -131,11 +153,24 @@ class Proposals:
 
         Raises:
             ShareError: too much is pending already.
+            LimitedError: it would wait until after the caller's deadline.
+            ContextDeadlineExceededError: that has passed.
         """
+        deadline = waiter.deadline
+        if deadline is not None and (deadline <= now or self._crowd.queue.length):
+            self._check_deadline(waiter.identity, deadline, now)
         request_id = self.expect(waiter, now, len(body))
-        self._unsent.append((request_id, requests.encode(kind, request_id, body)))
-        self.unsent_bytes += len(self._unsent[-1][1]) + ENTRY_COST_BYTES
+        data = self._unsent[request_id] = requests.encode(kind, request_id, body)
+        self.unsent_bytes += len(data) + ENTRY_COST_BYTES
         return request_id
+
+    def _check_deadline(self, identity: Identity, deadline: float, now: float) -> None:
+        if deadline <= now:
+            raise errors.ContextDeadlineExceededError
+        wait_s = self._crowd.queue.wait_s(queue_of(identity))
+        if wait_s > SURE * (deadline - now):
+            self.late += 1
+            raise too_late("proposals", identity, wait_s)
 
     def add_ahead(
         self, kind: int, body: bytes, waiter: Waiter, now: float, propose: Callable[[list[bytes]], None]
@@ -185,52 +220,88 @@ class Proposals:
         """Return whether a caller still waits for a request id."""
         return request_id in self._waiters
 
-    def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX) -> list[tuple[int, bytes]]:
-        """Take the oldest unsent proposals whose callers still wait; they count as sent unless given back.
+    def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX, apply_s: float = 0.0) -> list[tuple[int, bytes]]:
+        """Take the oldest unsent proposals; they count as sent unless given back.
 
         Arguments:
             bytes_max: as many as fit, but at least one.
+            apply_s: how long it takes at least until they are applied.
         """
         unsent = self._unsent
-        if self.unsent_bytes <= bytes_max and not self._crowd.length:
-            self._unsent, self.unsent_bytes = [], 0
-            return [item for item in unsent if item[0] in self._waiters]
-        return self._take_in_turns(bytes_max)
+        if self.unsent_bytes > bytes_max or self._crowd.queue.length:
+            return self._take_in_turns(bytes_max, apply_s)
+        self._unsent, self.unsent_bytes = {}, 0
+        taken = list(unsent.items())
+        first = self._waiters.get(taken[0][0]) if taken else None
+        if first is not None and self._clock() - first.started_at > SOON_S:
+            late_at = self._clock() + apply_s
+            taken = [item for item in taken if not self._is_late(item[0], late_at)]
+        return taken
 
-    def _take_in_turns(self, bytes_max: int) -> list[tuple[int, bytes]]:
+    def _take_in_turns(self, bytes_max: int, apply_s: float) -> list[tuple[int, bytes]]:
         """Take what fits, of all identities that wait in turn: the flood of one holds up no other."""
-        crowd, waiters = self._crowd, self._waiters
-        first, self._unsent = self._unsent[:SORTED_AT_ONCE], self._unsent[SORTED_AT_ONCE:]
         identity: Identity = ""
         queue = queue_of(identity)
-        for request_id, data in first:
-            waiter = waiters.get(request_id)
-            if waiter is None:
-                self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
+        for request_id in list(islice(self._unsent, SORTED_AT_ONCE)):
+            waiter = self._waiters.get(request_id)
+            if waiter is None:  # another member took the id of this one
+                self._leave(request_id)
                 continue
-            if waiter.held_by != identity:
-                identity = waiter.held_by
+            held_by = waiter.held_by
+            if held_by != identity:
+                identity = held_by
                 queue = queue_of(identity)
-            crowd.add(queue, _Item(request_id, data))
-        taken = _take_fitting(crowd, bytes_max)
-        self.unsent_bytes -= cost_bytes([item.data for item in taken])
-        return [(item.number, item.data) for item in taken if item.number in waiters]
+            self._crowd.add(queue, request_id, self._unsent.pop(request_id))
+        late_at = self._clock() + apply_s
+        taken, dropped_bytes = self._crowd.take(bytes_max, lambda request_id: self._is_late(request_id, late_at))
+        self.unsent_bytes -= cost_bytes([data for _, data in taken]) + dropped_bytes
+        return taken
+
+    def _is_late(self, request_id: int, late_at: float) -> bool:
+        """Refuse a proposal whose turn has come if it cannot be applied before its deadline; whether that is so."""
+        waiter = self._waiters.get(request_id)
+        if waiter is None:
+            return True
+        deadline = waiter.deadline
+        if deadline is None or deadline > late_at:
+            return False
+        self.pop(request_id)
+        self.late += 1
+        now = self._clock()
+        if deadline <= now:
+            waiter.fail(errors.ContextDeadlineExceededError())
+        else:
+            wait_s = self._crowd.queue.wait_s(queue_of(waiter.held_by))
+            waiter.fail(too_late("proposals", waiter.held_by, max(wait_s, late_at - now)))
+        return True
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
         """Queue again, in front, what the core did not take: there is no leader, or its limit is reached."""
+        unsent = [item for item in unsent if item[0] in self._waiters]
         self.unsent_bytes += cost_bytes([data for _, data in unsent])
-        if not self._crowd.length:
-            self._unsent = unsent + self._unsent
+        if not self._crowd.queue.length:
+            self._unsent = {**dict(unsent), **self._unsent}
             return
         for request_id, data in reversed(unsent):
+            self._crowd.put_back(queue_of(self._waiters[request_id].held_by), request_id, data)
+
+    def withdraw(self, request_id: int) -> bool:
+        """Forget an unsent proposal, which will never be proposed; False: it is not unsent."""
+        return self._leave(request_id) and self.pop(request_id) is not None
+
+    def _leave(self, request_id: int) -> bool:
+        """Have an unsent proposal leave its queue; whether it was unsent."""
+        data = self._unsent.pop(request_id, None)
+        if data is None and request_id in self._crowd.datas:
             waiter = self._waiters.get(request_id)
-            if waiter is None:
-                self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
-            else:
-                self._crowd.put_back(queue_of(waiter.held_by), _Item(request_id, data))
+            data = self._crowd.discard(queue_of(waiter.held_by), request_id) if waiter is not None else None
+        if data is None:
+            return False
+        self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
+        return True
 
     def pop(self, request_id: int) -> Waiter | None:
-        """Return who waits for this id, if anybody here, and forget it."""
+        """Return who waits for the id of an entry that is in the log, if anybody here, and forget it."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
             self.shares.give_back(waiter.held_by, waiter.held_bytes)
@@ -255,13 +326,10 @@ class Proposals:
             if waiter.started_at > oldest or len(late) == EXPIRED_AT_ONCE:
                 break
             late.append(request_id)
-        if not late:
-            return []
-        unsent = {request_id for request_id, _ in self._unsent} | {item.number for item in self._crowd}
         expired: list[tuple[Waiter, bool]] = []
         for request_id in late:
             waiter = self._waiters[request_id]
-            expired.append((waiter, request_id not in unsent))
+            expired.append((waiter, not self._leave(request_id)))
             del self._waiters[request_id]
             self.shares.give_back(waiter.held_by, waiter.held_bytes)
         self.failed += len(expired)
@@ -271,7 +339,7 @@ class Proposals:
         """Fail everything: the member stops."""
         waiters = list(self._waiters.values())
         self._waiters.clear()
-        self._unsent, self.unsent_bytes = [], 0
+        self._unsent, self.unsent_bytes = {}, 0
         self._crowd.clear()
         for waiter in waiters:
             self.shares.give_back(waiter.held_by, waiter.held_bytes)
@@ -295,34 +363,81 @@ class _Timed(dict[int, Waiter]):
         return waiter
 
 
-class _Item:
-    """A proposal that waits in a queue. It is found there by what it is: to hash all bytes would take a long turn.
+@final
+class _Crowd:
+    """Entries that wait for the log, each under a number: identities take turns by bytes, and no flood holds up others.
+
+    Arguments:
+        clock: as of ``FairQueue``.
 
     Attributes:
-        number: its request id; of what was forwarded, any number.
-        data: the entry.
+        queue: the numbers.
+        datas: the entries.
     """
 
-    __slots__ = ("data", "number")
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.queue = FairQueue[int](clock)
+        self.datas: dict[int, bytes] = {}
 
-    def __init__(self, number: int, data: bytes) -> None:
-        self.number = number
-        self.data = data
+    def add(self, identity: Identity, number: int, data: bytes) -> None:
+        """Have an entry wait behind the others of its identity."""
+        self.datas[number] = data
+        self.queue.add(identity, number)
+
+    def put_back(self, identity: Identity, number: int, data: bytes) -> None:
+        """Have an entry wait before the others of its identity."""
+        self.datas[number] = data
+        self.queue.put_back(identity, number)
+
+    def discard(self, identity: Identity, number: int) -> bytes:
+        """Forget an entry that waits, and return it."""
+        self.queue.discard(identity, number)
+        return self.datas.pop(number)
+
+    def take(self, bytes_max: int, is_late: Callable[[int], bool]) -> tuple[list[tuple[int, bytes]], int]:
+        """Take what fits into so many bytes, but at least one, of identities in turn.
+
+        Arguments:
+            bytes_max: of all.
+            is_late: refuses an entry whose turn comes too late; whether it has.
+
+        Returns:
+            the entries, and what those counted that were too late.
+        """
+        queue, taken, left_bytes, dropped_bytes = self.queue, list[tuple[int, bytes]](), bytes_max, 0
+        looks = EXPIRED_AT_ONCE
+        while queue.length and looks:
+            identity, number = queue.pop()
+            data = self.datas.pop(number)
+            size_bytes = len(data) + ENTRY_COST_BYTES
+            if is_late(number):
+                dropped_bytes += size_bytes
+                looks -= 1
+                continue
+            left_bytes -= size_bytes
+            if taken and left_bytes < 0:
+                self.put_back(identity, number, data)
+                break
+            queue.charge(identity, size_bytes)
+            taken.append((number, data))
+        return taken, dropped_bytes
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.queue.clear()
+        self.datas.clear()
 
 
-def _take_fitting(crowd: FairQueue[_Item], bytes_max: int) -> list[_Item]:
-    """Take what fits into so many bytes, but at least one, of identities in turn: no flood holds up others."""
-    taken: list[_Item] = []
-    left_bytes = bytes_max
-    while len(crowd):
-        queue, item = crowd.pop()
-        left_bytes -= len(item.data) + ENTRY_COST_BYTES
-        if taken and left_bytes < 0:
-            crowd.put_back(queue, item)
-            break
-        crowd.charge(queue, len(item.data) + ENTRY_COST_BYTES)
-        taken.append(item)
-    return taken
+def too_late(what: str, identity: Identity, wait_s: float) -> errors.LimitedError:
+    """Return the refusal of what would be done after its deadline: it was not begun.
+
+    Arguments:
+        what: waits before it.
+        identity: whose that is.
+        wait_s: how long.
+    """
+    wait_ms = max(1, math.ceil(wait_s * 1000))
+    return errors.LimitedError(f"the deadline is too near: {wait_ms} ms of {what} of {name_of(identity)} wait", wait_ms)
 
 
 def cost_bytes(datas: list[bytes]) -> int:
@@ -349,6 +464,11 @@ class Pace:
         self.began = 0.0
         self.limit_bytes = self.left_bytes = PACE_MIN_BYTES
         self._shortest_s = math.inf
+
+    @property
+    def apply_s(self) -> float:
+        """How long it takes at least until what is proposed now is applied; 0: unknown."""
+        return 0.0 if math.isinf(self._shortest_s) else self._shortest_s
 
     def begin(self, mark: int, now: float) -> None:
         """Begin a round: something is proposed while nothing was under way."""
@@ -386,7 +506,8 @@ class Forwarded:
 
     def __init__(self) -> None:
         self._datas: list[bytes] = []
-        self._crowd = FairQueue[_Item]()
+        self._numbers = itertools.count()
+        self._crowd = _Crowd()
         """While more waits than one append takes: what came first, by user or member."""
         self.size_bytes = 0
 
@@ -403,28 +524,28 @@ class Forwarded:
 
     def take(self, bytes_max: int) -> list[bytes]:
         """Take the oldest, as many as fit into ``bytes_max``, but at least one; of users in turn, if more wait."""
-        if self.size_bytes <= bytes_max and not self._crowd.length:
+        if self.size_bytes <= bytes_max and not self._crowd.queue.length:
             taken, self._datas, self.size_bytes = self._datas, [], 0
             return taken
         first, self._datas = self._datas[:SORTED_AT_ONCE], self._datas[SORTED_AT_ONCE:]
         for data in first:
-            self._crowd.add(_origin_of(data), _Item(0, data))
-        taken = [item.data for item in _take_fitting(self._crowd, bytes_max)]
+            self._crowd.add(_origin_of(data), next(self._numbers), data)
+        taken = [data for _, data in self._crowd.take(bytes_max, lambda number: False)[0]]
         self.size_bytes -= cost_bytes(taken)
         return taken
 
     def give_back(self, datas: list[bytes]) -> None:
         """Keep again, in front, what the log did not take."""
         self.size_bytes += cost_bytes(datas)
-        if not self._crowd.length:
+        if not self._crowd.queue.length:
             self._datas = datas + self._datas
             return
         for data in reversed(datas):
-            self._crowd.put_back(_origin_of(data), _Item(0, data))
+            self._crowd.put_back(_origin_of(data), next(self._numbers), data)
 
     def clear(self) -> int:
         """Drop all; how many."""
-        count, self._datas, self.size_bytes = len(self._datas) + len(self._crowd), [], 0
+        count, self._datas, self.size_bytes = len(self._datas) + len(self._crowd.datas), [], 0
         self._crowd.clear()
         return count
 

@@ -44,12 +44,30 @@ READERS_AT_ONCE: Final = 500
 class Reader(Protocol):
     """A request that waits until the member's state is recent enough."""
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether its caller has left."""
+
     def ready(self) -> None:
         """Serve it now."""
 
     def fail(self, error: errors.StatusError) -> None:
         """It cannot be served."""
 
+
+class _Gone:
+    """Stands in the place of a reader whose caller has left, until the turn of that place comes."""
+
+    is_over = True
+
+    def ready(self) -> None:
+        """Serve nothing."""
+
+    def fail(self, error: errors.StatusError) -> None:
+        """Answer nothing."""
+
+
+_GONE: Final = _Gone()
 
 Marks = list[tuple[float, int]]
 """Moments, and how many of some readers had come by then; ascending. Readers themselves carry no time."""
@@ -224,6 +242,9 @@ class ReadQueue:
 
         Those who came during a round that is given up wait for the next.
         """
+        groups = [self._waiting, *(readers for _, _, readers in self._confirmed)]
+        for readers in groups if self._round is None else [*groups, self._round.readers]:
+            _forget_over(readers)
         oldest = now - self._timeout_s
         late = _take_late(self._waiting, self._marks, oldest)
         if self._waiting and (not self._marks or self._marks[-1][1] < len(self._waiting)):
@@ -267,6 +288,13 @@ class ReadQueue:
         self.reads_failed += len(readers)
         self._failed.extend([(reader, error) for reader in readers])
         self.serve()
+
+
+def _forget_over(readers: list[Reader]) -> None:
+    """Let go of calls that are over: a round may last until there is a leader again."""
+    for at, reader in enumerate(readers):
+        if reader.is_over:
+            readers[at] = _GONE
 
 
 def _take_late(readers: list[Reader], marks: Marks, oldest: float) -> list[Reader]:

@@ -113,8 +113,8 @@ class MemberLoop(Protocol):
     def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
         """Put a request into the log; its request id."""
 
-    def withdraw(self, request_id: int) -> None:
-        """Forget who waits for a request."""
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
+        """Forget who waits for a request; whether it never will be under way."""
 
     async def propose(
         self,

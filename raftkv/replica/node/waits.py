@@ -38,8 +38,9 @@ class AwaitableNode:
         """Put a change of members into the log; its request id. See ``Node``."""
         raise NotImplementedError
 
-    def withdraw(self, request_id: int) -> None:
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
         """Forget who waits for a request. See ``Node``."""
+        raise NotImplementedError
 
     def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
         """Call back once the applied state is as new as now, or as the bound allows. See ``Node``."""
@@ -62,8 +63,8 @@ class AwaitableNode:
             body: its bytes.
             request: the same parsed, so that applying need not parse it again.
             caller: who causes it, as for ``Node.submit``.
-            on_abandoned: called with the outcome if the caller was cancelled before it had it. Without it, a request
-                that is not under way yet when the caller is cancelled never will be.
+            on_abandoned: called with the outcome if the caller was cancelled before it had it. A request that is not
+                under way yet when the caller is cancelled never will be.
             identity: in whose share it waits (``rpc/shares``); ``fair.MEMBER``: in the member's own.
 
         Returns:
@@ -79,9 +80,7 @@ class AwaitableNode:
         try:
             return await waiter.outcome
         except asyncio.CancelledError:
-            if on_abandoned is None:
-                self.withdraw(request_id)
-            else:
+            if not self.withdraw(request_id, only_unsent=on_abandoned is not None):
                 waiter.abandon()
             raise
 
@@ -161,6 +160,10 @@ class _Read:
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_over(self) -> bool:
+        return self.done.done()
 
     def ready(self) -> None:
         if not self.done.done():

@@ -113,7 +113,9 @@ class ServerCall:
     @property
     def cancelled(self) -> bool:
         """True once the client does not wait for the answer: reset, disconnected, or past its deadline."""
-        return self._state == CANCELLED
+        if self._state or self.deadline is None:
+            return self._state == CANCELLED
+        return self.deadline <= self._carrier.clock()  # of many that have expired, some wait to be told
 
     @property
     def severed(self) -> bool:

@@ -95,6 +95,7 @@ class Carrier:
 
     Attributes:
         account: counts what waits for the client.
+        clock: the loop's time, seconds.
         severed: set when the connection has gone and this end did not close it.
     """
 
@@ -102,6 +103,7 @@ class Carrier:
         self.limits = limits
         self.peer = peer
         self.severed = False
+        self.clock = environment.clock
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self, peer.identity)
         self._environment = environment
 

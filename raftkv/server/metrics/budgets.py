@@ -87,6 +87,11 @@ class BudgetMetrics(Collector):
                 self._node.proposals_dropped,
             ),
             (
+                "raftkv_proposals_late_total",
+                "Proposals that were refused, since they would have been applied after the deadline of their caller.",
+                self._node.proposals.late,
+            ),
+            (
                 "raftkv_appends_dropped_total",
                 "Messages of leaders that were not taken, because too much is committed and not applied.",
                 self._node.backlog.appends_dropped,

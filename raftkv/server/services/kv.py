@@ -215,6 +215,8 @@ class KVService:
 
     def _check_and_take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> Work[None]:
         """Take a txn that is large, or has compares on intervals, once it is checked."""
+        if call.cancelled:
+            return
         intervals = yield from check.check_txn_in_pieces(request, self._txn_operations_max)
         if not txn.is_readonly(request):
             yield from compares.check_work(self._store, intervals)

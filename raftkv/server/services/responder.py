@@ -9,6 +9,7 @@ Callbacks answer their call with ``fail``; coroutines raise, within ``refusals()
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from raftkv.apply.request import FIRST_KNOWN_IN, Caller, versioned
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.replica.node.admission import Admission
-from raftkv.replica.node.proposals import Waiter
+from raftkv.replica.node.proposals import SURE, Waiter, too_late
 from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -55,6 +56,11 @@ class PendingWrite(Waiter):
     def identity(self) -> Identity:
         """In whose share it falls."""
         return identity_of(self.call)
+
+    @property
+    def deadline(self) -> float | None:
+        """After which its client does not care any more."""
+        return self.call.deadline
 
     def has_room(self, size_bytes: int) -> bool:
         """Count what the answer takes; False once it would not be taken in the end, or the client is gone."""
@@ -107,6 +113,11 @@ class PendingRead:
         self.call = call
         self.request = request
         self.execute = execute
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its client does not wait any more."""
+        return self.call.cancelled
 
     def ready(self) -> None:
         """Serve it."""
@@ -279,6 +290,8 @@ class Responder:
         """
 
         def work() -> Work[None]:
+            if call.cancelled:
+                return
             self.check_again(call, check)
             growth, body = self.growth(call), list[bytes]()
             try:
@@ -292,7 +305,13 @@ class Responder:
                 growth.end()
             self.reply_many(call, revision, pieces)
 
-        job = self.slices.run(work, partial(self.refuse_read, call), size, queue_of_call(call))
+        queue = queue_of_call(call)
+        if call.deadline is not None:
+            wait_s = self.slices.wait_s(size, queue)
+            if wait_s and wait_s > SURE * (call.deadline - asyncio.get_running_loop().time()):
+                fail(call, too_late("reads", queue, wait_s))
+                return
+        job = self.slices.run(work, partial(self.refuse_read, call), size, queue)
         if not job.is_over:
             call.on_cancel(job.cancel)
 

@@ -11,7 +11,7 @@ Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 

@@ -45,14 +45,19 @@ class Passage:
 class TracedReader:
     """A reader whose wait is a span."""
 
-    __slots__ = ("_reader", "began_ns", "is_over", "recording", "span_id")
+    __slots__ = ("_is_served", "_reader", "began_ns", "recording", "span_id")
 
     def __init__(self, reader: Reader, recording: Recording) -> None:
         self._reader = reader
         self.recording = recording
         self.began_ns = time_ns()
         self.span_id = new_id()
-        self.is_over = False
+        self._is_served = False
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it waits no more."""
+        return self._is_served or self._reader.is_over
 
     def ready(self) -> None:
         """Note that the state is recent enough, and let it read."""
@@ -65,7 +70,7 @@ class TracedReader:
         self._reader.fail(error)
 
     def _end(self) -> None:
-        self.is_over = True
+        self._is_served = True
         now_ns = self.recording.done_ns = time_ns()
         self.recording.add("raftkv.read_index", self.began_ns, now_ns, CLIENT, self.span_id)
 

@@ -32,6 +32,8 @@ def _one_piece_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Read:
     """Notes how many keys it finds when it is served."""
 
+    is_over = False
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.found: int | None = None

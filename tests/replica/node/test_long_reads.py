@@ -38,6 +38,8 @@ class Call:
         self._room_bytes = room_bytes
         self._on_cancel: Callable[[], None] = lambda: None
         self.cancelled = False
+        self.deadline: float | None = None
+        self.trailers: tuple[tuple[bytes, bytes], ...] = ()
         self.caller = None
         self.answer = b""
         self.error: tuple[int, str] | None = None
@@ -59,8 +61,8 @@ class Call:
         assert not self.answer
         self.answer = b"".join(pieces)
 
-    def fail(self, code: int, text: str) -> None:
-        self.error = (code, text)
+    def fail(self, code: int, text: str, *, trailers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        self.error, self.trailers = (code, text), trailers
 
     def fail_with(self, error: RpcError) -> None:
         self.error = (error.code, error.text)
@@ -153,6 +155,35 @@ def test_a_cancelled_range_stops_and_lets_go() -> None:
             store.compaction_step()
             store.commit()
         assert (call.answer, call.error) == (b"", None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.interpreted
+def test_range_that_cannot_be_read_in_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose deadline has passed is not read, and one that would wait for too long hears it at once."""
+    monkeypatch.setattr(slices_module, "SHORT_ACTIVE_MAX", 1)
+
+    async def run() -> None:
+        world = World()
+        now = asyncio.get_running_loop().time()
+        read, expired, *waiting = (Call() for _ in range(40))
+        for call in (read, expired, *waiting):
+            world.range(call, ALL)
+        expired.cancelled = True  # its deadline has passed, and its answer is not sent yet
+        answered: list[bool] = []
+        while not answered:
+            await asyncio.sleep(0)
+            answered = [True for call in waiting if call.answer]
+        assert (read.answer != b"", expired.answer, expired.error) == (True, b"", None)
+        hasty, patient = Call(), Call()
+        hasty.deadline, patient.deadline = now, now + 3600
+        world.range(hasty, ALL)
+        world.range(patient, ALL)
+        assert hasty.error == (errors.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
+        assert int(dict(hasty.trailers)[errors.RETRY_AFTER]) >= 1
+        await world.finish()
+        assert patient.answer
 
     asyncio.run(run())
 

@@ -19,14 +19,19 @@ from raftkv.replica.node.waits import AwaitableNode
 
 
 class Caller(Waiter):
-    def __init__(self, identity: bytes = b"") -> None:
+    def __init__(self, identity: bytes = b"", deadline: float | None = None) -> None:
         self.request = None
         self._identity = identity
+        self._deadline = deadline
         self.outcome: Outcome | errors.StatusError | None = None
 
     @property
     def identity(self) -> bytes:
         return self._identity
+
+    @property
+    def deadline(self) -> float | None:
+        return self._deadline
 
     def finish(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -37,7 +42,7 @@ class Caller(Waiter):
 
 @pytest.fixture
 def proposals() -> Proposals:
-    return Proposals(count(1), timeout_s=7.0)
+    return Proposals(count(1), 7.0, clock=lambda: 0.0)
 
 
 def test_the_log_gets_the_clients_bytes_unchanged(proposals: Proposals) -> None:
@@ -49,8 +54,83 @@ def test_the_log_gets_the_clients_bytes_unchanged(proposals: Proposals) -> None:
 def test_request_without_a_waiter_is_not_proposed(proposals: Proposals) -> None:
     gone = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
     kept = proposals.add(Kind.PUT, b"b", Caller(), 0.0)
-    proposals.pop(gone)
+    assert proposals.withdraw(gone)
     assert [request_id for request_id, _ in proposals.take_unsent()] == [kept]
+
+
+@pytest.mark.parametrize("is_crowded", [True, False])
+def test_withdrawn_proposal_leaves_the_queue_with_its_bytes(proposals: Proposals, is_crowded: bool) -> None:
+    """Without a leader, puts of 1 MiB with time-outs of milliseconds gave their shares back, and filled the memory."""
+    kept = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    kept_bytes = proposals.unsent_bytes
+    for _ in range(3):
+        gone = [proposals.add(Kind.PUT, bytes(2 << 20), Caller(b"mallory"), 0.0) for _ in range(5)]
+        if is_crowded:
+            proposals.give_back(proposals.take_unsent(1 << 20))
+        assert proposals.unsent_bytes > 5 * (2 << 20)
+        assert [proposals.withdraw(one) for one in (*gone, gone[0])] == [True] * 5 + [False]
+        assert proposals.unsent_bytes == kept_bytes
+        assert set(proposals.shares.held) == {b"alice"}
+    assert [request_id for request_id, _ in proposals.take_unsent()] == [kept]
+    assert not proposals.withdraw(kept), "it is under way"
+    assert proposals.is_waiting(kept)
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def timed(clock: list[float]) -> Proposals:
+    return Proposals(count(1), 7.0, clock=lambda: clock[0])
+
+
+@pytest.mark.parametrize("flood", [0, 500])
+def test_proposal_is_not_put_into_the_log_after_its_deadline(timed: Proposals, clock: list[float], flood: int) -> None:
+    """Of thousands whose time was up at once, those that had not been told yet were executed."""
+    for _ in range(flood):
+        timed.add(Kind.PUT, bytes(100), Caller(b"mallory"), clock[0])
+    late, near, far = (Caller(b"alice", clock[0] + left_s) for left_s in (1.0, 2.1, 60.0))
+    ids = [timed.add(Kind.PUT, b"a", caller, clock[0]) for caller in (late, near, far)]
+    clock[0] += 2
+    taken = [request_id for request_id, _ in timed.take_unsent(100_000, apply_s=0.5)]
+    assert [one for one in ids if one in taken] == ids[2:]
+    assert isinstance(late.outcome, errors.ContextDeadlineExceededError)
+    assert isinstance(near.outcome, errors.LimitedError), "definite: it was not done, and would have been too late"
+    assert (timed.late, far.outcome) == (2, None)
+    while timed.unsent_bytes:
+        timed.take_unsent(100_000)
+    with pytest.raises(errors.ContextDeadlineExceededError):
+        timed.add(Kind.PUT, b"a", Caller(b"alice", clock[0]), clock[0])
+    assert timed.unsent_bytes == 0
+
+
+def test_what_cannot_be_applied_in_time_is_refused_as_it_comes(timed: Proposals, clock: list[float]) -> None:
+    for _ in range(1000):
+        timed.add(Kind.PUT, bytes(100), Caller(b"mallory"), clock[0])
+
+    def come(identity: bytes, left_s: float) -> errors.StatusError | None:
+        try:
+            timed.withdraw(timed.add(Kind.PUT, b"a", Caller(identity, clock[0] + left_s), clock[0]))
+        except errors.StatusError as error:
+            return error
+        return None
+
+    assert come(b"mallory", 0.01) is None, "no wait was measured yet"
+    for _ in range(10):  # 10 a second
+        timed.take_unsent(1200)
+        clock[0] += 0.1
+    refusal = come(b"mallory", 40.0)
+    assert refusal is not None
+    assert (refusal.code, str(refusal)) == (errors.RESOURCE_EXHAUSTED, "etcdserver: too many requests")
+    assert dict(refusal.trailers) == {
+        errors.RETRY_AFTER: b"99000",
+        errors.LIMIT_NAME: b"the deadline is too near: 99000 ms of proposals of user mallory wait",
+    }
+    assert come(b"mallory", 60.0) is None, "it might be in time, if all goes twice as fast"
+    assert come(b"alice", 0.2) is None, "the queue of another does not count"
+    assert timed.late == 1
 
 
 def test_returned_requests_are_proposed_again_in_order(proposals: Proposals) -> None:
@@ -69,7 +149,7 @@ def test_a_flood_of_proposals_delays_another_user_by_one_append(proposals: Propo
     proposals.give_back(taken.pop())
     alice = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
     gone = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
-    proposals.pop(gone)
+    assert proposals.withdraw(gone)
     while proposals.unsent_bytes:
         taken.append([request_id for request_id, _ in proposals.take_unsent(250 + 2 * module.ENTRY_COST_BYTES)])
     at = next(number for number, batch in enumerate(taken) if alice in batch)
@@ -144,8 +224,8 @@ class Awaited(AwaitableNode):
     def submit(self, kind: int, body: bytes, waiter: Waiter, caller: RequestCaller | None) -> int:
         return self.proposals.add(kind, body, waiter, 0.0)
 
-    def withdraw(self, request_id: int) -> None:
-        self.proposals.pop(request_id)
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
+        return self.proposals.withdraw(request_id)
 
 
 def test_flood_of_a_client_without_a_user_takes_nothing_from_the_member(proposals: Proposals) -> None:

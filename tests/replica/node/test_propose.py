@@ -33,6 +33,7 @@ class Alice(Caller):
 class Reader:
     """Waits for a linearizable read."""
 
+    is_over = False
     is_served = False
 
     def ready(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from itertools import count, pairwise
 
 import pytest
@@ -15,6 +16,8 @@ TIMEOUT_S = 7.0
 
 
 class Reader:
+    is_over = False
+
     def __init__(self) -> None:
         self.outcome: str | errors.StatusError | None = None
 
@@ -43,6 +46,28 @@ def test_readers_of_one_moment_share_a_round(queue: ReadQueue, asked: list[bytes
     assert len(asked) == 1
     queue.confirm(asked[0], index=5, applied=5, now=0.1)
     assert [reader.outcome for reader in readers] == ["served"] * 3
+
+
+def test_reader_whose_caller_has_left_is_let_go_while_its_round_lasts(queue: ReadQueue, asked: list[bytes]) -> None:
+    """Without a leader, calls that were opened and reset over and over were kept for the time of a round."""
+    readers = [Reader() for _ in range(9)]
+    for group, index in ((readers[:3], 9), (readers[3:6], 0), (readers[6:], 0)):
+        for reader in group:
+            queue.add(reader, 0.0)
+        queue.start(0.0)
+        if index:
+            queue.confirm(asked[0], index=9, applied=7, now=0.0)
+    left = [weakref.ref(reader) for reader in readers[::2]]
+    for reader in readers[::2]:
+        reader.is_over = True
+    stayed = readers[1::2]
+    del readers, group, reader
+    queue.tick(0.1)
+    assert [one() for one in left] == [None] * 5
+    queue.applied(9)
+    queue.confirm(asked[1], index=9, applied=9, now=0.2)
+    queue.confirm(asked[2], index=9, applied=9, now=0.3)
+    assert [reader.outcome for reader in stayed] == ["served"] * 4
 
 
 def test_a_reader_does_not_join_a_round_under_way(queue: ReadQueue, asked: list[bytes]) -> None:

@@ -16,6 +16,8 @@ TIMEOUT_S = 7.0
 
 
 class Reader:
+    is_over = False
+
     def __init__(self) -> None:
         self.outcome: str | errors.StatusError | None = None
 

@@ -15,15 +15,18 @@ from tests.server.recipes.recipes import ManualNode, quiet
 
 
 class Withdrawing(ManualNode):
-    """Notes which requests nobody waits for any more."""
+    """Notes which requests have no caller any more; all of them, or none, are unsent."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_unsent: bool) -> None:
         super().__init__()
         self.withdrawn: list[int] = []
+        self._is_unsent = is_unsent
 
-    def withdraw(self, request_id: int) -> None:
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
         """See ``Node``."""
-        self.withdrawn.append(request_id)
+        if self._is_unsent or not only_unsent:
+            self.withdrawn.append(request_id)
+        return self._is_unsent
 
 
 async def _begin(node: ManualNode, **options: Any) -> tuple[asyncio.Task[Outcome], Any]:
@@ -57,9 +60,12 @@ def test_a_request_that_gets_no_outcome_raises() -> None:
     asyncio.run(scenario())
 
 
-def test_lost_caller_withdraws_its_request_unless_it_asks_for_the_outcome() -> None:
+@pytest.mark.parametrize("is_unsent", [True, False])
+def test_lost_caller_withdraws_its_request_unless_it_asks_for_the_outcome_of_one_under_way(is_unsent: bool) -> None:
+    """A lock's request whose client had left stayed in the queue, kept its share, and was executed to be undone."""
+
     async def scenario() -> None:
-        node, abandoned = Withdrawing(), []
+        node, abandoned = Withdrawing(is_unsent=is_unsent), list[Outcome]()
         task, waiter = await _begin(node)
         task.cancel()
         await quiet()
@@ -69,6 +75,9 @@ def test_lost_caller_withdraws_its_request_unless_it_asks_for_the_outcome() -> N
         task, waiter = await _begin(node, on_abandoned=abandoned.append)
         task.cancel()
         await quiet()
+        if is_unsent:
+            assert (node.withdrawn, abandoned) == ([1, 1], [])
+            return
         outcome = Outcome(8)
         waiter.finish(outcome)
         assert (node.withdrawn, abandoned) == ([1], [outcome])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc.limits import ServerLimits
@@ -16,11 +17,11 @@ from tests.rpc import raw
 NOW_S = 1000.0
 
 
-def _core(calls: list[UnaryCall]) -> ServerCore:
+def _core(calls: list[UnaryCall], clock: Callable[[], float] = lambda: NOW_S) -> ServerCore:
     router, limits = Router(), ServerLimits()
     router.add(Route("/test.Echo/Unary", UnaryCall, lambda call, message: calls.append(call)))
     environment = Environment(
-        clock=lambda: NOW_S,
+        clock=clock,
         wheel=DeadlineWheel(lambda when: None),
         spawn=asyncio.ensure_future,
         report=lambda path, error: None,
@@ -52,6 +53,21 @@ def test_request_whose_time_is_over_is_not_executed() -> None:
     core.receive(_ask(1, b"0n") + _ask(3, b"00S") + _ask(5, b"1n"))
     assert [call.stream_id for call in calls] == [5]
     assert core.pull(1 << 20).count(b"context deadline exceeded") == 2
+
+
+def test_call_is_over_when_its_deadline_passes_before_it_is_answered() -> None:
+    """Of thousands of calls whose deadlines pass together, each turn ends some: the others were served on."""
+    calls: list[UnaryCall] = []
+    now_s = [NOW_S]
+    core = _core(calls, lambda: now_s[0])
+    core.receive(_ask(1, b"1S") + _ask(3) + _ask(5, b"1H"))
+    assert [call.cancelled for call in calls] == [False] * 3
+    now_s[0] += 1
+    assert [call.cancelled for call in calls] == [True, False, False]
+    calls[0].expire()
+    calls[2].reply(b"")
+    now_s[0] += 3600
+    assert [call.cancelled for call in calls] == [True, False, False], "one that was answered is not cancelled"
 
 
 def test_a_malformed_timeout_of_a_kind_that_is_known() -> None:

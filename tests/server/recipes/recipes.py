@@ -79,6 +79,10 @@ class ManualNode(AwaitableNode):
             raise errors.StoppedError
         self.reading.append(reader)
 
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
+        """See ``Node``; all that was proposed is under way."""
+        return False
+
 
 SIZE_MAX_BYTES = 1536 * 1024
 

@@ -108,6 +108,7 @@ class Call:
     peer = Peer("simulated", identity="simulated")
     severed = cancelled = False
     caller: Caller | None = None
+    deadline: float | None = None
 
     def __init__(self, outbox: Outbox, answer: Answer, metadata: dict[str, str] | None = None) -> None:
         self.metadata = metadata or {}
