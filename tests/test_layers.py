@@ -187,7 +187,7 @@ def test_the_core_is_pure() -> None:
 
 def test_the_replica_has_no_sockets() -> None:
     """Refuse sockets in the replica, which sends by its devices; ``Channel`` and calls are types of those."""
-    allowed = {"client.calls", "client.channel", "framing", "server.calls", "server.stream", "shares", "status"}
+    allowed = {"client.calls", "client.channel", "framing", "server.calls", "server.stream", "shares", "status", "uses"}
     for path in sources("raftkv/replica"):
         imported = {name.removeprefix("raftkv.rpc.") for name in _imports(path) if name.startswith("raftkv.rpc")}
         assert imported <= allowed, path

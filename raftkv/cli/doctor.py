@@ -178,6 +178,7 @@ class Answer:
         clock_s: between which two figures its clock is ahead of this machine's; None: unknown.
         program: what runs there, e.g. ``raftkv/0.2.0``; empty: it does not say.
         fsync_p99_ms, peers_p99_ms: of its syncs, and of round trips to its peers, since it started; None: unknown.
+        busiest: the user (certificate, network) that took most of its time in the last whole minute, and the part.
     """
 
     endpoint: str
@@ -189,6 +190,7 @@ class Answer:
     program: str = ""
     fsync_p99_ms: float | None = None
     peers_p99_ms: float | None = None
+    busiest: tuple[str, float] | None = None
 
     @property
     def member_id(self) -> int:
@@ -233,6 +235,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     yield from _space(answered)
     yield _clocks(answered)
     yield from _measured(answered)
+    yield _shares(answered)
     yield from _ways(picture, timing or ServerConfig())
 
 
@@ -401,6 +404,22 @@ def _measured(answered: list[Answer]) -> Iterator[Finding]:
         endpoint, worst = max(known.items(), key=lambda item: item[1])
         found = at_most(subject, worst, "ms", warning=slow_ms, failure=far_too_slow_ms, advice=advice)
         yield replace(found, figure=f"up to {found.figure}, at {endpoint}")
+
+
+def _shares(answered: list[Answer]) -> Finding:
+    subject = "time of members by user"
+    found = [(one[1], one[0], answer.endpoint) for answer in answered if (one := answer.busiest) is not None]
+    if not found:
+        return skipped(subject, "no member shows who uses it")
+    share, identity, endpoint = max(found)
+    figure = f"{identity} took {share:.0%} of the last minute at {endpoint}"
+    if share > SHARE_MAX:
+        return warning(subject, figure, "raftkvctl top --by user; raftkvctl quota limit sets a limit")
+    return ok(subject, f"{share:.0%} of the last minute at most")
+
+
+SHARE_MAX: Final = 0.5
+"""Part of a member's time that one user may take."""
 
 
 def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
@@ -1008,7 +1027,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
         return Answer(endpoint, error=str(error), is_refusal=is_refusal)
     program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
-    fsync_ms, peers_ms = await asyncio.to_thread(_ask_metrics, core, endpoint)
+    fsync_ms, peers_ms, busiest = await asyncio.to_thread(_ask_metrics, core, endpoint)
     return Answer(
         endpoint,
         status=status,
@@ -1017,6 +1036,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         program=program,
         fsync_p99_ms=fsync_ms,
         peers_p99_ms=peers_ms,
+        busiest=busiest,
     )
 
 
@@ -1047,15 +1067,20 @@ async def _reach(url: str) -> float | None:
         return None
 
 
-def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None]:
-    """99th percentiles that a member has measured (ms): of its syncs, of round trips to its peers; None: unknown."""
+def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None, tuple[str, float] | None]:
+    """99th percentiles that a member has measured (ms): of its syncs, of round trips to its peers; None: unknown.
+
+    And who took most of its time in the last whole minute, with the part.
+    """
     try:
         text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
         found = [top.quantile(text, name, 0.99, FIGURES_MIN) for name in (_FSYNC, _ROUND_TRIP)]
+        shares = {identity: figures.get("loop_share", 0.0) for identity, figures in top.by_identity(text).items()}
+        shares.pop("other", None)  # these are many
     except (OSError, ValueError):
-        return None, None
+        return None, None, None
     fsync_ms, peers_ms = (None if seconds is None else seconds * 1000 for seconds in found)
-    return fsync_ms, peers_ms
+    return fsync_ms, peers_ms, max(shares.items(), key=lambda item: item[1], default=None)
 
 
 def _ask_http(core: Core, endpoint: str) -> tuple[str, tuple[float, float] | None]:

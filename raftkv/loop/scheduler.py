@@ -138,7 +138,7 @@ class _Lane:
             self._waiting.charge(found[0], 1)
             self._active.add(*found)
 
-    def step(self, until: float) -> None:
+    def step(self, until: float, charge: Callable[[Identity, float], None]) -> None:
         """A slice of the job whose turn it is."""
         began = perf_counter()
         identity, job = self._active.pop()
@@ -146,16 +146,23 @@ class _Lane:
         try:
             is_over = job.step(until)
         finally:
-            self._active.charge(identity, perf_counter() - began)
+            took_s = perf_counter() - began
+            self._active.charge(identity, took_s)
+            charge(identity, took_s)
             if not is_over:
                 self._active.add(identity, job)
             self._begin_next()
 
 
 class Slices:
-    """The long work of one member. One owner: the loop on which it was made."""
+    """The long work of one member. One owner: the loop on which it was made.
+
+    Attributes:
+        charge: hears how long each identity was worked for.
+    """
 
     def __init__(self) -> None:
+        self.charge: Callable[[Identity, float], None] = lambda identity, seconds: None
         self._loop = asyncio.get_running_loop()
         self._short = _Lane(SHORT_ACTIVE_MAX)
         self._long = _Lane(LONG_ACTIVE_MAX)
@@ -261,12 +268,12 @@ class Slices:
         first, second = self._short, self._long
         try:
             if self._ahead:
-                self._ahead.step(perf_counter() + SLICE_S)
+                self._ahead.step(perf_counter() + SLICE_S, self.charge)
             now = perf_counter()
             until = now + TURN_S
             while (first or second) and now < until:
                 if first:
-                    first.step(min(now + SLICE_S, until))
+                    first.step(min(now + SLICE_S, until), self.charge)
                 first, second = second, first
                 now = perf_counter()
         finally:

@@ -155,7 +155,7 @@ class Member:
         exposition = Exposition(self._registry)
         self._http = HttpService(self.node, replica.applier, replica.readiness, replica.admission, exposition)
         # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
-        self._answers = AnswerBudget()
+        self._answers = AnswerBudget(uses=self.node.uses)
         self._audit = make_audit(self.config, self._registry, self._tls)
         self._client_server = self._make_client_server(durable)
         metrics_http = self._guarded(self._http.handle)
@@ -210,6 +210,7 @@ class Member:
         config, replica = self.config, self.replica
         guard, check_capable = replica.leader_guard, replica.versions.check_capable
         responder = Responder(self.node, replica.applier, replica.header, replica.admission, check_capable)
+        responder.slices.charge = self.node.uses.charge
         self._users = Users(config, replica.applier, self.node, responder.slices)
         self._recipe = Recipe(responder, replica.hub, replica.lessor)
         pprof = config.enable_pprof
@@ -321,7 +322,15 @@ class Member:
             PeerMetrics(durable.member_id, transport, self._peer_service),
             AuthMetrics(replica.applier.auth, self._users),
             HealthMetrics(self._http),
-            BudgetMetrics(self._answers, servers, self.node, replica.hub, replica.admission, transport),
+            BudgetMetrics(
+                self._answers,
+                servers,
+                self.node,
+                replica.hub,
+                replica.admission,
+                transport,
+                replica.lessor.granters.shares.held,
+            ),
         ):
             self._registry.register(collector)
 

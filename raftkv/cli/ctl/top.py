@@ -1,4 +1,4 @@
-"""``raftkvctl top``: every member of a cluster in a live table.
+"""``raftkvctl top``: every member of a cluster in a live table, or every user (``--by user``).
 
 Members are those that the cluster lists. ``Poller`` asks for the list again each time, so that a member that joins
 appears; one that is gone stays in the table as silent. Rates are differences of counters in ``/metrics``: a member that
@@ -96,6 +96,25 @@ def _bound(buckets: list[tuple[float, float]], share: float) -> float:
     return next(end for end, count in buckets if count >= share * buckets[-1][1])
 
 
+IDENTITY_PREFIX: Final = "raftkv_identity_"
+
+
+def by_identity(text: str) -> dict[str, dict[str, float]]:
+    """Return the figures of each user, certificate or network, by the names of their metrics without the prefix.
+
+    Raises:
+        ValueError: the text is not in Prometheus's format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples if family.name.startswith(IDENTITY_PREFIX) else ():
+            name = sample.name.removeprefix(IDENTITY_PREFIX)
+            found.setdefault(sample.labels.get("identity", ""), {})[name] = sample.value
+    return found
+
+
 def fetch(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, float]:
     """Ask a member for the sums of its samples, by name; as ``fetch_text``."""
     try:
@@ -177,6 +196,71 @@ class Sample:
     alarms: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
+    identities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class IdentityRow:
+    """What all members do for one user, certificate or network; None is what is not known.
+
+    Attributes:
+        loop_share: part of the time of the members' event loops.
+        queue_wait_s: how long a write of it waited lately, at most.
+    """
+
+    identity: str
+    requests_per_s: float | None
+    bytes_per_s: float | None
+    loop_share: float | None
+    queue_wait_s: float
+    watches: int
+    leases: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, for programs."""
+        return asdict(self)
+
+
+def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[IdentityRow]:
+    """Return a row for each identity, of all members together, the one that takes most time first.
+
+    Arguments:
+        before, after: as of ``make_rows``.
+    """
+    answering = [sample for sample in after if sample.identities]
+
+    def rate(identity: str, name: str) -> float | None:
+        known = []
+        for sample in answering:
+            last = before.get(sample.endpoint)
+            if last is not None and identity in last.identities and identity in sample.identities:
+                figures = [last.identities[identity].get(name, 0.0), sample.identities[identity].get(name, 0.0)]
+                if figures[0] <= figures[1] and sample.at_s > last.at_s:
+                    known.append((figures[1] - figures[0]) / (sample.at_s - last.at_s))
+        return sum(known) if known else None
+
+    def held(identity: str, name: str) -> list[float]:
+        return [sample.identities.get(identity, {}).get(name, 0.0) for sample in answering]
+
+    rows = []
+    for identity in {identity for sample in answering for identity in sample.identities}:
+        loop = rate(identity, "loop_seconds_total")
+        rows.append(
+            IdentityRow(
+                identity,
+                _rounded(rate(identity, "requests_total"), 1),
+                _rounded(rate(identity, "bytes_total"), 1),
+                None if loop is None else round(loop / len(answering), 4),
+                round(max(held(identity, "queue_wait_seconds")), 3),
+                int(sum(held(identity, "watches"))),
+                int(sum(held(identity, "leases"))),
+            )
+        )
+    return sorted(rows, key=lambda row: (-(row.loop_share or 0.0), row.identity))
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 @dataclass(frozen=True)
@@ -395,6 +479,30 @@ class View:
         return table
 
 
+class IdentityView:
+    """The whole screen, by user."""
+
+    def __init__(self, rows: Sequence[IdentityRow], hint: str = "") -> None:
+        self._rows = rows
+        self._hint = hint
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(caption=self._hint or None, caption_justify="left")
+        table.add_column("identity")
+        for name in ("requests/s", "size/s", "time", "queue wait", "watches", "leases"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._rows:
+            share = "-" if row.loop_share is None else f"{row.loop_share:.1%}"
+            size = _size(None if row.bytes_per_s is None else int(row.bytes_per_s))
+            wait = f"{row.queue_wait_s * 1000:,.0f} ms"
+            cells = [_number(row.requests_per_s), size, share, wait, _number(row.watches), _number(row.leases)]
+            table.add_row(Text(row.identity), *cells)
+        yield table
+
+
 # -- the command -----------------------------------------------------------------------------------------------------
 
 ASK_TIMEOUT_S: Final = 1.0
@@ -403,7 +511,8 @@ ASK_TIMEOUT_S: Final = 1.0
 ONCE_WIDTH: Final = 200
 """Columns of a table that goes to a file."""
 
-Show = Callable[[list[Row]], None]
+Show = Callable[["Poller"], None]
+"""Shows what was polled last."""
 
 
 def top(invocation: Invocation) -> None:
@@ -426,7 +535,7 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
         # Rates need two polls.
         await asyncio.sleep(begun_at + interval_s - time.monotonic())
         rows = await poller.poll()
-        _printer(invocation["json"])(rows)
+        _printer(invocation)(poller)
         if not any(row.role in ANSWERING for row in rows):
             raise CommandError("no member answers", ERROR)
         return
@@ -435,12 +544,12 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
         stop.set()
         wake.set()
 
-    with on_signals(end), on_signals(wake.set, (signal.SIGWINCH,)), _screen(invocation["json"], stop, wake) as show:
+    with on_signals(end), on_signals(wake.set, (signal.SIGWINCH,)), _screen(invocation, stop, wake) as show:
         while not stop.is_set():
-            show(rows)
+            show(poller)
             await _pause(interval_s, stop, wake)
             if not stop.is_set():
-                rows = await poller.poll()
+                await poller.poll()
 
 
 async def _pause(interval_s: float, stop: asyncio.Event, wake: asyncio.Event) -> None:
@@ -455,19 +564,19 @@ async def _pause(interval_s: float, stop: asyncio.Event, wake: asyncio.Event) ->
 
 
 @contextmanager
-def _screen(as_json: bool, stop: asyncio.Event, wake: asyncio.Event) -> Iterator[Show]:
-    if as_json or not sys.stdout.isatty():
-        yield _printer(as_json)
+def _screen(invocation: Invocation, stop: asyncio.Event, wake: asyncio.Event) -> Iterator[Show]:
+    if invocation["json"] or not sys.stdout.isatty():
+        yield _printer(invocation)
         return
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     if console.is_dumb_terminal:  # it cannot move its cursor: table below table
-        yield _printer(as_json)
+        yield _printer(invocation)
         return
     with _keys(stop, wake), Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda rows: live.update(View(rows, "q quits"), refresh=True)
+        yield lambda poller: live.update(_view_of(poller, invocation, "q quits"), refresh=True)
 
 
 @contextmanager
@@ -498,17 +607,24 @@ def _keys(stop: asyncio.Event, wake: asyncio.Event) -> Iterator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
 
 
-def _printer(as_json: bool) -> Show:
-    def show_json(rows: list[Row]) -> None:
-        print(json.dumps({"cluster": total(rows), "members": [row.to_dict() for row in rows]}), flush=True)
+def _view_of(poller: Poller, invocation: Invocation, hint: str = "") -> View | IdentityView:
+    return IdentityView(poller.identities, hint) if invocation["by"] == "user" else View(poller.rows, hint)
 
-    def show_table(rows: list[Row]) -> None:
+
+def _printer(invocation: Invocation) -> Show:
+    def show_json(poller: Poller) -> None:
+        shown: dict[str, Any] = {"identities": [row.to_dict() for row in poller.identities]}
+        if invocation["by"] != "user":
+            shown = {"cluster": total(poller.rows), "members": [row.to_dict() for row in poller.rows]}
+        print(json.dumps(shown), flush=True)
+
+    def show_table(poller: Poller) -> None:
         from rich.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=ONCE_WIDTH)
-        console.print(View(rows))
+        console.print(_view_of(poller, invocation))
 
-    return show_json if as_json else show_table
+    return show_json if invocation["json"] else show_table
 
 
 @dataclass
@@ -519,14 +635,17 @@ class Poller:
     session: Session
     members: dict[str, str] = field(default_factory=dict)
     last: dict[str, Sample] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    identities: list[IdentityRow] = field(default_factory=list)
 
     async def poll(self) -> list[Row]:
         """Return every member as it is now."""
         await self._list_members()
         samples = await asyncio.gather(*(self._sample(endpoint, name) for endpoint, name in self.members.items()))
-        rows = make_rows(self.last, samples)
+        self.rows = make_rows(self.last, samples)
+        self.identities = make_identity_rows(self.last, samples)
         self.last = {sample.endpoint: sample for sample in samples}
-        return rows
+        return self.rows
 
     async def _list_members(self) -> None:
         """Find endpoint and name of each member; if no member says them, those known before or given."""
@@ -540,7 +659,7 @@ class Poller:
         self.members = listed or self.members or {endpoint: endpoint for endpoint in self.session.endpoints}
 
     async def _sample(self, endpoint: str, name: str) -> Sample:
-        status, samples = await asyncio.gather(self._status(endpoint), self._metrics(endpoint))
+        status, (samples, identities) = await asyncio.gather(self._status(endpoint), self._metrics(endpoint))
         now_s = time.monotonic()
         if isinstance(status, str):
             return Sample(name, endpoint, now_s, error=status)
@@ -559,6 +678,7 @@ class Poller:
             db_size_bytes=status.dbSize,
             alarms=tuple(status.errors),
             metrics=samples,
+            identities=identities,
         )
 
     async def _status(self, endpoint: str) -> rpc_pb2.StatusResponse | str:
@@ -570,8 +690,12 @@ class Poller:
         except (StatusError, ConfigError) as error:
             return str(error)
 
-    async def _metrics(self, endpoint: str) -> dict[str, float]:
+    async def _metrics(self, endpoint: str) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        def ask() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+            text = fetch_text(endpoint, self.session.options.tls, ASK_TIMEOUT_S)
+            return sums(text), by_identity(text)
+
         try:
-            return await asyncio.to_thread(fetch, endpoint, self.session.options.tls, ASK_TIMEOUT_S)
-        except (OSError, ConfigError):
-            return {}
+            return await asyncio.to_thread(ask)
+        except (OSError, ConfigError, ValueError):
+            return {}, {}

@@ -658,9 +658,13 @@ _TOP_FLAGS = _ours(
     Flag("interval", DURATION, 2.0, "time between two looks"),
     Flag("once", BOOL, usage="look for one interval, print the table, end"),
     Flag("json", BOOL, usage="print JSON, one object a line"),
+    Flag("by", default="member", usage="what has a line of its own: a member, or a user", choices=("member", "user")),
 )
 _TOP_DETAILS = """Shows for each member role, term, log index and lag, revision, size, rates, watchers and their lag,
-leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it."""
+leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it.
+
+With --by user it shows for each user (else certificate, else network) what all members do for it: requests and bytes
+per second, part of the members' time, longest wait of its writes, watches, leases. Those that use least are "other"."""
 
 
 def _number(name: str, default: int, usage: str, least: int = 1, most: float = math.inf) -> Flag:
@@ -735,7 +739,9 @@ def _add_bench(root: Branch) -> None:
 
 
 def _add_about(root: Branch) -> None:
-    root.leaf("top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS, run="ctl.top:top").like("", "--once")
+    root.leaf("top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS, run="ctl.top:top").like(
+        "", "--once", "--by user"
+    )
     root.leaf("options", "", "Describe the options that every command has", run="ctl.tree:print_options")
     add_about_commands(root)
     _add_bench(root)

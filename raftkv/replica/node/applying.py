@@ -21,6 +21,7 @@ leaves the disk at the entry before.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -35,11 +36,14 @@ from raftkv.raft.log import RaftLog
 from raftkv.raft.types import Entry, EntryType, Message, MessageType
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.rpc.shares import name_of
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 
 if TYPE_CHECKING:
     from raftkv.replica.node.node import Node
+
+_log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.015
 """How long a pass of the loop works on an entry: others get their turn each time."""
@@ -59,7 +63,7 @@ CATCH_UP_S: Final = 0.02
 """Rest between two looks at how far the database is behind."""
 
 SLOW_S: Final = 0.1
-"""An entry that takes longer is counted as slow, as in etcd (warning-apply-duration)."""
+"""An entry that takes longer is counted as slow, and the log says whose it was (etcd: warning-apply-duration)."""
 APPLY_S: Final = doubling(0.0001, 20)
 
 Answers = list[tuple[Waiter, Outcome]]
@@ -221,6 +225,19 @@ class Applying:
             self.times.end_run(began_s)
             if last is not None and self.is_whole:
                 node.applied_up_to(last, answers)
+                if answers:
+                    self._charge(answers, perf_counter() - began_s)
+
+    def _charge(self, answers: Answers, seconds: float) -> None:
+        """Count the time of a run for those who asked for it; nearly always it is one."""
+        uses, part_s = self._node.uses, seconds / len(answers)
+        identity, count = answers[0][0].held_by, 0
+        for waiter, _ in answers:
+            if waiter.held_by is not identity:
+                uses.charge(identity, part_s * count)
+                identity, count = waiter.held_by, 0
+            count += 1
+        uses.charge(identity, part_s * count)
 
     def _is_time_up(self) -> bool:
         self._entries_left = ENTRIES_PER_LOOK
@@ -289,9 +306,11 @@ class Applying:
         """Go on with the entry under way, for a while."""
         if self._under_way is not under_way or self._node.stopped:
             return
-        until = perf_counter() + SLICE_S
+        began_s, waiter = perf_counter(), under_way.waiter
         try:
-            outcome = _work(under_way.work, until)
+            outcome = _work(under_way.work, began_s + SLICE_S)
+            if waiter is not None:
+                self._node.uses.charge(waiter.held_by, perf_counter() - began_s)
             if outcome is None:
                 self._loop.call_soon(self._slice, under_way)
                 return
@@ -299,8 +318,12 @@ class Applying:
                 failpoint("afterApplyOneEntryNormal")
             self._under_way = None
             does = under_way.kind if outcome.error is None else -under_way.kind
-            self.times.took(does, perf_counter() - under_way.began_s)
-            waiter = under_way.waiter
+            took_s = perf_counter() - under_way.began_s
+            self.times.took(does, took_s)
+            if took_s > SLOW_S:
+                what = next((kind.name for kind in Kind if kind == under_way.kind), "unknown")
+                whose = "another member's client" if waiter is None else name_of(waiter.held_by)
+                _log.warning("an entry (%s) took %.2f s to apply: of %r", what, took_s, whose)
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
             self._until = perf_counter() + TURN_S
             self._run()

@@ -65,6 +65,7 @@ from raftkv.replica.node.proposals import PACE_GIVEN_UP_S, Forwarded, Pace, Prop
 from raftkv.replica.node.reads import Reader, ReadQueue
 from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages, timeout_error
 from raftkv.replica.node.waits import AwaitableNode
+from raftkv.rpc.uses import Uses
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store
@@ -132,8 +133,7 @@ class Node(AwaitableNode):
         self.leader, self.role = NONE, StateRole.FOLLOWER
         state, _ = log.initial_state()
         self.term, self.committed = state.term, state.commit
-        self.leader_changes = 0
-        self.late_heartbeats = 0
+        self.leader_changes = self.late_heartbeats = 0
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
@@ -144,7 +144,8 @@ class Node(AwaitableNode):
         self.may_hold_lease: Callable[[], bool] = lambda: False
         self.on_applied: list[Callable[[], None]] = []
         self.on_conf_change: list[Callable[[], None]] = []
-        self.proposals = Proposals(ids, settings.request_timeout_s, asyncio.get_running_loop().time)
+        self.uses, clock = Uses(), asyncio.get_running_loop().time
+        self.proposals = Proposals(ids, settings.request_timeout_s, clock, self.uses.waited)
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)

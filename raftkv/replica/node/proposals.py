@@ -117,6 +117,7 @@ class Proposals:
         ids: fresh request ids.
         timeout_s: longest wait of a caller.
         clock: loop time.
+        on_wait: called with an identity, and how long one of its proposals has waited for its turn.
 
     Attributes:
         unsent_bytes: what waits to be proposed.
@@ -124,7 +125,13 @@ class Proposals:
         late: those that were refused since they would have been applied after their deadline.
     """
 
-    def __init__(self, ids: Iterator[int], timeout_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ids: Iterator[int],
+        timeout_s: float,
+        clock: Callable[[], float],
+        on_wait: Callable[[Identity, float], None] = lambda identity, seconds: None,
+    ) -> None:
         self._ids = ids
         self._timeout_s = timeout_s
         self._clock = clock
@@ -136,6 +143,7 @@ class Proposals:
         self.unsent_bytes = 0
         self.shares = Shares(PENDING_BYTES_MAX)
         self.failed = self.late = 0
+        self._on_wait = on_wait
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -255,6 +263,9 @@ class Proposals:
         late_at = self._clock() + apply_s
         taken, dropped_bytes = self._crowd.take(bytes_max, lambda request_id: self._is_late(request_id, late_at))
         self.unsent_bytes -= cost_bytes([data for _, data in taken]) + dropped_bytes
+        oldest = {waiter.held_by: waiter.started_at for at, _ in reversed(taken) if (waiter := self._waiters.get(at))}
+        for identity, started_at in oldest.items():
+            self._on_wait(identity, late_at - apply_s - started_at)
         return taken
 
     def _is_late(self, request_id: int, late_at: float) -> bool:

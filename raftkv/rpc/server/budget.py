@@ -30,6 +30,7 @@ from raftkv.rpc.h2 import SLICE_BYTES
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.shares import Identity, greedier, refusal, totals
 from raftkv.rpc.status import Code, RpcError
+from raftkv.rpc.uses import Uses
 
 GRANT_BYTES: Final = 64 * 1024
 """Bytes that a connection may queue without asking the process."""
@@ -67,6 +68,7 @@ class AnswerBudget:
 
     Arguments:
         limits: for ``process_send_buffer_bytes``, ``send_buffer_floor_bytes`` and ``reading_grace_s``.
+        uses: counts what clients take of the process.
 
     Attributes:
         used_bytes: what waits now, but for at most ``GRANT_BYTES`` a connection that were not asked for yet.
@@ -74,8 +76,9 @@ class AnswerBudget:
         held_bytes: unfinished request messages of all connections.
     """
 
-    def __init__(self, limits: ServerLimits | None = None) -> None:
+    def __init__(self, limits: ServerLimits | None = None, uses: Uses | None = None) -> None:
         limits = limits or ServerLimits()
+        self.uses = Uses() if uses is None else uses
         self.limit_bytes = limits.process_send_buffer_bytes
         self.high_bytes = int(self.limit_bytes * RELIEF_SHARE)
         self.floor_bytes = limits.send_buffer_floor_bytes

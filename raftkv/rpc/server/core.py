@@ -78,6 +78,8 @@ class ServerCore(Carrier):
         self.held_bytes = self._kept_bytes = 0
         self._calls_bytes = self._unread_bytes = 0
         self._traffic = environment.traffic
+        self._uses = environment.answers.uses
+        self._begun = self._charged_bytes = 0
         self._wake: Callable[[], None] = nothing
         self._router = router
         self._routes = router.routes
@@ -114,20 +116,32 @@ class ServerCore(Carrier):
         self._traffic.received_bytes += len(data)
         h2 = self.h2
         self._overloaded = self.account.full
-        self._until_s = self._environment.clock() + RECEIVE_S
+        began_s = self.clock()
+        self._until_s = began_s + RECEIVE_S
         h2.receive(bytes(data))
         self._received(h2)
+        self._charge(began_s, len(data))
 
     def go_on(self) -> None:
         """Take on what ``receive`` has left: while ``h2.is_held`` it waits."""
         h2 = self.h2
         self._overloaded = self.account.full
-        self._until_s = self._environment.clock() + RECEIVE_S
+        began_s = self.clock()
+        self._until_s = began_s + RECEIVE_S
         if self._busy_call is not None:
             self._unpack(self._busy_call, self._busy_ends)
         if self._busy_call is None:
             h2.go_on()
         self._received(h2)
+        self._charge(began_s, 0)
+
+    def _charge(self, began_s: float, received_bytes: int) -> None:
+        """Count what was done for the client, with the bytes that it has taken since."""
+        account = self.account
+        sent_bytes = account.left_bytes - self._charged_bytes
+        self._charged_bytes = account.left_bytes
+        begun, self._begun = self._begun, 0
+        self._uses.charge(account.identity, self.clock() - began_s, begun, received_bytes + sent_bytes)
 
     def _look_at_clock(self) -> None:
         """Look at no further frame if the requests of this read have taken their time."""
@@ -173,6 +187,7 @@ class ServerCore(Carrier):
 
     def on_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
         """Begin a call."""
+        self._begun += 1
         if stream_id & _AGE_MASK == 1:
             self._resets.begun(stream_id, self._environment.clock())
         route: Route | None = request.prepared

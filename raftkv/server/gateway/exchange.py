@@ -95,7 +95,9 @@ class Exchange(Carrier):
             message: the request.
         """
         call.request_done = True
+        began_s = self.clock()
         self.handle(call, message)
+        self._environment.answers.uses.charge(self.account.identity, self.clock() - began_s, 1, len(message))
 
     async def outcome(self) -> Sequence[bytes]:
         """Wait for the answer.

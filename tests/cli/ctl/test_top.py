@@ -14,10 +14,11 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import pytest
 
-from raftkv.cli.ctl.top import Row, Sample, fitting, headline, make_rows, total
+from raftkv.cli.ctl.top import Row, Sample, by_identity, fitting, headline, make_identity_rows, make_rows, total
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.long import long_except
@@ -71,6 +72,34 @@ def test_a_silent_member_is_shown_without_numbers() -> None:
     assert headline([row]).startswith("0 of 1 members answer, no leader")
 
 
+def test_users_are_added_up_over_members() -> None:
+    def seen(name: str, at_s: float, alice: float, other: float) -> Sample:
+        metrics = "".join(
+            f'raftkv_identity_{metric}{{identity="{identity}"}} {value * factor}\n'
+            for identity, value in (("user alice", alice), ("other", other))
+            for metric, factor in (
+                *(("loop_seconds_total", 1.0), ("requests_total", 100.0), ("bytes_total", 1e6)),
+                *(("queue_wait_seconds", 0.01), ("watches", 1.0), ("leases", 2.0), ("loop_share", 0.0)),
+            )
+        )
+        return Sample(name, f"{name}:1", at_s, role="follower", identities=by_identity(metrics))
+
+    before = {sample.endpoint: sample for sample in (seen("a", 10.0, 1, 7), seen("b", 10.0, 5, 7))}
+    after = [seen("a", 12.0, 2, 7), seen("b", 12.0, 8, 1), seen("c", 12.0, 9, 9), Sample("d", "d:1", 12.0)]
+    alice, other = make_identity_rows(before, after)
+    assert asdict(alice) == {
+        "identity": "user alice",
+        "requests_per_s": 200.0,
+        "bytes_per_s": 2e6,
+        "loop_share": round(2 / 3, 4),
+        "queue_wait_s": 0.09,
+        "watches": 19,
+        "leases": 38,
+    }
+    assert (other.identity, other.loop_share) == ("other", 0.0), "a member that began again has no rate"
+    assert make_identity_rows({}, after)[0].requests_per_s is None
+
+
 def test_columns_give_way_to_a_narrow_window() -> None:
     rows = rows_of((sample("a", 1.0), sample("a", 2.0)))
     wide, narrow = fitting(rows, 200), fitting(rows, 60)
@@ -94,6 +123,20 @@ def test_once_as_json(cluster: Cluster) -> None:
         assert member["events_per_s"] is not None
         assert member["keepalives_per_s"] is not None
         assert (member["watchers"], member["error"]) == (0, "")
+
+
+def test_once_by_user(cluster: Cluster) -> None:
+    run_ctl(["--endpoints", cluster.endpoints[1], "put", "a", "1"])
+    ran = run_ctl(
+        ["--endpoints", cluster.endpoints[1], "top", "--by", "user", "--once", "--json", "--interval", "50ms"]
+    )
+    assert (ran.code, ran.errors) == (0, "")
+    rows = json.loads(ran.output)["identities"]
+    if cluster.program is RAFTKV:
+        assert {"address 127.0.0.0/24", "other"} <= {row["identity"] for row in rows}
+        assert all(row["requests_per_s"] is not None for row in rows)
+    else:
+        assert rows == []
 
 
 def test_once_as_a_table(cluster: Cluster) -> None:

@@ -19,7 +19,13 @@ def status(member_id: int, **fields) -> rpc_pb2.StatusResponse:
 
 
 def answer(member_id: int, **fields) -> Answer:
-    measured = {"rtt_ms": 0.5, "clock_s": (-0.6, 0.5), "fsync_p99_ms": 2.0, "peers_p99_ms": 1.0}
+    measured = {
+        "rtt_ms": 0.5,
+        "clock_s": (-0.6, 0.5),
+        "fsync_p99_ms": 2.0,
+        "peers_p99_ms": 1.0,
+        "busiest": ("user alice", 0.5),
+    }
     return Answer(f"m{member_id}:1", status(member_id, **fields), program="raftkv/0.2.0", **measured)
 
 
@@ -154,6 +160,17 @@ def test_measurements_of_members_are_judged():
     assert of(found, "disks of members").figure == "up to 16 ms, at m2:1"
     found.answers = [replace(answer(1), fsync_p99_ms=None, peers_p99_ms=None)]
     assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.SKIPPED
+
+
+def test_one_user_that_takes_more_than_half_of_a_member_is_named():
+    found = picture()
+    subject = "time of members by user"
+    assert of(found, subject).figure == "50% of the last minute at most"
+    found.answers[1] = replace(answer(2), busiest=("user mallory", 0.51))
+    assert of(found, subject).level == Level.WARNING
+    assert of(found, subject).figure == "user mallory took 51% of the last minute at m2:1"
+    found.answers = [replace(answer(1), busiest=None)]
+    assert of(found, subject).level == Level.SKIPPED
 
 
 def test_absent_and_unreachable_members_are_told_apart():

@@ -14,19 +14,25 @@ from raftkv.server.metrics.budgets import BudgetMetrics
 def test_each_budget_has_a_use_and_a_limit() -> None:
     async def main() -> dict[str, float]:
         server = Server()
+        uses = server.answers.uses
+        uses.charge(b"alice", 0.25, 3, 1000)
         server.answers.used_bytes, server.answers.held_bytes = 10, 20
         parts = {
             "node": SimpleNamespace(
-                proposals=SimpleNamespace(shares=SimpleNamespace(used=30, limit=1 << 28)),
+                proposals=SimpleNamespace(shares=SimpleNamespace(used=30, limit=1 << 28), late=4),
+                uses=uses,
                 proposals_dropped=2,
                 backlog=SimpleNamespace(size_bytes=35, appends_dropped=3),
                 settings=NodeSettings(1, 0.1, 1.0),
             ),
-            "hub": SimpleNamespace(shares=SimpleNamespace(used=40, limit=1 << 30)),
+            "hub": SimpleNamespace(
+                shares=SimpleNamespace(used=40, limit=1 << 30), counts=SimpleNamespace(held={b"alice": 5, b"bob": 6})
+            ),
             "admission": SimpleNamespace(disk_free_bytes=50),
             "transport": SimpleNamespace(
                 peers={number: SimpleNamespace(backlog_bytes=size) for number, size in enumerate((None, 60, 7))}
             ),
+            "leases": {b"alice": 7, "address 10.0.0.7": 1, "address 10.0.0.8": 1},
         }
         metrics = BudgetMetrics(server.answers, {"client": server}, **cast("dict[str, Any]", parts))
         samples = [sample for family in metrics.collect() for sample in family.samples]
@@ -50,3 +56,8 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
     assert found["raftkv_disk_free_bytes"] == 50
     assert found["raftkv_proposals_dropped_total"] == 2
     assert found["raftkv_appends_dropped_total"] == 3
+    assert found["raftkv_proposals_late_total"] == 4
+    names = {"loop_seconds_total": 0.25, "requests_total": 3, "bytes_total": 1000, "watches": 5, "leases": 7}
+    assert {name: found[f"raftkv_identity_{name}/user alice"] for name in names} == names
+    assert found["raftkv_identity_requests_total/other"] == 0
+    assert (found["raftkv_identity_watches/other"], found["raftkv_identity_leases/other"]) == (6, 2)
