@@ -255,9 +255,15 @@ class AuthService:
 
         async def handle(data: bytes, call: UnaryCall) -> list[bytes]:
             with refusals():
-                listing = answer(*await self._confirmed(method, data, call))
-            head = self._header(self._responder.revision())
-            return [head, *await self._responder.slices.result(listing.work, listing.size, queue_of_call(call))]
+                request, caller = await self._confirmed(method, data, call)
+
+                def work() -> Work[list[bytes]]:  # by the users and roles of its turn
+                    caller = self._caller(call) if self._auth.is_enabled else MEMBER
+                    head, now = self._header(self._responder.revision()), answer(request, caller)
+                    return [head, *(yield from now.work())]
+
+                size = answer(request, caller).size
+                return await self._responder.slices.result(work, size, queue_of_call(call))
 
         return handle
 

@@ -19,6 +19,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply import limits
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.quotas import COUNT_ON, REMOVE
 from raftkv.apply.request import Caller, Kind
 from raftkv.pb import admin_pb2
@@ -82,6 +83,7 @@ class QuotaService:
         with refusals():
             responder.admission.check_read(call, serializable=False)
             await responder.node.confirm_read()
+            responder.check_again(call, Rights.check_root)
         quotas = responder.applier.quotas.by_prefix()
         answer = admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas])
         return responder.present_header() + answer.SerializeToString()
@@ -102,6 +104,7 @@ class QuotaService:
         with refusals():
             responder.admission.check_read(call, serializable=False)
             await responder.node.confirm_read()
+            responder.check_again(call, Rights.check_root)
         answer = admin_pb2.LimitListResponse(limits=responder.applier.limits.messages(), uses=self._throttle.most())
         return responder.present_header() + answer.SerializeToString()
 

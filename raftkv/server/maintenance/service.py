@@ -259,6 +259,8 @@ class MaintenanceService:
             await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
             value, _ = await scan(partial(hash_database, self._store.backend))
+        with refusals():
+            self._responder.check_again(call, Rights.check_root)
         return self._responder.present_header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
 
     async def _defragment(self, _data: bytes, call: UnaryCall) -> bytes:
@@ -291,6 +293,7 @@ class MaintenanceService:
         with refusals():
             async with self._hashes.clients_turn:
                 result = await self._hashes.compute(request.revision)
+            self._responder.check_again(call, Rights.check_root)
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )

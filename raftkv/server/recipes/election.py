@@ -14,7 +14,6 @@ import asyncio
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.request import Caller
 from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.leadership import LeaderGuard
@@ -117,12 +116,7 @@ class Observer:
         if leader == self._sent:
             return
         self._sent = leader
-        responder = self._recipe.responder
-        if responder.auth.is_enabled:
-            # Rights may have changed, and this call not have been looked at yet (``server/auth/live``).
-            caller = self._call.caller
-            present = None if caller is None else Caller(caller.user, responder.auth.revision)
-            responder.applier.rights.check_read(present, self._prefix, prefix_end(self._prefix))
+        self._recipe.check_reads_on(self._call, self._prefix)
         if kv is not None:
             await self._call.send(self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv)))
 
@@ -226,7 +220,9 @@ class ElectionService:
         """
         queue = queue_of_call(call)
         await self._recipe.confirm(queue)
-        revision, kv = await self._recipe.oldest(request.name + b"/", queue)
+        prefix = request.name + b"/"
+        revision, kv = await self._recipe.oldest(prefix, queue)
+        self._recipe.check_reads_on(call, prefix)
         if kv is None:
             raise errors.ElectionNoLeaderError
         return self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv))

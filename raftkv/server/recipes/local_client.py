@@ -281,6 +281,10 @@ class Recipe:
             for key, range_end in writes:
                 rights.check_write(caller, key, range_end)
 
+    def check_reads_on(self, call: ServerCall, prefix: bytes) -> None:
+        """Refuse to show a call more of the keys below a prefix, once it may not read them. Raises as of ``Rights``."""
+        self.responder.check_on(call, lambda rights, caller: rights.check_read(caller, prefix, prefix_end(prefix)))
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def confirm(self, queue: Identity) -> None:

@@ -58,6 +58,8 @@ class RangeStreamService:
             await self._responder.node.confirm_read(staleness_s_max)
         slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)
         revision, header_revision, count = await slices.result(partial(self._count, request), size, queue_of_call(call))
+        # Of the revision that all of it is read at: what comes later is as old.
+        self._responder.check_on(call, lambda rights, caller: rights.check_read(caller, request.key, request.range_end))
         limit = request.limit if 0 < request.limit < count else count
         kvs: list[bytes] = []
         if not request.count_only:

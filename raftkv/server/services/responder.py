@@ -237,6 +237,21 @@ class Responder:
             call.caller = self.caller_of(call)
             check(self.applier.rights, call.caller)
 
+    def check_on(self, call: ServerCall, check: Callable[[Rights, Caller | None], None]) -> None:
+        """Refuse to go on with a call that lasts, by the users and roles of now.
+
+        Where very many calls last, some time passes before all are looked at (``server/auth/live``). As there, a signed
+        token that is older than a change of users goes on.
+
+        Arguments:
+            call, check: as of ``check_again``. Raises as it.
+        """
+        if not self.auth.is_enabled:
+            return
+        caller, revision = call.caller, self.auth.revision
+        if caller is None or caller.auth_revision != revision:
+            check(self.applier.rights, None if caller is None else Caller(caller.user, revision))
+
     def revision(self) -> int:
         """Current revision of the store."""
         return self.applier.store.revision

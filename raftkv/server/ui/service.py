@@ -123,8 +123,9 @@ class Dashboard:
                 case "live":
                     return self._live(request)
                 case "watchers":
-                    user = self._gate.check_root(request)
-                    return HttpResponse(200, await self._watching.text(), _JSON, user)
+                    self._gate.check_root(request)
+                    text = await self._watching.text()
+                    return HttpResponse(200, text, _JSON, self._gate.check_root(request))  # it may have taken a while
         except errors.StatusError as error:
             return _refused(error)
         file = await self._bundle.find(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,10 +12,13 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.request import Kind
 from raftkv.loop import scheduler
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
-from raftkv.pb import election_pb2, rpc_pb2
+from raftkv.pb import admin_pb2, election_pb2, rpc_pb2
 from raftkv.replica.watch.stream import RECHECKS_PER_STEP
+from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.services.cluster import ClusterService
 from tests.replica.maintenance.test_defragmenter import Fake, make
@@ -284,6 +287,72 @@ async def test_observer_is_told_no_leader_behind_the_right() -> None:
     world.node.let_go()
     await until(lambda: call.done)
     assert (call.status, len(call.answers)) == ((errors.UNKNOWN, "etcdserver: permission denied"), 1)
+
+
+Change = Callable[[World], None]
+# What carol, and alice, ask for; and a change behind their rights that the answer must not show.
+WAITING: dict[str, tuple[Any, Change]] = {
+    "etcdserverpb.Auth/UserList": (rpc_pb2.AuthUserListRequest(), lambda world: world.user("secret")),
+    "etcdserverpb.Auth/RoleList": (
+        rpc_pb2.AuthRoleListRequest(),
+        lambda world: world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="secret")),
+    ),
+    "etcdserverpb.Auth/RoleGet": (
+        rpc_pb2.AuthRoleGetRequest(role="role-alice"),
+        lambda world: world.permit("role-alice", "READ", b"secret", b""),
+    ),
+    "raftkvpb.Admin/QuotaList": (
+        admin_pb2.QuotaListRequest(),
+        lambda world: world.entry(
+            Kind.HISTORY_QUOTA,
+            requests.versioned(
+                Kind.HISTORY_QUOTA, admin_pb2.QuotaSetRequest(prefix=b"secret", keys_max=9).SerializeToString()
+            ),
+        ),
+    ),
+    "v3electionpb.Election/Leader": (
+        election_pb2.LeaderRequest(name=b"a"), lambda world: world.put(b"a/1", b"secret")
+    ),
+    "etcdserverpb.KV/RangeStream": (
+        rpc_pb2.RangeRequest(key=b"a", range_end=b"b"), lambda world: world.put(b"a/1", b"secret")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", WAITING)
+def test_answer_that_waited_shows_nothing_of_after_the_right(method: str) -> None:
+    """For a quorum, or its turn among long reads; and the look at all calls has not come to this one."""
+
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice()
+        world.user("carol", role="root")
+        QuotaService(world.responder, cast(Any, None)).register(cast(Any, world.registry))
+        world.node.on_applied.remove(world.users.live.applied)
+        slices: Slices = world.responder.slices
+        jobs = [slices.run(_endless, lambda error: None, 0, b"%d" % number) for number in range(2 * SHORT_ACTIVE_MAX)]
+        request, happen = WAITING[method]
+        is_of_root = method.startswith(("etcdserverpb.Auth", "raftkvpb"))
+        world.put(b"a/1", b"before")
+        world.node.is_held = not method.startswith("etcdserverpb.Auth")
+        call = world.start(method, request, world.token("carol" if is_of_root else "alice"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not call.done
+        if is_of_root:
+            world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
+        else:
+            revoke(world)
+        happen(world)
+        for job in jobs:
+            job.cancel()
+        world.node.let_go()
+        await until(lambda: call.done)
+        assert call.status is not None
+        assert call.status[1] == DENIED[1]
+        assert b"secret" not in b"".join(call.answers)
+
+    main()
 
 
 @pytest.mark.parametrize("method", [WATCH, "etcdserverpb.Lease/LeaseKeepAlive"])
