@@ -13,8 +13,6 @@ are those of this machine with all that on it, and only the ratios mean somethin
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report import INK, MUTED, drawing, keep, machine, markdown, medians, parser_of, write_table
+from bench.report import finish, keep, machine, markdown, medians, parser_of, plot_bars
 from bench.stage import alternate, load, progress
 from tests.procs import ROOT, Cluster, Program
 from tests.secure import Files, secured
 
 RESULTS = ROOT / "bench" / "results.json"
 PLOT = ROOT / "docs" / "reference" / "bench.png"
+FASTER, SLOWER = "#2a6f97", "#bc6c25"
 
 
 @dataclass(frozen=True)
@@ -73,17 +72,6 @@ ROWS = (
     Row("lock-c10-on-10-names", "lock --locks 10", 10, 10, 1, 3_000, "streams"),
 )
 
-USERS = (
-    "user add root --no-password",
-    "user grant-role root root",
-    "role add bench",
-    "role grant-permission bench readwrite --from-key",
-    "user add alice --no-password",
-    "user grant-role alice bench",
-    "auth enable",
-)
-"""Make a cluster ask for users; the one of the generator's certificate may read and write all keys, and is no root."""
-
 
 def measure(row: Row, endpoints: Sequence[str], scale: float, files: Files | None = None) -> dict[str, Any]:
     """Run one row against a cluster; return what the generator printed."""
@@ -101,16 +89,11 @@ def measure(row: Row, endpoints: Sequence[str], scale: float, files: Files | Non
 
 
 def run_round(
-    program: Program, rows: Sequence[Row], scale: float, files: Files | None = None, *, with_users: bool = False
+    program: Program, rows: Sequence[Row], scale: float, files: Files | None = None
 ) -> dict[str, dict[str, Any]]:
     """Run all rows against a fresh cluster of one program; with certificates, all is under TLS."""
-    cluster = secured(Cluster(program, 3, files.server_flags)) if files else Cluster(program, 3)
     results = {}
-    with cluster:
-        for words in USERS if files and with_users else ():
-            command = ["raftkv.cli.ctl", f"--endpoints={','.join(cluster.endpoints)}", *files.client_flags]
-            own = [*words.split(), *([""] if "--from-key" in words else [])]
-            subprocess.run([sys.executable, "-m", *command, *own], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    with secured(Cluster(program, 3, files.server_flags)) if files else Cluster(program, 3) as cluster:
         for row in rows:
             found = results[row.name] = measure(row, cluster.endpoints, scale, files)
             progress(f"  {program.name:7} {row.name:28} {found['rate']:>9,.0f}/s  p50 {found['p50_ms']:.2f} ms")
@@ -153,18 +136,10 @@ def table(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any]) -> None:
     """Draw bars of the ratios, from the line of etcd on: to the right faster, to the left slower."""
-    rows = list(reversed(results["rows"]))
-    names, ratios = [row["row"] for row in rows], [row["ratio"] for row in rows]
-    with drawing(PLOT, "raftkv beside etcd 3.5.1, in one run", 0.32 * len(rows) + 1.3) as (axes,):
-        colours = ["#2a6f97" if ratio >= 1 else "#bc6c25" for ratio in ratios]
-        axes.barh(names, [ratio - 1 for ratio in ratios], left=1, color=colours, height=0.66)
-        for place, ratio in enumerate(ratios):
-            side, shift = ("left", 4) if ratio >= 1 else ("right", -4)
-            axes.annotate(f"{ratio:.2f}", (ratio, place), (shift, 0), textcoords="offset points",
-                          ha=side, va="center", fontsize=8, color=INK)  # fmt: skip
-        axes.axvline(1.0, color=MUTED, linewidth=1)
-        axes.set_xlim(min(0.5, min(ratios) - 0.2), max(ratios) + 0.25)
-        axes.set_xlabel("rate of raftkv as a multiple of etcd's (1 is etcd; left of it etcd is faster)")
+    what = "rate of raftkv as a multiple of etcd's (1 is etcd; left of it etcd is faster)"
+    ratios = {row["row"]: row["ratio"] for row in results["rows"]}
+    bars = [(name, ratio, f"{ratio:.2f}", FASTER if ratio >= 1 else SLOWER) for name, ratio in ratios.items()]
+    plot_bars(PLOT, "raftkv beside etcd 3.5.1, in one run", what, bars, start=1.0)
 
 
 def main() -> None:
@@ -173,18 +148,16 @@ def main() -> None:
     parser = parser_of(__doc__, [row.name for row in ROWS], rounds=3, writes=kept)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls of each row")
     parser.add_argument("--tls", action="store_true", help="all under TLS, with certificates of clients and members")
-    parser.add_argument("--users", action="store_true", help="as --tls, and members ask for users, by certificate")
     given = parser.parse_args()
     rows = [row for row in ROWS if row.name in given.rows]
     with tempfile.TemporaryDirectory(prefix="raftkv-bench-") as folder:
-        files = Files.make(Path(folder)) if given.tls or given.users else None
-        one = partial(run_round, rows=rows, scale=given.scale, files=files, with_users=given.users)
+        files = Files.make(Path(folder)) if given.tls else None
+        one = partial(run_round, rows=rows, scale=given.scale, files=files)
         results = compare(given.rounds, rows, one)
-    print(table(results))
     if given.write:
         plot(results)
         keep(RESULTS, results)
-        write_table(table(results), "bench")
+    finish(table(results), table="bench" if given.write else "")
 
 
 if __name__ == "__main__":

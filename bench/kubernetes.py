@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bench.report import Figures, beside, latencies_ms, machine, medians, parser_of, write_table
+from bench.report import Figures, beside, finish, latencies_ms, machine, medians, parser_of
 from bench.stage import alternate, memory_mib, open_watches, pids_of, processor_s, progress
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
@@ -269,10 +269,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     sizes = Sizes.scaled(options.scale)
     rows = run(options.rounds, sizes)
-    text = table(rows, sizes, options.rounds)
-    print(text)
-    if options.write:
-        write_table(text, "kubernetes")
+    finish(table(rows, sizes, options.rounds), table="kubernetes" if options.write else "")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@
     python -m bench.neutral --pairs 1 --seconds 0.5      a quick look, under a minute
     python -m bench.neutral --rows put-c100,txn-c100
 
-Without h2load (Debian: nghttp2-client) the generator of `raftkvctl bench` sends the same bytes; each row names its
-generator and what that cost. Both clusters are up all the time, and who goes first changes from pair to pair. `--write`
-keeps the results in bench/neutral.json and puts the table into docs/reference/performance.md, in both by what the hot
-path is (interpreted, or compiled by `make native`), unless other work used more than a quarter of the cores: then the
-rates are those of the contention.
+It needs Debian's nghttp2-client. Both clusters are up all the time, and who goes first changes from pair to pair.
+`--write` keeps the results in bench/neutral.json and puts the table into docs/reference/performance.md, in both by what
+the hot path is (interpreted, or compiled by `make native`), unless other work used more than a quarter of the cores:
+then the rates are those of the contention.
 
 Invariants:
 - All calls go to the leader; a measurement in which it changed is made again.
@@ -19,7 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -34,14 +32,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from bench import compare
 from bench.report import keep, machine, markdown, medians, parser_of, write_table
 from bench.stage import PROGRAMS, TICKS_PER_S, in_turn, leader_of, pids_of, processor_s, progress
-from raftkv.cli.bench.load import Load
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import frame
@@ -93,11 +88,6 @@ class Calls:
         return max(1, self.messages)
 
     @property
-    def clients(self) -> int:
-        """Calls under way at a time."""
-        return self.connections * self.streams
-
-    @property
     def body(self) -> bytes:
         """The messages as gRPC frames them."""
         return bytes(frame(self.message)) * self.requests
@@ -125,19 +115,10 @@ CALLS = (
     _keep("lease-keepalive-once-c100", messages=1),
     _keep("lease-keepalive-ten-c100", messages=10),
 )
-_WATCH = "watch --streams 100 --watch-per-stream 10"
-STREAMS = (
-    compare.Row("lease-keepalive-c100", "lease-keepalive", 100, 10, 2, 25_000, "streams"),
-    compare.Row("watch-1000-on-1-key", _WATCH, 16, 10, 2, 1_000, "streams", "rate", "put_"),
-)
-"""Streams on which one request follows the answer to another, which h2load cannot send: the generator is `raftkvctl
-bench`. Totals are those of a second."""
-
-Row = Calls | compare.Row
-ROWS: tuple[Row, ...] = (*CALLS, *STREAMS)
+ROWS = {row.name: row for row in CALLS}
 
 
-# ---- generators: each shares the cores with the members, so what it costs itself stands beside each figure
+# ---- the generator: it shares the cores with the members, so what it costs itself stands beside each figure
 
 
 @dataclass(frozen=True)
@@ -147,55 +128,39 @@ class Sent:
     Attributes:
         rate: calls a second that were answered.
         generator_s: processor time of the generator, in seconds.
-        data_bytes: bodies of all answers; None: it checks the status of each call itself.
+        data_bytes: bodies of all answers.
     """
 
     rate: float
     generator_s: float
-    data_bytes: int | None = None
+    data_bytes: int
 
 
-def usual() -> str:
-    """Name the generator of these calls on this machine."""
-    return "h2load" if shutil.which("h2load") else "raftkvctl"
+def send(row: Calls, endpoint: str, calls: int) -> Sent:
+    """POST the row's body so many times, in one thread.
 
-
-def h2load(url: str, body: bytes, *flags: str, requests: int, connections: int, streams: int = 1) -> Sent:
-    """POST the body so many times, in one thread.
-
-    It counts answers by their HTTP status, and a failed gRPC call is a 200 too: check what it brought another way.
+    h2load counts answers by their HTTP status, and a failed gRPC call is a 200 too: ``check`` what it brought.
 
     Raises:
         SystemExit: not all of them were answered with a status of 2xx.
     """
     before_s = _usage_s(resource.RUSAGE_CHILDREN)
     with tempfile.NamedTemporaryFile(prefix="raftkv-bench-") as file:
-        file.write(body)
+        file.write(row.body)
         file.flush()
-        command = ["h2load", "-t1", f"-c{connections}", f"-m{streams}", f"-n{requests}", "-d", file.name, *flags, url]
+        sizes = (f"-c{row.connections}", f"-m{row.streams}", f"-n{calls}")
+        command = ["h2load", "-t1", *sizes, "-d", file.name, *_GRPC, f"http://{endpoint}{row.path}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    return parse_h2load(done.stdout + done.stderr, requests, _usage_s(resource.RUSAGE_CHILDREN) - before_s)
+    return parse_h2load(done.stdout + done.stderr, calls, _usage_s(resource.RUSAGE_CHILDREN) - before_s)
 
 
 def parse_h2load(text: str, requests: int, generator_s: float = 0.0) -> Sent:
-    """Read what it prints. SystemExit as in ``h2load``."""
+    """Read what it prints. SystemExit as in ``send``."""
     patterns = (r"finished in [^,]+, ([0-9.]+) req/s", r"status codes: (\d+) 2xx", r"\((\d+)\) data")
     rate, good, data = (re.search(pattern, text) for pattern in patterns)
     if rate is None or good is None or data is None or int(good[1]) != requests:
         raise SystemExit(f"bench: h2load: {text}")
     return Sent(float(rate[1]), generator_s, int(data[1]))
-
-
-def send(row: Calls, endpoint: str, generator: str, calls: int) -> Sent:
-    """Send so many calls of a row; SystemExit if one has failed."""
-    if generator == "h2load":
-        url, size = f"http://{endpoint}{row.path}", {"connections": row.connections, "streams": row.streams}
-        return h2load(url, row.body, *_GRPC, requests=calls, **size)
-    load = Load([endpoint], clients=row.clients, connections=row.connections)
-    result = asyncio.run(load.run(repeat((row.path, row.message)), total=calls))
-    if result.errors:
-        raise SystemExit(f"bench: {row.name}: {result.errors.most_common(1)[0][0]}")
-    return Sent(result.rate, result.processor_s)
 
 
 # ---- pairs
@@ -253,36 +218,26 @@ class Scene:
         """Ask a member for the key of all rows."""
         return self._ask("etcdserverpb.KV/Range", _RANGE, self.cluster.endpoints.index(endpoint))
 
-    def measure(self, row: Row, generator: str, calls: int) -> dict[str, float]:
+    def measure(self, row: Calls, calls: int) -> dict[str, float]:
         """Measure a row once; again, if the leader changed meanwhile.
 
         Returns:
-            ``rate`` (of watches: events); ``members_us``, ``leader_us``, ``generator_us`` of a call; ``others_share``.
+            ``rate``; ``members_us``, ``leader_us``, ``generator_us`` of a request; ``others_share``.
         """
         for _ in range(ATTEMPTS):
-            leader = leader_of(self.cluster)
-            meter = Meter(pids_of(self.cluster), leader.process.pid)
-            if isinstance(row, Calls):
-                before = self.read(leader.endpoint)
-                sent, units = send(row, leader.endpoint, generator, calls), calls * row.requests
-                check(row, calls, sent, before, self.read(leader.endpoint))
-                rate, generator_us = sent.rate * row.requests, sent.generator_s / units * 1e6
-            else:
-                found = compare.measure(row, [leader.endpoint], calls / row.total)
-                rate, generator_us, units = found["rate"], found["generator_us"], found["units"]
-                if found["errors"]:
-                    raise SystemExit(f"bench: {row.name}: {found['errors']} calls failed")
-            costs = meter.costs(units)
+            leader, units = leader_of(self.cluster), calls * row.requests
+            meter, before = Meter(pids_of(self.cluster), leader.process.pid), self.read(leader.endpoint)
+            sent = send(row, leader.endpoint, calls)
+            check(row, calls, sent, before, self.read(leader.endpoint))
+            costs = {"generator_us": sent.generator_s / units * 1e6, **meter.costs(units)}
             if leader_of(self.cluster) is leader:
-                return {"rate": rate, "generator_us": generator_us, **costs}
+                return {"rate": sent.rate * row.requests, **costs}
         raise SystemExit(f"bench: {self.name} changed its leader {ATTEMPTS} times")
 
-    def calls_for(self, row: Row, generator: str, seconds: float) -> int:
+    def calls_for(self, row: Calls, seconds: float) -> int:
         """Return how many calls take about so long, after a short run that warms both ends."""
-        if not isinstance(row, Calls):
-            return max(row.clients, int(row.total * seconds))
-        first = 200 + 10 * row.clients
-        return max(first, int(self.measure(row, generator, first)["rate"] / row.requests * seconds))
+        first = 200 + 10 * row.connections * row.streams
+        return max(first, int(self.measure(row, first)["rate"] / row.requests * seconds))
 
 
 def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
@@ -293,25 +248,24 @@ def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
     if [kv.value for kv in after.kvs] != [VALUE]:
         raise SystemExit(f"bench: {row.name}: the key of all rows has another value")
     answered = calls * row.requests * (_FRAME_HEAD_BYTES + row.answer(after).ByteSize())
-    if not row.revisions and sent.data_bytes not in (None, answered):
+    if not row.revisions and sent.data_bytes != answered:
         raise SystemExit(f"bench: {row.name}: {sent.data_bytes} bytes were answered, not {answered}")
 
 
-def run(rows: Sequence[Row], pairs: int, seconds: float, generator: str) -> dict[str, Any]:
+def run(rows: Sequence[Calls], pairs: int, seconds: float) -> dict[str, Any]:
     """Measure all pairs of all rows, each measurement about so many seconds long."""
     seen: dict[str, dict[str, list[Any]]] = {row.name: {each.name: [] for each in PROGRAMS} for row in rows}
     with ExitStack() as stack:
         scenes = [Scene(stack.enter_context(Cluster(program, 3)), stack) for program in PROGRAMS]
         facts = machine()
-        calls = {(row.name, scene.name): scene.calls_for(row, generator, seconds) for row in rows for scene in scenes}
+        calls = {(row.name, scene.name): scene.calls_for(row, seconds) for row in rows for scene in scenes}
         for number in range(pairs):
             for row in rows:
                 for scene in in_turn(scenes, number):
-                    found = scene.measure(row, generator, calls[row.name, scene.name])
+                    found = scene.measure(row, calls[row.name, scene.name])
                     seen[row.name][scene.name].append(found)
                     progress(f"pair {number + 1}: {row.name:24} {scene.name:7} {found['rate']:>9,.0f}/s")
-    by = {row.name: generator if isinstance(row, Calls) else "raftkvctl" for row in rows}
-    lines = [{"row": name, "generator": by[name], **found} for name, found in seen.items()]
+    lines = [{"row": name, **found} for name, found in seen.items()]
     return {"machine": facts, "pairs": pairs, "seconds": seconds, "rows": lines}
 
 
@@ -332,7 +286,7 @@ def _line(row: dict[str, Any]) -> list[str]:
     cost = raftkv["members_us"] / etcd["members_us"] if etcd["members_us"] else 0.0
     spread = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}-{max(ratios):.2f})"
     rates = (f"{etcd['rate']:,.0f}/s", f"{raftkv['rate']:,.0f}/s")
-    return [row["row"], row["generator"], generator, *rates, spread, members, f"{cost:.2f}", leader]
+    return [row["row"], generator, *rates, spread, members, f"{cost:.2f}", leader]
 
 
 def others_shares(results: dict[str, Any]) -> list[float]:
@@ -342,17 +296,17 @@ def others_shares(results: dict[str, Any]) -> list[float]:
 
 def table(results: dict[str, Any]) -> str:
     """Return the table, and how it came about."""
-    names = ("row", "generator", "its cost", "etcd 3.5.1", "raftkv", "ratio (range)", "members' cost", "ratio")
-    text = markdown((*names, "the leader's"), map(_line, results["rows"]), texts=2)
+    names = ("row", "h2load's cost", "etcd 3.5.1", "raftkv", "ratio (range)", "members' cost", "ratio", "the leader's")
+    text = markdown(names, map(_line, results["rows"]))
     facts, shares = results["machine"], others_shares(results)
     return (
         f"{text}\n\n"
         f"Three members of each program and the generator on {facts['cores']} shared cores, both clusters up, calls "
         f"to the leader, 256-byte values, fsync on; {results['pairs']} alternating pairs of about "
         f"{results['seconds']:g} s, {facts['date']}, Python {facts['python']}, hot path {facts['hot_path']}. "
-        f"Rates and ratios are medians. Costs are user and system time of processors for a call (of streams: for a "
-        f"keep-alive or an event), etcd / raftkv; members are taken all three together. All calls of h2load in a row "
-        f"are the same bytes, so all puts go to one key. Load of the machine before the run "
+        f"Rates and ratios are medians. Costs are user and system time of processors for a request, etcd / raftkv; "
+        f"members are taken all three together. All calls of a row are the same bytes, so all puts go to one key. "
+        f"Load of the machine before the run "
         f"{facts['load']:g}; other work used {statistics.median(shares):.0%} of the cores meanwhile "
         f"({min(shares):.0%} to {max(shares):.0%})."
     )
@@ -373,16 +327,13 @@ def write(results: dict[str, Any]) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    parser = parser_of(__doc__, [row.name for row in ROWS], writes="the results, and the table in the documentation")
+    parser = parser_of(__doc__, list(ROWS), writes="the results, and the table in the documentation")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each row and program")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement, about")
-    parser.add_argument("--generator", choices=("h2load", "raftkvctl"), default=usual())
     given = parser.parse_args(words)
-    unsent = {row.name for row in CALLS if row.messages and given.generator != "h2load"}
-    rows = [row for row in ROWS if row.name in set(given.rows) - unsent]
-    if not rows:
-        raise SystemExit(f"bench: {', '.join(given.rows)}: only h2load can send that")
-    results = run(rows, given.pairs, given.seconds, given.generator)
+    if shutil.which("h2load") is None:
+        raise SystemExit("bench: h2load is missing: install nghttp2-client")
+    results = run([ROWS[name] for name in given.rows], given.pairs, given.seconds)
     print(table(results))
     return write(results) if given.write else 0
 

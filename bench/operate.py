@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from bench.hostile.honest import HonestProcess
-from bench.report import Figures, beside, machine, medians, missed, parser_of, write_table
+from bench.report import Figures, beside, finish, machine, medians, missed, parser_of
 from bench.stage import alternate, fill, leader_of, memory_mib, open_watches, progress
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
@@ -255,7 +254,7 @@ async def memory(scene: Scene) -> Figures:
 class Row:
     """One thing that operators do; its bars are figures of which raftkv's may not be above etcd's."""
 
-    run: Callable[[Scene], Awaitable[Figures]]
+    run: Callable[[Scene], Coroutine[Any, Any, Figures]]
     bars: tuple[str, ...] = ("longest stall ms", "p99 ms")
     flags: tuple[str, ...] = ()
 
@@ -303,13 +302,7 @@ def main() -> None:
         f"Three members, writer and loader on {facts['cores']} shared cores, fsync on, median of {options.rounds} "
         f"rounds, scale {options.scale:g}, {facts['date']}. Less is better; ratios in bold have a bar of 1."
     )
-    print(text)
-    if options.write:
-        write_table(text, "operate")
-    problems += missed(rows, BARS)
-    for problem in problems:
-        print(f"MISSED {problem}", file=sys.stderr)
-    sys.exit(int(bool(problems)))
+    finish(text, problems + missed(rows, BARS), "operate" if options.write else "")
 
 
 if __name__ == "__main__":

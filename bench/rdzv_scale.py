@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import raftkv.aio
-from bench.report import markdown, parser_of
+from bench.report import finish, markdown, parser_of
 from bench.stage import Worker, allow_many_files, pids_of, processor_s, progress, tell
 from raftkv.client.control import ClientControl, OnEvents, OnLost
 from raftkv.client.operations import Compare, GetRange, Operation
@@ -289,10 +289,10 @@ def main() -> None:
         return
     rows = [measure(nodes, given.rounds) for nodes in given.agents]
     headings = ("nodes", "register", "gather", "again", "again (max)", "cpu of nodes", "cpu of members")
-    print(markdown((*headings, "calls of a survivor", "bytes"), rows))
+    text = markdown((*headings, "calls of a survivor", "bytes"), rows)
     others = [row for nodes in given.c10d for row in measure_c10d(nodes, given.rounds)]
-    print("\n" + markdown(("nodes, c10d", "round", "seconds", "store calls of a node"), others))
-    sys.exit(int(any(row[-2] > CALLS_MAX for row in rows)))
+    text += "\n\n" + markdown(("nodes, c10d", "round", "seconds", "store calls of a node"), others)
+    finish(text, [f"{row[0]} nodes: {row[-2]} calls of a survivor" for row in rows if row[-2] > CALLS_MAX])
 
 
 if __name__ == "__main__":

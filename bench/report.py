@@ -7,11 +7,12 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from raftkv.native import is_compiled
 from tests.procs import ROOT
@@ -116,6 +117,16 @@ def write_table(text: str, name: str) -> None:
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
+def finish(text: str, problems: Sequence[str] = (), table: str = "") -> NoReturn:
+    """Print the result and what is wrong with it, write the table of that name, and exit: with 1 on a problem."""
+    print(text)
+    if table:
+        write_table(text, table)
+    for problem in problems:
+        print(f"wrong: {problem}", file=sys.stderr)
+    sys.exit(int(bool(problems)))
+
+
 def keep(path: Path, results: object) -> None:
     """Write results as JSON."""
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -172,6 +183,23 @@ STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "raftkv",
 }  # fmt: skip
 """How all plots of bars look."""
+
+
+def plot_bars(
+    path: Path, title: str, what: str, bars: Sequence[tuple[str, float | None, str, str]], start: float = 0.0
+) -> None:
+    """Draw bars from a line on: name, end (None: no bar), text beside it, colour."""
+    with drawing(path, title, 0.32 * len(bars) + 1.3) as (axes,):
+        for place, (_, value, text, colour) in enumerate(bars):
+            end = start if value is None else value
+            axes.barh(place, end - start, left=start, color=colour, height=0.66)
+            side, shift = ("left", 4) if end >= start else ("right", -4)
+            axes.annotate(text, (end, place), (shift, 0), textcoords="offset points", ha=side, va="center", color=INK)
+        axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+        axes.invert_yaxis()
+        axes.axvline(start, color=MUTED, linewidth=1)
+        axes.margins(x=0.12)
+        axes.set_xlabel(what)
 
 
 @contextmanager

@@ -203,7 +203,7 @@ class Job:
         self._stop_file = directory / "stop"
         (directory / "steps").mkdir(parents=True)
 
-    def start(self, name: str) -> Agent:
+    def start(self, name: str) -> None:
         """Start an agent, also one of that name again."""
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={self.backend.rdzv}"),
@@ -218,8 +218,7 @@ class Job:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        agent = self.agents[name] = Agent(name, process, log)
-        return agent
+        self.agents[name] = Agent(name, process, log)
 
     def _conf(self, name: str) -> list[str]:
         own = f"node_name={name}" if self.backend.rdzv == "raftkv" else f"is_host={int(name == HOST)}"

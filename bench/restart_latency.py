@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.report import INK, drawing, keep, machine, markdown, names_of, parser_of, write_table
+from bench.report import INK, finish, keep, machine, markdown, names_of, parser_of, plot_bars
 from bench.restart_job import BACKENDS, FAULTS, NODES, Backend, Fault, Job, Outcome, Unrecovered, run_trial
 from bench.stage import progress
 from tests.procs import ETCD, RAFTKV, ROOT, Cluster, data_directory, free_port
@@ -94,39 +94,23 @@ def table(lines: Sequence[Line], facts: dict[str, Any]) -> str:
 
 
 def plot(lines: Sequence[Line]) -> None:
-    """Bars of seconds; a job that did not come back has no bar, but a cross and the reason."""
+    """Draw bars of seconds; a job that did not come back has no bar, but the reason."""
+    what = "seconds from the fault to the first allreduce of the next world (median)"
     faults = list(dict.fromkeys(line.fault for line in lines))
-    place, ticks = 0.0, []
-    with drawing(PLOT, "From a fault to training again", 0.27 * len(lines) + 0.16 * len(faults) + 1.5) as (axes,):
-        for fault in faults:
-            found = [line for line in lines if line.fault == fault]
-            ticks.append(place + (len(found) - 1) / 2)
-            for line in found:
-                colour, seconds = COLOURS.get(line.backend), line.median_s
-                axes.barh(place, seconds or 0.0, 0.82, color=colour)
-                if seconds is None:
-                    axes.plot(0.06, place, "x", color=colour, markersize=5, markeredgewidth=1.6, clip_on=False)
-                text = line.verdict if seconds is None else f"{seconds:.2f}"
-                axes.annotate(text, (seconds or 0.06, place), (7, 0), textcoords="offset points", va="center",
-                              fontsize=8, color=INK)  # fmt: skip
-                place += 1
-            place += 0.6
-        axes.set_yticks(ticks, faults)
-        axes.invert_yaxis()
-        axes.set_xlim(0, max(line.median_s or 0.0 for line in lines) * 1.12)
-        axes.set_xlabel("seconds from the fault to the first allreduce of the next world (median; x: it never came)")
-        for backend in dict.fromkeys(line.backend for line in lines):
-            axes.barh(0, 0, color=COLOURS.get(backend), label=backend)
-        axes.legend(loc="lower right", fontsize=8)
+    bars = []
+    for line in sorted(lines, key=lambda line: faults.index(line.fault)):
+        text = line.verdict if line.median_s is None else f"{line.median_s:.2f}"
+        bars.append((f"{line.fault}, {line.backend}", line.median_s, text, COLOURS.get(line.backend, INK)))
+    plot_bars(PLOT, "From a fault to training again", what, bars)
 
 
-def write(lines: Sequence[Line], facts: dict[str, Any]) -> None:
-    """Keep what was measured in place of what was kept of it; write the table, and draw the plot."""
+def write(lines: Sequence[Line], facts: dict[str, Any]) -> list[Line]:
+    """Keep what was measured in place of what was kept of it, and draw the plot; returns all that is kept."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8"))["lines"] if RESULTS.exists() else []
     merged = {(line.fault, line.backend): line for line in [*(Line(**one) for one in kept), *lines]}
     keep(RESULTS, {"machine": facts, "lines": [asdict(line) for line in merged.values()]})
-    write_table(table(list(merged.values()), facts), "restart")
     plot(list(merged.values()))
+    return list(merged.values())
 
 
 # ---- what is measured
@@ -228,12 +212,9 @@ def main() -> None:
     facts = {**machine(), "torch": torch.__version__}
     found = [each for name in options.backend for each in measure(BACKENDS[name], options.rows, options.trials)]
     lines, problems = [line for line, _ in found], [text for _, texts in found for text in texts]
-    print(table(lines, facts))
     if options.write:
-        write(lines, facts)
-    for problem in problems:
-        print(f"wrong: {problem}", file=sys.stderr)
-    sys.exit(1 if problems else 0)
+        lines = write(lines, facts)
+    finish(table(lines, facts), problems, "restart" if options.write else "")
 
 
 if __name__ == "__main__":

@@ -147,6 +147,19 @@ def tell(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def share_gpu(device: str) -> Any:
+    """Return the GPU that all workers share over NCCL's sockets; None on the CPU.
+
+    NCCL takes a GPU once a host, so each worker says that it is a host of its own.
+    """
+    if device != "cuda":
+        return None
+    os.environ |= {"NCCL_HOSTID": str(os.getpid()), "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    import torch
+
+    return torch.device("cuda", 0)
+
+
 class Worker:
     """A module of the benches in a process of its own: a word a line goes in, JSON a line comes out.
 
@@ -176,30 +189,23 @@ class Worker:
             self.process.stdin.write(f"{word}\n")
             self.process.stdin.flush()
 
-    def answer(self, event: str = "", **wanted: object) -> dict[str, Any]:
-        """Return its next line; of an event, with such facts, if one is named: other lines are dropped.
+    def answer(self) -> dict[str, Any]:
+        """Return its next line.
 
         Raises:
             SystemExit: it has ended, or says nothing.
         """
-        while True:
-            try:
-                _, line = self.said.get(timeout=PATIENCE_S)
-            except queue.Empty:
-                raise SystemExit(f"bench: a process did not answer {event} within {PATIENCE_S:g} s") from None
-            if line is None or line.get("event") == "failed":
-                raise SystemExit(f"bench: {line['reason'] if line else f'a process ended with {self.process.wait()}'}")
-            if not event or (line["event"] == event and all(line[name] == value for name, value in wanted.items())):
-                return dict(line)
+        try:
+            _, line = self.said.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise SystemExit(f"bench: a process did not answer within {PATIENCE_S:g} s") from None
+        if line is None:
+            raise SystemExit(f"bench: a process ended with {self.process.wait()}")
+        return dict(line)
 
     def rest(self) -> list[dict[str, Any]]:
         """Return all that it says until it has ended."""
         return [dict(line) for _, line in iter(self.said.get, (self, None))]
-
-    def ask(self, word: str) -> dict[str, Any]:
-        """Say a word and return the answer."""
-        self.say(word)
-        return self.answer()
 
     def end(self) -> None:
         """Kill it."""

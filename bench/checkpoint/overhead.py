@@ -1,18 +1,25 @@
-"""What the registry costs a save of torch.distributed.checkpoint: beside plain DCP, in turns, in one run.
+"""What the registry costs a save of torch.distributed.checkpoint, and how long a save holds training up.
 
-    python -m bench.checkpoint.overhead --size 1GiB --rounds 9
-    python -m bench.checkpoint.overhead --size 1GiB --directory /dev/shm/overhead       # a disk that costs nothing
+    python -m bench.checkpoint.overhead --size 1GiB --rounds 9                         beside plain DCP, in turns
+    python -m bench.checkpoint.overhead --size 1GiB --directory /dev/shm/overhead      a disk that costs nothing
+    python -m bench.checkpoint.overhead --ways save,thread,process --size 256MiB [--device cuda]
 
-Both sync what they write: plain DCP its files, the registry also names of files and directories, and it digests all
-bytes and commits through a cluster of three members on the same machine. Between two saves everything is deleted and
-written back, so that no save pays for the one before. The bar: the median of the registry is at most 3 % over plain.
-The time that digests alone take is printed beside it: they are made while the file is written.
+*Beside plain DCP*: both sync what they write: plain DCP its files, the registry also names of files and directories,
+and it digests all bytes and commits through a cluster of three members on the same machine. Between two saves
+everything is deleted and written back, so that no save pays for the one before. The bar: the median of the registry is
+at most 3 % over plain. The time that digests alone take is printed beside it: they are made while the file is written.
+
+*Ways*: two ranks of an `ElasticGroup` hold so many bytes each and save them with `dcp.save`, and with `dcp.async_save`
+in a thread and in a process. While a save is under way they go on with allreduces on the device and change their state;
+what is loaded afterwards must be the state at the save, bit for bit. *held* is the time in the call, *committed* until
+the checkpoint was there, *steps* the allreduces meanwhile. On `cuda` both ranks share one GPU.
+
+The first save of each kind warms up, and does not count. The exit code is 1 if the bar or a bit was missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -21,21 +28,30 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_saver as saver
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_loader import load
 
 import raftkv
+import raftkv.torch
+import raftkv.training
+from bench.report import markdown, medians, names_of, parser_of
+from bench.stage import Worker, in_turn, share_gpu, tell
 from raftkv.checkpoint import Registry
 from raftkv.checkpoint.digest import ALGORITHMS, SHA256, Digest
-from raftkv.torch.checkpoint import Writer
+from raftkv.torch.checkpoint import Reader, Writer
 
 BAR: Final = 0.03
 UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 TENSORS: Final = 16
+RANKS: Final = 2
+WAYS: Final = ("save", "thread", "process")
 
 
 def size_of(text: str) -> int:
@@ -46,9 +62,9 @@ def size_of(text: str) -> int:
     return int(text)
 
 
-def state_of(size_bytes: int) -> dict[str, torch.Tensor]:
+def state_of(size_bytes: int, device: str = "cpu", name: str = "layer") -> dict[str, torch.Tensor]:
     """Return a model of so many bytes: tensors of the same size."""
-    return {f"layer.{number}": torch.rand(size_bytes // TENSORS // 4) for number in range(TENSORS)}
+    return {f"{name}.{number}": torch.rand(size_bytes // TENSORS // 4, device=device) for number in range(TENSORS)}
 
 
 def timed(step: Callable[[], Any]) -> float:
@@ -58,65 +74,141 @@ def timed(step: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def measure(directory: Path, registry: Registry, size_bytes: int, rounds: int, digest: str) -> dict[str, list[float]]:
-    """Save in turns; the first round of each warms up and does not count."""
+# ---- beside plain DCP
+
+
+def beside_plain(directory: Path, registry: Registry, size_bytes: int, rounds: int, digest: str) -> bool:
+    """Save in turns, and print; returns whether the bar is met."""
     state = state_of(size_bytes)
     found: dict[str, list[float]] = {"plain": [], "registry": []}
     for number in range(1, rounds + 2):
-        ways: dict[str, Callable[[], Any]] = {
-            "plain": lambda: save(state, storage_writer=FileSystemWriter(directory / "plain")),
-            "registry": lambda number=number: save(state, storage_writer=Writer(registry, number, digest=digest)),
-        }
-        for name in sorted(ways, reverse=bool(number % 2)):  # who is first changes from round to round
-            took = timed(ways[name])
-            if number > 1:
-                found[name].append(took)
+        for name in in_turn(found, number):
+            plain = FileSystemWriter(directory / "plain")
+            writer = plain if name == "plain" else Writer(registry, number, digest=digest)
+            found[name].append(timed(partial(saver.save, state, storage_writer=writer)))
             shutil.rmtree(directory)
             os.sync()
-    return found
+    times = {name: taken[1:] for name, taken in found.items()}
+    lines = [
+        (name, *(f"{each(taken):.3f} s" for each in (statistics.median, min, max))) for name, taken in times.items()
+    ]
+    pairs = [ours / plain - 1 for plain, ours in zip(times["plain"], times["registry"], strict=True)]
+    overhead, block, digested = (
+        statistics.median(times["registry"]) / statistics.median(times["plain"]) - 1,
+        os.urandom(1 << 20),
+        Digest(digest),
+    )
+    digest_s = timed(lambda: [digested.update(block) for _ in range(size_bytes >> 20)])
+    print(markdown(("writer", "median", "least", "most"), lines))
+    print(f"\ndigests alone: {digest_s:.3f} s, beside the writing; overhead: {overhead:+.1%} of the medians, "
+          f"{statistics.median(pairs):+.1%} in pairs; the bar is {BAR:+.0%}")  # fmt: skip
+    return overhead <= BAR
 
 
-def digest_time(size_bytes: int, algorithm: str) -> float:
-    """Return the seconds that digesting so many bytes takes on a core of its own."""
-    block = os.urandom(1 << 20)
-    digest = Digest(algorithm)
-    return timed(lambda: [digest.update(block) for _ in range(size_bytes >> 20)])
+# ---- ways
 
 
-def main() -> int:
-    """Measure, print, and return 1 if the bar was missed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=size_of, default="1GiB", help="of the model (default 1GiB)")
-    parser.add_argument("--rounds", type=int, default=9, help="saves of each, beside one to warm up (default 9)")
+class Rank:
+    """One rank: its state, and how it saves it."""
+
+    def __init__(self, run: Any, group: Any, size_bytes: int, device: str) -> None:
+        self._run = run
+        self._group = group
+        self._tensors = state_of(size_bytes, device, f"layer.{run.rank}")
+        self._gradient = torch.ones(1000, device=device)
+
+    def save(self, way: str, step: int) -> dict[str, Any]:
+        """Save in a way; returns what it took."""
+        before = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        began, steps, writer = time.monotonic(), 0, Writer(self._run, step)
+        if way == "save":
+            saver.save(self._tensors, storage_writer=writer)
+            held = time.monotonic()
+        else:
+            kind = saver.AsyncCheckpointerType(way)
+            future = saver.async_save(self._tensors, storage_writer=writer, async_checkpointer_type=kind)
+            held = time.monotonic()
+            while not self._train(future.done()):
+                steps += 1
+            future.result()
+        committed = time.monotonic()
+        self._train(True)
+        loaded = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        load(loaded, storage_reader=Reader(self._run.checkpoints, step))
+        is_same = all(bool((loaded[name] == tensor).all()) for name, tensor in before.items())
+        took = {"held": held - began, "committed": committed - began, "steps": steps}
+        return {"way": way, "took": took, "is_same": is_same}
+
+    def _train(self, is_done: bool) -> bool:
+        """Change the state, by what all ranks have to do with; returns whether all are done."""
+        if self._gradient.is_cuda:  # on the CPU the save has the group to itself
+            self._gradient.fill_(float(is_done))
+            dist.all_reduce(self._gradient)
+            is_done = bool(self._gradient[0] == dist.get_world_size())
+        for tensor in self._tensors.values():
+            tensor.add_(1)
+        self._group.settle()
+        return is_done
+
+
+def work(endpoints: str, options: argparse.Namespace) -> None:
+    """Save in each way, and tell what each save took."""
+    gpu = share_gpu(options.device)
+    run = raftkv.training.join(
+        "async", endpoints=endpoints, min_nodes=1, max_nodes=RANKS, expected_nodes=RANKS, address="127.0.0.1",
+        last_call_timeout_s=120.0, checkpoints=str(options.directory),
+    )  # fmt: skip
+    with run, raftkv.torch.ElasticGroup(run, "gloo" if gpu is None else "cpu:gloo,cuda:nccl", device=gpu) as group:
+        rank, step = Rank(run, group, options.size, options.device), 0
+        for way in options.ways:
+            for number in range(options.rounds + 1):
+                step += 1
+                tell(is_warm=number > 0, **rank.save(way, step))
+
+
+def compare_ways(endpoints: list[str], options: argparse.Namespace, directory: Path) -> bool:
+    """Run the two ranks, and print; returns whether all that was loaded was right."""
+    words = ["--work", ",".join(endpoints), "--directory", str(directory), "--size", str(options.size)]
+    words += ["--ways", ",".join(options.ways), "--rounds", str(options.rounds), "--device", options.device]
+    ranks = [Worker("bench.checkpoint.overhead", *words) for _ in range(RANKS)]
+    told = [line for rank in ranks for line in rank.rest()]
+    for rank in ranks:
+        rank.end()
+    if len(told) != RANKS * len(options.ways) * (options.rounds + 1):
+        raise SystemExit("bench: a rank ended too early")
+    lines = []
+    for way in options.ways:
+        warm = medians([line["took"] for line in told if line["way"] == way and line["is_warm"]])
+        lines.append((way, f"{warm['held']:.3f} s", f"{warm['committed']:.3f} s", f"{warm['steps']:g}"))
+    print(markdown(("way", "held", "committed after", "steps meanwhile"), lines))
+    return all(line["is_same"] for line in told)
+
+
+def main() -> None:
+    """Measure, and end with 1 if something was missed."""
+    parser = parser_of(__doc__, rounds=9)
+    parser.add_argument("--size", type=size_of, default="1GiB", help="of the model, or of each rank (default 1GiB)")
     parser.add_argument("--directory", type=Path, help="where to save (default: a temporary one)")
     parser.add_argument("--digest", default=SHA256, choices=list(ALGORITHMS), help="algorithm (default sha256)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--ways", type=names_of(WAYS), default=[], help=f"some of {', '.join(WAYS)}")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    directory = options.directory or Path(tempfile.mkdtemp(prefix="raftkv-overhead-"))
-    with raftkv.local(size=3) as cluster, cluster.connect() as kv:
-        registry = Registry(kv, "overhead", uri=str(directory))
-        found = measure(directory, registry, options.size, options.rounds, options.digest)
-    medians = {name: statistics.median(times) for name, times in found.items()}
-    best = {name: min(times) for name, times in found.items()}
-    pairs = [ours / plain - 1 for plain, ours in zip(found["plain"], found["registry"], strict=True)]
-    report = {
-        "size_bytes": options.size, "rounds": options.rounds, "times_s": found, "median_s": medians,
-        "overhead": medians["registry"] / medians["plain"] - 1,
-        "overhead_of_best": best["registry"] / best["plain"] - 1,
-        "overhead_in_pairs": statistics.median(pairs), "digest_s": digest_time(options.size, options.digest),
-    }  # fmt: skip
-    if options.json:
-        print(json.dumps(report))
-    else:
-        for name, times in found.items():
-            print(f"{name:9} median {medians[name]:.3f} s of {len(times)}; {min(times):.3f} to {max(times):.3f} s")
-        print(f"digests alone: {report['digest_s']:.3f} s, beside the writing")
-        print(f"overhead: {report['overhead']:+.1%} of the medians, {report['overhead_of_best']:+.1%} of the best, "
-              f"{report['overhead_in_pairs']:+.1%} in pairs; the bar is {BAR:+.0%}")  # fmt: skip
-    return int(medians["registry"] / medians["plain"] - 1 > BAR)
+    if options.work:
+        work(options.work, options)
+        return
+    with tempfile.TemporaryDirectory(prefix="raftkv-overhead-") as own, raftkv.local(size=3) as cluster:
+        directory = (options.directory or Path(own)) / "checkpoints"
+        if options.ways:
+            is_good = compare_ways(cluster.endpoints, options, directory)
+        else:
+            with cluster.connect() as kv:
+                registry = Registry(kv, "overhead", uri=str(directory))
+                is_good = beside_plain(directory, registry, options.size, options.rounds, options.digest)
+    sys.exit(int(not is_good))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

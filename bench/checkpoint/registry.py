@@ -1,10 +1,10 @@
 """What the registry of checkpoints costs, on three real members with fsync, raftkv beside etcd in one run.
 
-    python -m bench.checkpoint.registry [--rows commit,watch,lookup] [--write]
+    python -m bench.checkpoint.registry [--rows commit,watch,lookup] [--scale 0.01] [--write]
 
-    commit   many ranks prepare and one commits: seconds, and the size of the txn     bar: 0.5 s for 1,000 ranks
-    watch    from a commit to a program that waits for it                             bar: 50 ms
-    lookup   every question about 100,000 checkpoints of 100 runs                     bar: 5 ms
+    commit   many ranks prepare at the same moment, the worst case, and one commits     bar: 0.5 s for 1,000 ranks
+    watch    from a commit to a program that waits for it                               bar: 50 ms
+    lookup   every question about 100,000 checkpoints of 100 runs                       bar: 5 ms
 
 The bars are on raftkv alone and machine-checked: the exit code is 1 if one is missed. The members, and the load, share
 the cores of one machine; the load average is printed beside the figures.
@@ -12,259 +12,200 @@ the cores of one machine; the load average is printed beside the figures.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import multiprocessing
 import os
 import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 import raftkv.aio
-from bench.report import latencies_ms, machine, markdown, names_of, parser_of, write_table
-from bench.stage import memory_mib, pids_of, progress
-from raftkv.checkpoint.aio import Attempt, Claim, Registry
+from bench.report import finish, latencies_ms, machine, markdown, parser_of
+from bench.stage import Worker, alternate, memory_mib, pids_of, progress, tell
+from raftkv.checkpoint.aio import Claim, Registry
 from raftkv.checkpoint.commit.summary import advanced, indexed
 from raftkv.checkpoint.keys import TAG, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Hold, Latest, Reference
-from raftkv.client.control import ClientControl
-from raftkv.client.kv import txn
-from raftkv.client.operations import Compare, Operation, put
-from raftkv.client.scope import Space
-from raftkv.client.values import TxnResult
-from tests.procs import ETCD, RAFTKV, Cluster, Program
+from raftkv.client.operations import Operation, put
+from tests.procs import Cluster, Program
 
-# ---- figures with their bars
+PROCESSES: Final = 8
+"""In which ranks prepare."""
+PAUSE_S: Final = 0.02
+"""Between two commits of row watch: commits in practice do not come one after the other."""
+OPERATIONS_MAX: Final = 120
+AT_ONCE: Final = 32
+KIND: Final = "dcp"
+TAG_EVERY: Final = 100
+DIGEST: Final = f"sha256:{'ab' * 32}"
+COMMIT_BAR_S, WATCH_BAR_MS, LOOKUP_BAR_MS = 0.5, 50.0, 5.0
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure of one program; ``bar``: what it may be at most; None: it has no bar."""
-
-    row: str
-    name: str
-    value: float
-    unit: str
-    bar: float | None = None
-
-    @property
-    def is_met(self) -> bool:
-        return self.bar is None or self.value <= self.bar
+Rows = dict[str, dict[str, float]]
+"""Figures by row; the name of a figure ends with its unit."""
 
 
-def latencies(row: str, name: str, seconds: Sequence[float], bar_ms: float | None = None) -> list[Figure]:
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    ranks: tuple[int, ...]
+    commits: int
+    checkpoints: int
+    runs: int
+    questions: int
+    rounds: int = 5
+
+
+def bar_of(row: str, name: str) -> float | None:
+    """Return what a figure of raftkv may be at most; None: it has no bar."""
+    if row == "watch" and "watcher" in name:
+        return WATCH_BAR_MS
+    if row == "lookup" and name.endswith("ms"):
+        return LOOKUP_BAR_MS
+    is_commit = name in ("last prepare to commit, s", "both, s")
+    return COMMIT_BAR_S if is_commit and row in ("commit of 1 ranks", "commit of 1,000 ranks") else None
+
+
+def latencies(name: str, seconds: Sequence[float]) -> dict[str, float]:
     """Return p50 and p99 of some seconds, in milliseconds."""
     found = latencies_ms(seconds)
-    return [Figure(row, f"{name} {each}", round(found[f"{each}_ms"], 2), "ms", bar_ms) for each in ("p50", "p99")]
+    return {f"{name} {each}, ms": found[f"{each}_ms"] for each in ("p50", "p99")}
 
 
-def table(found: dict[str, list[Figure]], facts: dict[str, Any]) -> str:
-    """Return everything as Markdown; bars are raftkv's."""
-    names = list(dict.fromkeys((one.row, one.name, one.unit) for figures in found.values() for one in figures))
-    values = {program: {(one.row, one.name): one for one in figures} for program, figures in found.items()}
-    lines = []
-    for row, name, unit in names:
-        cells = [values[program].get((row, name)) for program in found]
-        shown = [f"{one.value:,g} {unit}" if one is not None else "-" for one in cells]
-        own = values.get("raftkv", {}).get((row, name))
-        verdict = ("", "")
-        if own is not None and own.bar is not None:
-            verdict = (f"{own.bar:g} {unit}", "met" if own.is_met else "MISSED")
-        lines.append((row, name, *shown, *verdict))
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    text = markdown(("row", "figure", *found, "bar", ""), lines, texts=2)
-    return f"{text}\n\n{facts['cores']} cores, Python {facts['python']}, {facts['date']}; load {load}"
+def table(found: dict[str, Rows]) -> tuple[str, list[str]]:
+    """Return everything as Markdown, and what raftkv misses."""
+    lines, missed = [], []
+    for row, figures in found["raftkv"].items():
+        for figure, value in figures.items():
+            bar, (name, unit) = bar_of(row, figure), figure.rsplit(", ", 1)
+            verdict = "" if bar is None else "met" if value <= bar else "MISSED"
+            shown = [f"{found[program][row][figure]:,.4g} {unit}" for program in ("etcd", "raftkv")]
+            lines.append((row, name, *shown, "" if bar is None else f"{bar:g} {unit}", verdict))
+            missed += [f"{row}: {name} {shown[1]}, the bar is {bar:g}"] if verdict == "MISSED" else []
+    facts, load = machine(), ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    text = markdown(("row", "figure", "etcd", "raftkv", "bar", ""), lines, texts=2)
+    return f"{text}\n\n{facts['cores']} cores, Python {facts['python']}, {facts['date']}; load {load}", missed
 
 
-def missed(found: dict[str, list[Figure]]) -> list[str]:
-    """Return what raftkv misses."""
-    return [
-        f"{one.row}: {one.name} {one.value:g} {one.unit}, the bar is {one.bar:g}"
-        for one in found.get("raftkv", [])
-        if not one.is_met
-    ]
+# ---- row commit
 
 
-# ---- row commit: many ranks prepare at the same moment, the worst case, and the coordinator commits
-
-PROCESSES = 8
-BAR_RANKS, BAR_S = 1_000, 0.5
-DIGEST = f"sha256:{'ab' * 32}"
-
-
-class Measured(ClientControl):
-    """A control that knows the size of the largest txn that it has sent."""
-
-    largest_bytes = 0
-
-    async def txn(
-        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
-    ) -> TxnResult:
-        request = txn().when(*compares).then(*then).otherwise(*otherwise).request(Space())
-        self.largest_bytes = max(self.largest_bytes, request.ByteSize())
-        return await super().txn(compares, then, otherwise)
+def write_files(directory: Path, ranks: Sequence[int]) -> dict[int, list[FileRecord]]:
+    """Write two files of each rank, as DCP and a data position have."""
+    directory.mkdir(exist_ok=True)
+    names = {rank: (f"__{rank}_0.distcp", f"position-{rank}.json") for rank in ranks}
+    for name in chain.from_iterable(names.values()):
+        (directory / name).write_bytes(b"x")
+    return {rank: [FileRecord(name, 1, DIGEST) for name in both] for rank, both in names.items()}
 
 
-def files_of(rank: int) -> list[FileRecord]:
-    """Two files, as DCP and a data position have."""
-    return [FileRecord(f"__{rank}_0.distcp", 1 << 28, DIGEST), FileRecord(f"position-{rank}.json", 120, DIGEST)]
-
-
-def _prepare_in_process(endpoints: list[str], ranks: range, pipe: Connection) -> None:
-    asyncio.run(_prepare(endpoints, ranks, pipe))
-
-
-async def _prepare(endpoints: list[str], ranks: range, pipe: Connection) -> None:
-    """Prepare whenever the parent sends a claim and a step; the first answer says that this process is ready."""
+async def prepare(endpoints: list[str], directory: str, *ranks: int) -> None:
+    """Prepare for some ranks whenever a step and a claim are said, and then a word."""
     async with raftkv.aio.connect(endpoints) as kv:
-        registry = Registry(kv, "commit")
-        while (told := await asyncio.to_thread(pipe.recv)) is not None:
-            token, step = told
-            attempt = await registry.join(Claim.from_token(token), step)
-            pipe.send(None)
-            await asyncio.to_thread(pipe.recv)
-            await asyncio.gather(*(attempt.prepare(rank, files_of(rank)) for rank in ranks))
-            pipe.send(monotonic())
+        registry = Registry(kv, "commit", uri=directory)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            step, _, token = line.partition(" ")
+            attempt = await registry.join(Claim.from_token(token.strip()), int(step))
+            files = await asyncio.to_thread(write_files, Path(attempt.uri), ranks)
+            tell()
+            await asyncio.to_thread(sys.stdin.readline)
+            await asyncio.gather(*(attempt.prepare(rank, each) for rank, each in files.items()))
+            tell(at=monotonic())
 
 
-class Ranks:
-    """Processes that prepare for many ranks."""
-
-    def __init__(self, endpoints: list[str], world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        share = -(-world_size // PROCESSES)
-        self._pipes = []
-        self._processes = []
-        for number in range(PROCESSES):
-            ours, theirs = context.Pipe()
-            ranks = range(min(number * share, world_size), min((number + 1) * share, world_size))
-            process = context.Process(target=_prepare_in_process, args=(endpoints, ranks, theirs), daemon=True)
-            process.start()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def tell(self, what: object) -> list[float]:
-        """Tell all processes something and wait for their answers."""
-        for pipe in self._pipes:
-            pipe.send(what)
-        return [pipe.recv() for pipe in self._pipes]
-
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join()
+def _ask_all(workers: Sequence[Worker], word: str) -> list[dict[str, Any]]:
+    """Say a word to all, and wait for their answers."""
+    for worker in workers:
+        worker.say(word)
+    return [worker.answer() for worker in workers]
 
 
-async def _save(registry: Registry, ranks: Ranks, claim: Claim, step: int, world_size: int) -> tuple[float, float]:
-    """Save once; returns the seconds of all prepares, and from the last of them to the commit."""
-    attempt: Attempt = await registry.begin(claim, step, world_size=world_size)
-    await asyncio.to_thread(ranks.tell, (claim.token, step))
-    waiting = asyncio.create_task(attempt.commit(metrics={"loss": 1.0 / step}))
-    began = monotonic()
-    prepared = max(await asyncio.to_thread(ranks.tell, "go"))
-    await waiting
-    return prepared - began, monotonic() - prepared
-
-
-async def measure_commits(endpoints: list[str], world_sizes: Sequence[int], rounds: int) -> list[Figure]:
+async def measure_commits(cluster: Cluster, sizes: Sizes) -> Rows:
     """Measure with each number of ranks."""
-    found = []
-    for world_size in world_sizes:
+    found = {}
+    for ranks in sizes.ranks:
         with tempfile.TemporaryDirectory() as directory:
-            async with raftkv.aio.connect(endpoints) as kv:
-                found += await _measure_commit(kv, endpoints, directory, world_size, rounds)
+            found[f"commit of {ranks:,} ranks"] = await _measure_commit(cluster.endpoints, directory, ranks, sizes)
     return found
 
 
-async def _measure_commit(
-    kv: raftkv.aio.Client, endpoints: list[str], directory: str, world_size: int, rounds: int
-) -> list[Figure]:
-    registry = Registry(kv, "commit", uri=directory)
-    control = Measured(kv, is_patient=True)
-    registry._means = replace(registry._means, control=control)
-    claim = await registry.claim()
-    ranks = Ranks(endpoints, world_size)
+async def _measure_commit(endpoints: list[str], directory: str, world_size: int, sizes: Sizes) -> dict[str, float]:
+    times: list[tuple[float, float]] = []
+    shares = [range(number, world_size, PROCESSES) for number in range(min(PROCESSES, world_size))]
+    workers = [_worker("prepare", endpoints, directory, *share) for share in shares]
     try:
-        summaries = await registry.lookup.summary("commit")
-        step = max((one.latest.step for one in summaries), default=0)
-        times = [await _save(registry, ranks, claim, step + number, world_size) for number in range(1, rounds + 1)]
+        async with raftkv.aio.connect(endpoints) as kv:
+            registry = Registry(kv, "commit", uri=directory)
+            claim = await registry.claim()
+            newest = max((one.latest.step for one in await registry.lookup.summary("commit")), default=0)
+            for step in range(newest + 1, newest + 1 + sizes.rounds):
+                attempt = await registry.begin(claim, step, world_size=world_size)
+                await asyncio.to_thread(_ask_all, workers, f"{step} {claim.token}")
+                waiting = asyncio.create_task(attempt.commit(metrics={"loss": 1.0 / step}))
+                began = monotonic()
+                prepared = max(each["at"] for each in await asyncio.to_thread(_ask_all, workers, "go"))
+                await waiting
+                times.append((prepared - began, monotonic() - prepared))
     finally:
-        await asyncio.to_thread(ranks.close)
+        for worker in workers:
+            worker.end()
     prepares, commits = (statistics.median(column) for column in zip(*times, strict=True))
-    whole = statistics.median(sum(both) for both in times)
-    row, bar = f"commit of {world_size:,} ranks", BAR_S if world_size <= BAR_RANKS else None
-    return [
-        Figure(row, "all prepare at once", round(prepares, 3), "s"),
-        Figure(row, "last prepare to commit", round(commits, 3), "s", bar),
-        Figure(row, "both", round(whole, 3), "s", bar),
-        Figure(row, "commit txn", control.largest_bytes, "bytes"),
-    ]
+    both = statistics.median(map(sum, times))
+    return {"all prepare at once, s": prepares, "last prepare to commit, s": commits, "both, s": both}
 
 
 # ---- row watch: from the call of commit to another process that waits for it
 
-WATCH_BAR_MS = 50.0
-PAUSE_S = 0.02
 
-
-def _wait_in_process(endpoints: list[str], commits: int, pipe: Connection) -> None:
-    asyncio.run(_wait(endpoints, commits, pipe))
-
-
-async def _wait(endpoints: list[str], wanted: int, pipe: Connection) -> None:
-    seen = {}
+async def wait(endpoints: list[str], directory: str, wanted: int) -> None:
+    """Tell when this process is ready, and when it saw each commit."""
+    seen: dict[int, float] = {}
     async with raftkv.aio.connect(endpoints) as kv:
-        commits = Registry(kv, "watch").watch()
+        commits = Registry(kv, "watch", uri=directory).watch()
         await commits.ready()
-        pipe.send(None)
+        tell()
         async for commit in commits:
             seen[commit.checkpoint.step] = monotonic()
             if len(seen) == wanted:
                 commits.cancel()
-    pipe.send(seen)
+    tell(at=[seen[step] for step in sorted(seen)])
 
 
-async def measure_watch(endpoints: list[str], rounds: int) -> list[Figure]:
+async def measure_watch(cluster: Cluster, sizes: Sizes) -> Rows:
     """Commit so many times."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    watcher = context.Process(target=_wait_in_process, args=(endpoints, rounds, theirs), daemon=True)
-    watcher.start()
-    await asyncio.to_thread(ours.recv)
-    called, answered = {}, {}
-    with tempfile.TemporaryDirectory() as directory:
-        async with raftkv.aio.connect(endpoints) as kv:
-            registry = Registry(kv, "watch", uri=directory)
-            claim = await registry.claim()
-            for step in range(1, rounds + 1):
-                attempt = await registry.begin(claim, step)
-                await attempt.prepare(0, [])
-                called[step] = monotonic()
-                await attempt.commit(metrics={"loss": 1.0 / step})
-                answered[step] = monotonic()
-                await asyncio.sleep(PAUSE_S)  # commits in practice do not come one after the other
-    seen = await asyncio.to_thread(ours.recv)
-    watcher.join()
-    return [
-        *latencies("watch", "call of commit to watcher", [seen[step] - called[step] for step in called], WATCH_BAR_MS),
-        *latencies("watch", "call of commit to its return", [answered[step] - called[step] for step in called]),
+    watcher = _worker("wait", cluster.endpoints, "", sizes.commits)
+    await asyncio.to_thread(watcher.answer)
+    called, answered = list[float](), list[float]()
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            async with raftkv.aio.connect(cluster.endpoints) as kv:
+                registry = Registry(kv, "watch", uri=directory)
+                claim = await registry.claim()
+                for step in range(1, sizes.commits + 1):
+                    attempt = await registry.begin(claim, step)
+                    await attempt.prepare(0, [])
+                    called.append(monotonic())
+                    await attempt.commit(metrics={"loss": 1.0 / step})
+                    answered.append(monotonic())
+                    await asyncio.sleep(PAUSE_S)
+        seen = (await asyncio.to_thread(watcher.answer))["at"]
+    finally:
+        watcher.end()
+    ends = {"call of commit to watcher": seen, "call of commit to its return": answered}
+    found = [
+        latencies(name, [end - begin for begin, end in zip(called, each, strict=True)]) for name, each in ends.items()
     ]
+    return {"watch": found[0] | found[1]}
 
 
 # ---- row lookup: every question, asked of many checkpoints of many runs; larger txns write the records
-
-LOOKUP_BAR_MS = 5.0
-OPERATIONS_MAX = 120
-AT_ONCE = 32
-KIND = "dcp"
-TAG_EVERY = 100
 
 
 def checkpoint_of(run: int, step: int) -> Checkpoint:
@@ -313,24 +254,21 @@ async def _fill(kv: raftkv.aio.Client, runs: int, each: int) -> float:
     return monotonic() - began
 
 
-async def measure_lookups(
-    cluster: Cluster, endpoints: list[str], checkpoints: int, runs: int, rounds: int
-) -> list[Figure]:
+async def measure_lookups(cluster: Cluster, sizes: Sizes) -> Rows:
     """Fill the registry, and ask."""
-    row = "lookup"
-    async with raftkv.aio.connect(endpoints) as kv:
-        took_s = await _fill(kv, runs, checkpoints // runs)
-        found = [Figure(row, f"fill with {checkpoints:,}", round(took_s, 1), "s")]
-        for name, ask in _questions(kv, runs, checkpoints // runs).items():
+    each, found = sizes.checkpoints // sizes.runs, dict[str, float]()
+    async with raftkv.aio.connect(cluster.endpoints) as kv:
+        found["fill, s"] = await _fill(kv, sizes.runs, each)
+        for name, ask in _questions(kv, sizes.runs, each).items():
             await ask()
             times = []
-            for _ in range(rounds):
+            for _ in range(sizes.questions):
                 began = monotonic()
                 await ask()
                 times.append(monotonic() - began)
-            found += latencies(row, name, times, LOOKUP_BAR_MS)
-    memory = max(memory_mib(pid)["VmRSS"] for pid in pids_of(cluster))
-    return [*found, Figure(row, "memory of a member", round(memory), "MiB")]
+            found |= latencies(name, times)
+    found["memory of a member, MiB"] = max(memory_mib(pid)["VmRSS"] for pid in pids_of(cluster))
+    return {"lookup": found}
 
 
 def _questions(kv: raftkv.aio.Client, runs: int, each: int) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -360,46 +298,39 @@ def _questions(kv: raftkv.aio.Client, runs: int, each: int) -> dict[str, Callabl
 
 # ---- the command line
 
-PROGRAMS = {"etcd": ETCD, "raftkv": RAFTKV.with_flags("--log-level", "warn")}
-SIZE = 3
-ROWS = ("commit", "watch", "lookup")
-RANKS, ROUNDS = (1, 1000, 10000), 5
-COMMITS = 100
-CHECKPOINTS, RUNS, QUESTIONS = 100_000, 100, 300
+ROWS: Final = {"commit": measure_commits, "watch": measure_watch, "lookup": measure_lookups}
 
 
-async def measure(program: Program, rows: Sequence[str]) -> list[Figure]:
-    """Run the rows with fresh members of a program."""
-    found: list[Figure] = []
-    with Cluster(program, SIZE) as cluster:
-        endpoints = cluster.endpoints
-        if "commit" in rows:
-            found += await measure_commits(endpoints, RANKS, ROUNDS)
-        if "watch" in rows:
-            found += await measure_watch(endpoints, COMMITS)
-        if "lookup" in rows:
-            found += await measure_lookups(cluster, endpoints, CHECKPOINTS, RUNS, QUESTIONS)
-    return found
+def _worker(role: str, endpoints: list[str], directory: str, *numbers: int) -> Worker:
+    words = ("--work", role, ",".join(endpoints), directory, *map(str, numbers))
+    return Worker("bench.checkpoint.registry", *words)
 
 
-def main() -> int:
-    """Run the benchmark."""
-    parser, found = parser_of(__doc__), {}
-    parser.add_argument("--rows", type=names_of(ROWS), default=ROWS, help="comma-separated")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/training/checkpoints.md")
+def main() -> None:
+    """Run the benchmark, and end with 1 if a bar is missed."""
+    parser = parser_of(__doc__, list(ROWS), writes="the table of docs/training/checkpoints.md")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of ranks, commits and checkpoints")
+    parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for name, program in PROGRAMS.items():
-        progress(f"{name}: load {os.getloadavg()[0]:.1f}")
-        found[name] = asyncio.run(measure(program, options.rows))
-    facts = machine()
-    print(table(found, facts))
-    if options.write:
-        write_table(table(found, facts), "registry")
-    problems = missed(found)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    if options.work:
+        role, endpoints, directory, *numbers = options.work
+        work: Callable[..., Any] = prepare if role == "prepare" else wait
+        asyncio.run(work(endpoints.split(","), directory, *map(int, numbers)))
+        return
+    ranks = tuple(max(1, int(number * options.scale)) for number in (1, 1_000, 10_000))
+    sizes = Sizes(ranks, *(max(2, int(number * options.scale)) for number in (100, 100_000, 100, 300)))
+
+    def measure(program: Program) -> Rows:
+        progress(f"{program.name}: load {os.getloadavg()[0]:.1f}")
+        found: Rows = {}
+        with Cluster(program, 3) as cluster:
+            for name in options.rows:
+                found |= asyncio.run(ROWS[name](cluster, sizes))
+        return found
+
+    text, problems = table({name: found for name, (found,) in alternate(1, measure).items()})
+    finish(text, problems, "registry" if options.write else "")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,11 +11,10 @@ two machines do not. Of several rounds the one of median p99 counts, with the wo
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from bench.hostile.measure import Outcome, measure, misses, table, together
 from bench.hostile.rows import ROWS, Row
-from bench.report import names_of, parser_of
+from bench.report import finish, names_of, parser_of
 from bench.stage import NAMES, allow_many_files, alternate, progress
 from tests.procs import Program
 
@@ -37,12 +36,12 @@ def main() -> None:
             return outcome
 
         progress(f"{row.name}: {row.what}")
-        names = [name for name in options.programs if name in row.programs]
-        return {name: together(found) for name, found in alternate(options.rounds, once, names).items()}
+        seen = alternate(options.rounds, once, options.programs)
+        return {name: together(found) for name, found in seen.items()}
 
     found = [run(row) for row in ROWS if row.name in options.rows]
-    print(table(found))
-    sys.exit(int(any(misses(each["raftkv"], each.get("etcd")) for each in found if "raftkv" in each)))
+    ours = [(each["raftkv"], each.get("etcd")) for each in found if "raftkv" in each]
+    finish(table(found), [f"{raftkv.row}: {text}" for raftkv, etcd in ours for text in misses(raftkv, etcd)])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
-from raftkv.pb import auth_pb2, rpc_pb2
+import raftkv.aio
+from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.framing import Metadata
@@ -40,11 +41,6 @@ class UserChannel(Channel):
         return super()._headers(path, timeout_s, (*metadata, *self._shown))
 
 
-def permission(key: bytes, range_end: bytes = b"") -> auth_pb2.Permission:
-    """Reading and writing an interval."""
-    return auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=key, range_end=range_end)
-
-
 @dataclass
 class Attacker:
     """One row's client.
@@ -56,7 +52,6 @@ class Attacker:
         until: when the attack ends, by the monotonic clock; rounds that are under way may last longer.
         refusals: what the members said no to, by its text.
         token: of root, where users are asked for.
-        user_token: of a user that a row has made.
     """
 
     endpoints: list[str]
@@ -65,7 +60,6 @@ class Attacker:
     until: float = 0.0
     refusals: Counter[str] = field(default_factory=Counter)
     token: str = ""
-    user_token: str = ""
     _channels: list[Channel] = field(default_factory=list)
 
     def count(self, full: int, least: int = 1) -> int:
@@ -85,10 +79,10 @@ class Attacker:
         """Whether the attack should end."""
         return monotonic() >= self.until
 
-    def channel(self, token: str | None = None) -> Channel:
+    def channel(self) -> Channel:
         """A new connection to the member that is attacked; closed with the attacker."""
         options = ChannelOptions(stream_window_bytes=4 << 20, connection_window_bytes=16 << 20)
-        channel = UserChannel(self.endpoint, self.token if token is None else token, options)
+        channel = UserChannel(self.endpoint, self.token, options)
         self._channels.append(channel)
         return channel
 
@@ -98,33 +92,14 @@ class Attacker:
             await channel.close()
         self._channels.clear()
 
-    async def login(self, user: str, password: str) -> str:
-        """A token of a user."""
-        request = rpc_pb2.AuthenticateRequest(name=user, password=password)
-        return rpc_pb2.AuthenticateResponse.FromString(await self.must(AUTH + "Authenticate", request)).token
-
-    async def user(self, name: str, password: str, *permissions: auth_pb2.Permission) -> str:
-        """Make a user with so many permissions, unless an earlier row has, and return a token of it."""
-        try:
-            await self.must(AUTH + "UserAdd", rpc_pb2.AuthUserAddRequest(name=name, password=password))
-            await self.must(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=name))
-        except RpcError as error:
-            if "already exists" not in str(error):
-                raise
-        for one in permissions:
-            await self.must(AUTH + "RoleGrantPermission", rpc_pb2.AuthRoleGrantPermissionRequest(name=name, perm=one))
-        await self.must(AUTH + "UserGrantRole", rpc_pb2.AuthUserGrantRoleRequest(user=name, role=name))
-        return await self.login(name, password)
-
     # ---- calls
 
-    async def call(self, path: str, request: Any, channel: Channel | None = None) -> bytes | None:
-        """One call; None: it was refused, or there was no answer in time."""
+    async def call(self, path: str, request: Any, channel: Channel | None = None) -> None:
+        """One call, which may be refused, or not be answered in time."""
         try:
-            return await self._unary(path, request, channel)
+            await self._unary(path, request, channel)
         except RpcError as error:
             self.refused(str(error))
-            return None
 
     def refused(self, text: str) -> None:
         """Count a refusal."""
@@ -217,16 +192,14 @@ class RawConnection:
             return False
         return not self._writer.is_closing()
 
-    async def send_until(self, data: bytes, until: float) -> None:
-        """Write the same bytes again and again."""
-        while monotonic() < until:
-            try:
-                async with asyncio.timeout(until - monotonic()):
-                    if not await self.send(data):
+    async def send_until(self, pieces: Iterable[bytes], until: float) -> None:
+        """Write all pieces, but no longer than to a moment, nor than the member takes them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - monotonic()):
+                for piece in pieces:
+                    if not await self.send(piece):
                         return
-            except TimeoutError:
-                return
-            await asyncio.sleep(0)
+                    await asyncio.sleep(0)
 
     def close(self) -> None:
         """Close it, without goodbye."""
@@ -244,13 +217,17 @@ def grpc_request(stream_id: int, path: str, request: Any) -> bytes:
 
 async def secure(endpoint: str) -> str:
     """Have a cluster ask for users; a token of root."""
+    async with raftkv.aio.connect(endpoint) as kv:
+        await kv.users.add("root", ROOT_PASSWORD)
+        await kv.roles.add("root")
+        await kv.users.grant_role("root", "root")
+        await kv.users.enable_auth()
+    return await login(endpoint, "root", ROOT_PASSWORD)
+
+
+async def login(endpoint: str, user: str, password: str) -> str:
+    """A token of a user."""
+    request = rpc_pb2.AuthenticateRequest(name=user, password=password).SerializeToString()
     async with Channel(endpoint) as channel:
-        for method, request in (
-            ("UserAdd", rpc_pb2.AuthUserAddRequest(name="root", password=ROOT_PASSWORD)),
-            ("RoleAdd", rpc_pb2.AuthRoleAddRequest(name="root")),
-            ("UserGrantRole", rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root")),
-            ("AuthEnable", rpc_pb2.AuthEnableRequest()),
-            ("Authenticate", rpc_pb2.AuthenticateRequest(name="root", password=ROOT_PASSWORD)),
-        ):
-            answer = await channel.unary(AUTH + method, request.SerializeToString(), CALL_TIMEOUT_S)
+        answer = await channel.unary(AUTH + "Authenticate", request, CALL_TIMEOUT_S)
     return rpc_pb2.AuthenticateResponse.FromString(answer).token

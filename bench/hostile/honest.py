@@ -16,11 +16,14 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
 
 from bench.hostile.attacker import UserChannel
 from bench.report import latencies_ms, parser_of
 from bench.stage import Worker, tell
+from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
@@ -32,8 +35,10 @@ TRIES_MAX: Final = 20
 OLD_REVISION: Final = "revision of auth store is old"
 KEYS: Final = 200
 VALUE: Final = b"v" * 256
-ERRORS_KEPT: Final = 20
+ERRORS_SHOWN: Final = 20
 PREFIX: Final = b"honest/"
+
+T = TypeVar("T", bound=Message)
 
 
 class Window:
@@ -43,17 +48,11 @@ class Window:
         self.put_s: list[float] = []
         self.read_s: list[float] = []
         self.errors: list[str] = []
-        self.errors_total = 0
-
-    def error(self, text: str) -> None:
-        self.errors_total += 1
-        if len(self.errors) < ERRORS_KEPT:
-            self.errors.append(text)
 
     def as_json(self) -> dict[str, Any]:
         times = {"put": self.put_s, "read": self.read_s}
         found: dict[str, Any] = {name: {"count": len(each), **latencies_ms(each)} for name, each in times.items()}
-        return {**found, "errors": self.errors_total, "error_texts": self.errors}
+        return {**found, "errors": len(self.errors), "error_texts": self.errors[:ERRORS_SHOWN]}
 
 
 class Honest:
@@ -95,38 +94,34 @@ class Honest:
 
     async def _put(self, number: int, due: float) -> None:
         key, value = b"%s%04d" % (PREFIX, number % KEYS), b"%d/%s" % (number, VALUE)
-        request = rpc_pb2.PutRequest(key=key, value=value).SerializeToString()
-        member = number % len(self.channels)
-        answer = await self._call(member, "/etcdserverpb.KV/Put", request, f"put at member {member + 1}")
+        answer = await self._call(methods.PUT, rpc_pb2.PutRequest(key=key, value=value), number)
         self.window.put_s.append(monotonic() - due)
         if answer is not None:
-            revision = rpc_pb2.PutResponse.FromString(answer).header.revision
-            self._acknowledged[key] = max(self._acknowledged.get(key, 0), revision)
+            self._acknowledged[key] = max(self._acknowledged.get(key, 0), answer.header.revision)
 
     async def _read(self, number: int, due: float) -> None:
         key = b"%s%04d" % (PREFIX, number * 7 % KEYS)
         known = self._acknowledged.get(key, 0)
-        member = number % len(self.channels)
-        request = rpc_pb2.RangeRequest(key=key).SerializeToString()
-        answer = await self._call(member, "/etcdserverpb.KV/Range", request, f"read at member {member + 1}")
+        answer = await self._call(methods.RANGE, rpc_pb2.RangeRequest(key=key), number)
         self.window.read_s.append(monotonic() - due)
-        if answer is None:
-            return
-        found = rpc_pb2.RangeResponse.FromString(answer).kvs
-        seen = found[0].mod_revision if found else 0
-        if seen < known:
-            self.window.error(f"STALE: a read at member {member + 1} shows revision {seen} of {key!r}, known: {known}")
+        if answer is not None:
+            seen = max((kv.mod_revision for kv in answer.kvs), default=0)
+            if seen < known:
+                self.window.errors.append(f"STALE: a read shows revision {seen} of {key!r}, known: {known}")
 
-    async def _call(self, member: int, path: str, request: bytes, what: str) -> bytes | None:
+    async def _call(self, method: methods.Method[T], request: Message, number: int) -> T | None:
+        member = number % len(self.channels)
+        where = f"{method.path.rpartition('/')[2]} at member {member + 1}"
         for _ in range(TRIES_MAX):
             try:
-                return await self.channels[member].unary(path, request, CALL_TIMEOUT_S)
+                data = await self.channels[member].unary(method.path, request.SerializeToString(), CALL_TIMEOUT_S)
+                return method.response.FromString(data)
             except RpcError as error:
                 # Users have changed on the way, and nothing else was done: etcd's clients ask again, too.
                 if OLD_REVISION not in str(error):
-                    self.window.error(f"{what}: {error}")
+                    self.window.errors.append(f"{where}: {error}")
                     return None
-        self.window.error(f"{what}: users change all the time")
+        self.window.errors.append(f"{where}: users change all the time")
         return None
 
 
@@ -163,7 +158,8 @@ class HonestProcess(Worker):
         self.say("mark")
         began = monotonic()
         await beside()
-        told = await asyncio.to_thread(self.ask, "tell")
+        self.say("tell")
+        told = await asyncio.to_thread(self.answer)
         return told, (told["put"]["count"] - told["errors"]) / (monotonic() - began)
 
 

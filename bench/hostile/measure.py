@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from raftkv.cli.ctl import top
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
-from tests.procs import Cluster, Member, ProcessError, Program
+from tests.procs import Cluster, Member, Program
 
 SIZE: Final = 3
 QUIET_S: Final = 1.0
@@ -159,8 +158,6 @@ async def measure(row: Row, program: Program, scale: float, seconds: float) -> O
             await attacker.close()
         outcome.details += [f"refused {count} times: {text}" for text, count in attacker.refusals.most_common(5)]
         outcome.problem = outcome.problem or await agreement(cluster, attacker.token)
-        if row.restarts and not outcome.problem:
-            _restart(cluster.members[(attacker.target + 1) % SIZE], outcome)
     return outcome
 
 
@@ -193,17 +190,6 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
     outcome.details += [f"honest error: {text}" for text in told["error_texts"][:3]]
     memory = max(zip(*samples, strict=False), key=max)
     outcome.peak_mb, outcome.growth_mb = max(memory), max(memory) - memory[0]
-
-
-def _restart(member: Member, outcome: Outcome) -> None:
-    member.kill()
-    began = time.monotonic()
-    try:
-        member.start()
-        member.wait_ready(timeout_s=120)
-    except ProcessError as error:
-        outcome.problem = str(error)
-    outcome.details.append(f"restart: {time.monotonic() - began:.2f} s")
 
 
 # ---- bars, and the table

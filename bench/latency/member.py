@@ -66,42 +66,26 @@ def syncs_of(stamps: list[tuple[float, float]]) -> Callable[[float], None]:
     return note
 
 
-def note_syncs(stamps: list[tuple[float, float]]) -> None:
-    """Have the disk of every member made from now on tell of its syncs."""
-
-    def make(*arguments: Any) -> Disk:
-        disk = Disk(*arguments)
-        disk.observer = syncs_of(stamps)
-        return disk
-
-    setattr(member, Disk.__name__, make)
-
-
-def take_stamps() -> Callable[[], None]:
-    """Wrap all the places; return what writes the notes to a file."""
+def take_stamps() -> None:
+    """Wrap all the places, and have the disk tell of its syncs; write the notes to a file when the node stops."""
     stamps: Stamps = {name: [] for name in NAMES}
     for name, (owner, function) in PLACES.items():
         setattr(owner, function, stamped(getattr(owner, function), stamps[name]))
-    note_syncs(stamps[SYNCED])
-    path = Path(f"stamps-{os.getpid()}.json").absolute()
+    path, stop = Path(f"stamps-{os.getpid()}.json").absolute(), Node.stop
 
-    def write() -> None:
-        path.write_text(json.dumps(stamps), encoding="ascii")
-
-    return write
-
-
-def write_when_stopped(write: Callable[[], None]) -> None:
-    """Write the notes when the node stops: a member ends itself by the signal that stopped it."""
-    stop = Node.stop
+    def make_disk(*arguments: Any) -> Disk:
+        disk = Disk(*arguments)
+        disk.observer = syncs_of(stamps[SYNCED])
+        return disk
 
     def stop_and_write(self: Node) -> None:
-        stop(self)
-        write()
+        stop(self)  # a member ends itself by the signal that stopped it
+        path.write_text(json.dumps(stamps), encoding="ascii")
 
+    setattr(member, Disk.__name__, make_disk)
     Node.stop = stop_and_write
 
 
 if __name__ == "__main__":
-    write_when_stopped(take_stamps())
+    take_stamps()
     sys.exit(main())

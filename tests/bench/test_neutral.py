@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import neutral, report
-from bench.neutral import CALLS, KEY, ROWS, VALUE, Calls, Meter, Sent, busy_s, check, main, parse_h2load, usual
+from bench.neutral import CALLS, KEY, ROWS, VALUE, Calls, Meter, Sent, busy_s, check, parse_h2load
 from raftkv.pb import kv_pb2, rpc_pb2
 
 PRINTED = """
@@ -68,20 +68,14 @@ def test_answers_that_were_not_good_are_found(
 def test_good_answers_pass() -> None:
     check(PUT, 3, Sent(1.0, 1.0, 0), _read(6), _read(9))
     check(READ, 3, Sent(1.0, 1.0, 3 * ONE_ANSWER_BYTES), _read(6), _read(6))
-    check(READ, 3, Sent(1.0, 1.0, None), _read(6), _read(6))
     one_bytes = 5 + 2 + 2 + 3 + 3  # the frame's head; header with a revision; id and TTL with two bytes each
     check(KEPT, 3, Sent(1.0, 1.0, 3 * KEPT.messages * one_bytes), _read(6), _read(6))
 
 
 def test_names_of_rows_differ_and_bodies_are_framed() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert len(ROWS) == len(CALLS)
     assert PUT.body[:5] == bytes([0, *len(PUT.message).to_bytes(4, "big")])
     assert KEPT.body == KEPT.messages * (bytes([0, *len(KEPT.message).to_bytes(4, "big")]) + KEPT.message)
-
-
-def test_rows_that_a_generator_cannot_send_are_refused() -> None:
-    with pytest.raises(SystemExit, match=f"{KEPT.name}: only h2load"):
-        main(["--generator", "raftkvctl", "--rows", KEPT.name])
 
 
 def _one(rate: float, members_us: float) -> dict[str, float]:
@@ -101,7 +95,6 @@ RESULTS: dict[str, Any] = {
     "rows": [
         {
             "row": "put-c1",
-            "generator": "h2load",
             "etcd": [_one(1000, 90), _one(1000, 100), _one(4000, 110)],
             "raftkv": [_one(2000, 70), _one(3000, 80), _one(4000, 99)],
         }
@@ -112,7 +105,7 @@ RESULTS: dict[str, Any] = {
 def test_ratios_are_those_of_the_pairs() -> None:
     table = neutral.table(RESULTS)
     rates, costs = "1,000/s | 3,000/s | **2.00** (1.00-3.00)", "100 / 80 us | 0.80 | 50 / 40 us"
-    assert f"| put-c1 | h2load | 0.50 / 0.50 us | {rates} | {costs} |" in table.splitlines()
+    assert f"| put-c1 | 0.50 / 0.50 us | {rates} | {costs} |" in table.splitlines()
     assert "other work used 25% of the cores" in table
 
 
@@ -129,7 +122,7 @@ def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert neutral.write(disturbed) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
     assert neutral.write(RESULTS) == 0
-    assert "| put-c1 | h2load |" in page.read_text(encoding="utf-8")
+    assert "| put-c1 | 0.50" in page.read_text(encoding="utf-8")
     compiled = {**RESULTS, "machine": {**RESULTS["machine"], "hot_path": "compiled"}}
     assert neutral.write(compiled) == 0
     text = page.read_text(encoding="utf-8")
@@ -139,14 +132,8 @@ def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("generator", sorted({"raftkvctl", usual()}))
-def test_rows_can_be_run(generator: str) -> None:
-    names = {
-        "put-c10",
-        "range-serializable-c100",
-        "watch-1000-on-1-key",
-        *([KEPT.name] if generator == "h2load" else []),
-    }
-    found = neutral.run([row for row in ROWS if row.name in names], 1, 0.02, generator)
-    assert {row["row"] for row in found["rows"]} == names
+def test_rows_can_be_run() -> None:
+    names = ["put-c10", "range-serializable-c100", KEPT.name]
+    found = neutral.run([ROWS[name] for name in names], 1, 0.02)
+    assert [row["row"] for row in found["rows"]] == names
     assert all(one["rate"] > 0 for row in found["rows"] for program in ("etcd", "raftkv") for one in row[program])
