@@ -120,7 +120,7 @@ def test_refusals_are_counted_and_told(cluster: Cluster) -> None:
 def test_results_of_processes_are_merged() -> None:
     first = Result([0.1, 0.3], 2.0, Counter({"no": 1}))
     second = Result([0.2], 3.0, Counter({"no": 2}))
-    merged = Result.merged([Result.from_bytes(result.to_bytes()) for result in (first, second)])
+    merged = Result.merged([first, second])
     assert merged.latencies_s == [0.1, 0.2, 0.3]
     assert (merged.seconds, merged.errors, merged.rate) == (3.0, Counter({"no": 3}), 1.0)
     assert (merged.percentile_s(50), merged.percentile_s(99), Result([], 0.0).percentile_s(99)) == (0.2, 0.3, 0.0)

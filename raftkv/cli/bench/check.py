@@ -10,7 +10,6 @@ import asyncio
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from raftkv.cli.bench.load import Load, Request, Result
@@ -36,34 +35,11 @@ _SIZES: Final = {"s": "s", "small": "s", "m": "m", "medium": "m", "l": "l", "lar
 _MEMORY: Final = "process_resident_memory_bytes"
 
 
-@dataclass(frozen=True)
-class PerfLoad:
-    """Puts a second, and clients that make them."""
+PERF_LOADS: Final = {"s": (150, 50), "m": (1000, 200), "l": (8000, 500), "xl": (15000, 1000)}
+"""Puts a second, and clients that make them."""
 
-    rate: int
-    clients: int
-
-
-@dataclass(frozen=True)
-class DataLoad:
-    """Keys in all, and clients that write them; key and value are 512 bytes each."""
-
-    keys: int
-    clients: int
-
-
-PERF_LOADS: Final = {
-    "s": PerfLoad(150, 50),
-    "m": PerfLoad(1000, 200),
-    "l": PerfLoad(8000, 500),
-    "xl": PerfLoad(15000, 1000),
-}
-DATA_LOADS: Final = {
-    "s": DataLoad(10_000, 50),
-    "m": DataLoad(100_000, 200),
-    "l": DataLoad(1_000_000, 500),
-    "xl": DataLoad(3_000_000, 1000),
-}
+DATA_LOADS: Final = {"s": (10_000, 50), "m": (100_000, 200), "l": (1_000_000, 500), "xl": (3_000_000, 1000)}
+"""Keys in all, and clients that write them; key and value are 512 bytes each."""
 
 
 def perf(invocation: Invocation) -> None:
@@ -71,11 +47,9 @@ def perf(invocation: Invocation) -> None:
     size = _size(invocation)
     session = open_session(invocation)
     _refuse_used_prefix(session, invocation["prefix"], quoted=True)
-    load = PERF_LOADS[size]
-    result = _run(
-        session, invocation, load.clients, _requests(invocation, 256, 1024), load.rate * DURATION_S, load.rate
-    )
-    passed, lines = evaluate(result, load.rate)
+    rate, clients = PERF_LOADS[size]
+    result = _run(session, invocation, clients, _requests(invocation, 256, 1024), rate * DURATION_S, rate)
+    passed, lines = evaluate(result, rate)
     if result.interrupted:
         lines = [f"Interrupted after {result.seconds:.1f} of {DURATION_S} s; until then:", *lines[:-1]]
         _end_interrupted(session, invocation, lines)
@@ -118,14 +92,14 @@ def datascale(invocation: Invocation) -> None:
     size = _size(invocation)
     session = open_session(invocation)
     _refuse_used_prefix(session, invocation["prefix"], quoted=False)
-    load = DATA_LOADS[size]
+    keys, clients = DATA_LOADS[size]
     before = _memory_bytes(session, "before")
-    what = f"{load.keys} key-value pairs, 1024 bytes per key-value, {load.clients} concurrent clients"
+    what = f"{keys} key-value pairs, 1024 bytes per key-value, {clients} concurrent clients"
     print(f"Start data scale check for work load [{what}].", flush=True)
-    result = _run(session, invocation, load.clients, _requests(invocation, 512, 512), load.keys, 0)
+    result = _run(session, invocation, clients, _requests(invocation, 512, 512), keys, 0)
     after = _memory_bytes(session, "after")
     if result.interrupted:
-        how_far = f"Interrupted after {len(result.latencies_s)} of {load.keys} keys"
+        how_far = f"Interrupted after {len(result.latencies_s)} of {keys} keys"
         used = f"approximate system memory used: {(after - before) / 2**20:.2f} MB."
         _end_interrupted(session, invocation, [f"{how_far}; {used}"])
     _clean_up(session, invocation)

@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, pairwise
 from multiprocessing.connection import Connection
@@ -409,7 +409,7 @@ class CountingStream:
         return batch
 
 
-async def _watch(share: WatchShare, pipe: Connection) -> bytes:
+async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
     """Say when all watchers are made, count until the puts are done and all events have come, and return the count."""
     arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
     async with connections(parse_endpoints(share.endpoints), share.connections, share.options) as transports:
@@ -425,12 +425,12 @@ async def _watch(share: WatchShare, pipe: Connection) -> bytes:
             gc.collect()
             gc.disable()
             processor_before_s = time.process_time()
-            pipe.send_bytes(b"ready")
+            pipe.send("ready")
             finished_at = await _wait_events(arrivals, pipe)
             processor_s = time.process_time() - processor_before_s
             for end in ends:
                 end.cancel()
-    return json.dumps(asdict(_count(streams, share, finished_at, processor_s))).encode()
+    return _count(streams, share, finished_at, processor_s)
 
 
 async def _note_end(stream: CountingStream, arrivals: Arrivals) -> None:
@@ -459,12 +459,12 @@ async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
         When the last came.
     """
     loop = asyncio.get_running_loop()
-    puts = loop.run_in_executor(None, pipe.recv_bytes)
+    puts = loop.run_in_executor(None, pipe.recv)
     puts.add_done_callback(lambda _: arrivals.changed.set())
     finished_at = 0.0
 
     def is_stopped() -> bool:
-        return puts.done() and puts.result() == b"stop"
+        return puts.done() and puts.result() == "stop"
 
     while arrivals.events > 0 or not puts.done():
         left = arrivals.events
@@ -513,8 +513,8 @@ def watch(invocation: Invocation) -> None:
             started_at, result = _run_puts(bench, keys, children)
             counts = []
             for child in children:
-                child.pipe.send_bytes(b"stop" if result.interrupted else b"done")
-                counts.append(WatchCount(**json.loads(child.receive())))
+                child.pipe.send("stop" if result.interrupted else "done")
+                counts.append(child.receive())
         finally:
             for child in children:
                 child.stop()

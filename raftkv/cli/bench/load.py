@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import random
 import time
-from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -184,20 +182,6 @@ class Result:
     errors: Counter[str] = field(default_factory=Counter)
     interrupted: bool = False
     processor_s: float = 0.0
-
-    def to_bytes(self) -> bytes:
-        """Return its bytes, for another process."""
-        fields = {name: getattr(self, name) for name in ("seconds", "errors", "interrupted", "processor_s")}
-        head = json.dumps(fields).encode()
-        return head + b"\n" + array("d", self.latencies_s).tobytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Result:
-        """Read what ``to_bytes`` has made."""
-        head, _, latencies = data.partition(b"\n")
-        fields = json.loads(head)
-        fields["errors"] = Counter(fields["errors"])
-        return cls(array("d", latencies).tolist(), **fields)
 
     @classmethod
     def merged(cls, results: Sequence[Result]) -> Result:

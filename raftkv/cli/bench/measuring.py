@@ -37,7 +37,6 @@ from raftkv.rpc.status import RpcError
 
 PROGRESS_S: Final = 0.2
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
-_ERROR: Final = b"error:"
 
 
 class Child:
@@ -47,25 +46,25 @@ class Child:
         work: what it does; given its end of the pipe, returns its answer.
     """
 
-    def __init__(self, work: Callable[[Connection], Awaitable[bytes]]) -> None:
+    def __init__(self, work: Callable[[Connection], Awaitable[object]]) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_run_child, args=(work, other), daemon=True)
         self.process.start()
         other.close()
 
-    def receive(self) -> bytes:
+    def receive(self) -> Any:
         """Wait for what it sends.
 
         Raises:
             LoadError: it could not measure.
         """
         try:
-            answer = self.pipe.recv_bytes()
+            answer = self.pipe.recv()
         except EOFError:
             raise LoadError("a process of the measurement ended without an answer") from None
-        if answer.startswith(_ERROR):
-            raise LoadError(answer.removeprefix(_ERROR).decode())
+        if isinstance(answer, LoadError):
+            raise answer
         return answer
 
     def stop(self) -> None:
@@ -84,7 +83,7 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_child(work: Callable[[Connection], Awaitable[bytes]], pipe: Connection) -> None:
+def _run_child(work: Callable[[Connection], Awaitable[object]], pipe: Connection) -> None:
     """Work until the answer, or until the parent is gone.
 
     Ctrl-C of the terminal does not come here: the parent passes it on, and it is heard once there is a loop. While a
@@ -95,22 +94,20 @@ def _run_child(work: Callable[[Connection], Awaitable[bytes]], pipe: Connection)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
-    async def heard() -> bytes:
+    async def heard() -> object:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
         return await work(pipe)
 
-    answer = _ERROR + b"interrupted"
+    answer: object = LoadError("interrupted")
     with suppress(KeyboardInterrupt):
         try:
             answer = asyncio.run(heard())
-        except* EOFError:
-            answer = b""
-        except* (RaftKVError, RpcError, OSError) as group:
-            answer = _ERROR + (str(group.exceptions[0]) or "a process could not begin in time").encode()
+        except* (RaftKVError, RpcError, OSError, EOFError) as group:
+            answer = LoadError(str(group.exceptions[0]) or "a process could not begin in time")
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer leaves whole
     with suppress(BrokenPipeError):  # the parent was killed
-        pipe.send_bytes(answer)
+        pipe.send(answer)
 
 
 def run_in_processes(
@@ -133,10 +130,10 @@ def run_in_processes(
     """
     answered = multiprocessing.get_context("fork").Array("q", processes, lock=False)
 
-    async def measure(rank: int, pipe: Connection) -> bytes:
+    async def measure(rank: int, pipe: Connection) -> Result:
         load = make_load(rank, lambda count: answered.__setitem__(rank, count))
         share = total // processes + (rank < total % processes)
-        return (await load.run(make_requests(rank), total=share, when_connected=lambda: _await_word(pipe))).to_bytes()
+        return await load.run(make_requests(rank), total=share, when_connected=lambda: _await_word(pipe))
 
     with ExitStack() as stack:
         with signals_held_back():
@@ -147,17 +144,17 @@ def run_in_processes(
         for child in children:
             child.receive()
         for child in children:
-            child.pipe.send_bytes(b"begin")
+            child.pipe.send("begin")
         pipes = [child.pipe for child in children]
         while waiting := [pipe for pipe in pipes if not pipe.poll()]:
             wait(waiting, PROGRESS_S)
             on_progress(sum(answered))
-        return Result.merged([Result.from_bytes(child.receive()) for child in children])
+        return Result.merged([child.receive() for child in children])
 
 
 def _await_word(pipe: Connection) -> None:
-    pipe.send_bytes(b"ready")
-    pipe.recv_bytes()
+    pipe.send("ready")
+    pipe.recv()
 
 
 @contextmanager

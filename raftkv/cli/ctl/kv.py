@@ -17,9 +17,9 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import open_session
 from raftkv.cli.pflag import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
+from raftkv.client.admin import interval
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.core import Client
-from raftkv.client.scope import prefix_end
 from raftkv.pb import rpc_pb2
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ async def _read_stream(
 
 def put(invocation: Invocation) -> None:
     """Write a key."""
-    request = put_request(invocation, _read_standard_input)
+    request = put_request(invocation, sys.stdin.buffer.read)
     open_session(invocation).show("put", methods.PUT, request)
 
 
@@ -218,11 +218,7 @@ def _interval(invocation: Invocation, arguments: list[str]) -> tuple[bytes, byte
                 "too many arguments, only accept one argument when `--prefix` or `--from-key` is set", BAD_ARGUMENTS
             )
         return key, text_bytes(arguments[1])
-    if not key and (prefix or from_key):
-        return b"\0", b"\0"
-    if prefix:
-        return key, prefix_end(key)
-    return key, b"\0" if from_key else b""
+    return interval(key, prefix=prefix, from_key=from_key)
 
 
 def _exclude(invocation: Invocation, first: str, second: str) -> None:
@@ -241,10 +237,6 @@ def _check_bounds(invocation: Invocation, name: str, low: str, high: str) -> Non
     if 0 < invocation[high] < invocation[low]:
         text = f"getMin{name}(={invocation[low]}) > getMax{name}(={invocation[high]})"
         raise CommandError(text, BAD_FEATURE)
-
-
-def _read_standard_input() -> bytes:
-    return sys.stdin.buffer.read()
 
 
 # -- txn ------------------------------------------------------------------------------------------------------------
@@ -299,7 +291,7 @@ def txn(invocation: Invocation) -> None:
     """Read a transaction from standard input and commit it."""
     invocation.refuse_arguments("txn command does not accept argument")
     session = open_session(invocation)
-    request = read_txn(sys.stdin.buffer, _prompt if invocation["interactive"] else _silent)
+    request = read_txn(sys.stdin.buffer, partial(print, flush=True) if invocation["interactive"] else lambda text: None)
     session.show("txn", methods.TXN, request)
 
 
@@ -320,14 +312,6 @@ def read_txn(source: BinaryIO, prompt: Callable[[str], None]) -> rpc_pb2.TxnRequ
     prompt(_PROMPTS[2])
     failure = [parse_operation(line) for line in _part(source)]
     return rpc_pb2.TxnRequest(compare=compares, success=success, failure=failure)
-
-
-def _prompt(text: str) -> None:
-    print(text, flush=True)
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 _CUT = "the transaction ends early: it has three parts, and an empty line ends each (raftkvctl txn --help)"

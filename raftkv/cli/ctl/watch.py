@@ -15,7 +15,6 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import NoReturn
 
 from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
@@ -24,8 +23,8 @@ from raftkv.cli.ctl.session import Session, open_session, remark, unanswered
 from raftkv.cli.pflag import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
+from raftkv.client.admin import interval
 from raftkv.client.errors import explain_failures
-from raftkv.client.scope import prefix_end
 from raftkv.client.watch import Request, Watcher, WatchHub, responses
 from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
@@ -182,7 +181,7 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
             raise ConfigError("`range_end` and `--prefix` are mutually exclusive")
         end = text_bytes(words[1])
     elif invocation["prefix"]:
-        key, end = (key, prefix_end(key)) if key else (b"\0", b"\0")
+        key, end = interval(key, prefix=True)
     request = Request(
         key,
         end,
@@ -320,7 +319,7 @@ async def _interact(client: Client, session: Session, environment: EnvironmentKe
                     hub.request_progress()
                 else:
                     _complain(f"Invalid command {line} (only support watch)")
-            _end_of_input()
+            raise CommandError("error reading watch request line: EOF", INVALID_INPUT)
     except BaseExceptionGroup as group:
         failures = group.subgroup(CommandError)
         raise (failures.exceptions[0] if failures else group.exceptions[0]) from None
@@ -328,10 +327,6 @@ async def _interact(client: Client, session: Session, environment: EnvironmentKe
 
 def _complain(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _end_of_input() -> NoReturn:
-    raise CommandError("error reading watch request line: EOF", INVALID_INPUT)
 
 
 async def _lines() -> AsyncIterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raftkv.cli.bench import check as ctl_check
-from raftkv.cli.bench.check import DataLoad, PerfLoad, evaluate
+from raftkv.cli.bench.check import evaluate
 from raftkv.cli.bench.load import Result
 from raftkv.cli.ctl import top
 from tests.cli.runner import run_ctl
@@ -31,8 +31,8 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads of a moment."""
     monkeypatch.setattr(ctl_check, "DURATION_S", 1)
-    monkeypatch.setitem(ctl_check.PERF_LOADS, "s", PerfLoad(50, 5))
-    monkeypatch.setitem(ctl_check.DATA_LOADS, "s", DataLoad(500, 20))
+    monkeypatch.setitem(ctl_check.PERF_LOADS, "s", (50, 5))
+    monkeypatch.setitem(ctl_check.DATA_LOADS, "s", (500, 20))
 
 
 def test_a_fast_and_steady_cluster_passes() -> None:
