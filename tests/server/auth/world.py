@@ -113,8 +113,9 @@ class WorldNode(AwaitableNode):
         """Confirm a read once what was proposed before is applied."""
         self._later(reader.ready)
 
-    def withdraw(self, request_id: int) -> None:
-        """Do nothing: a caller that gave up is answered all the same."""
+    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
+        """See ``Node``; all that was proposed is under way."""
+        return False
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds."""
