@@ -54,6 +54,8 @@ class Backend:
     cap_s: float = 60.0
     """A trial is given up after so long."""
     on_gpu: bool = False
+    rest_s: float = 0.0
+    """Before each fault: what is started ahead has imported torch by then."""
 
 
 # Ten faults of one node in a row would have it left out.
@@ -65,6 +67,7 @@ BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("raftkv", "raftkv", _RAFTKV_CONF),
+        Backend("raftkv-prefork", "raftkv", f"{_RAFTKV_CONF},prefork=torch", rest_s=12.0),
         Backend("etcd", "raftkv", _RAFTKV_CONF),
         Backend("c10d", "c10d", "", cap_s=120.0),
         Backend("c10d-tuned", "c10d", _C10D_CONF, _SHARED_OFF, cap_s=120.0),
@@ -132,10 +135,11 @@ def read_steps(path: Path, since: float = 0.0) -> Steps | None:
 class Agent:
     """One torchrun: a node of the job."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, notes: Path) -> None:
         self.name = name
         self.process = process
         self.log = log
+        self._notes = notes
         self._left: list[int] = []
         """Workers that outlived the agent."""
 
@@ -153,8 +157,9 @@ class Agent:
         return self.process.poll() is None
 
     def kill_worker(self) -> None:
-        """`kill -9` of its workers."""
-        _signal(self.workers, signal.SIGKILL)
+        """`kill -9` of its workers that have trained, not of those that are started ahead."""
+        noted = {int(path.stem.rpartition("-")[2]) for path in self._notes.glob("*.steps")}
+        _signal(noted.intersection(self.workers), signal.SIGKILL)
 
     def kill_node(self) -> None:
         """`kill -9` of all of it, as when a machine loses power."""
@@ -218,7 +223,7 @@ class Job:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        self.agents[name] = Agent(name, process, log)
+        self.agents[name] = Agent(name, process, log, self.directory / "steps")
 
     def _conf(self, name: str) -> list[str]:
         own = f"node_name={name}" if self.backend.rdzv == "raftkv" else f"is_host={int(name == HOST)}"
@@ -387,6 +392,7 @@ def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> 
         Unrecovered: no world came.
     """
     before = world
+    threading.Event().wait(job.backend.rest_s)
     struck_at = time.monotonic()
     bring_back = fault.strike(job, world, cluster)
     if fault.rounds == 0:

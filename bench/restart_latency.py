@@ -6,9 +6,10 @@ Three members of raftkv with fsync, three agents of torchrun (`--nnodes=2:4`, on
 `examples/train_allreduce.py`, all on this machine. `node0` is the node of rank 0, with c10d the one that keeps its
 rendezvous; `respawn_s` is the part until the next workers were started: the rest is Python, torch and gloo.
 
-Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose leases last 2 s at least; `c10d`: torch's own
-with its defaults, one trial; `c10d-tuned`: its store not shared with workers, last call 2 s, keep-alive 1 s x 3. Trials
-are given up after 60 s, with c10d after 120 s. `raftkv-nccl`, `c10d-nccl` (tuned): workers on the GPU, by NCCL.
+Backends: `raftkv`; `raftkv-prefork`: with workers started ahead; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose
+leases last 2 s at least; `c10d`: torch's own with its defaults, one trial; `c10d-tuned`: its store not shared with
+workers, last call 2 s, keep-alive 1 s x 3. Trials are given up after 60 s, with c10d after 120 s. `raftkv-nccl`,
+`c10d-nccl` (tuned): workers on the GPU, by NCCL.
 
 `--write` keeps the results: `bench/restart_results.json`, `docs/training/restart.png`, the table of
 `docs/training/index.md`. The exit status is 1 if anything was wrong: not one round for each fault, a rank twice, a
@@ -35,7 +36,13 @@ from tests.procs import ETCD, RAFTKV, ROOT, Cluster, data_directory, free_port
 
 RESULTS = ROOT / "bench" / "restart_results.json"
 PLOT = ROOT / "docs" / "training" / "restart.png"
-COLOURS = {"raftkv": "#2a6f97", "etcd": "#61a5c2", "c10d": "#bc4749", "c10d-tuned": "#e9a178"}
+COLOURS = {
+    "raftkv": "#2a6f97",
+    "raftkv-prefork": "#014f86",
+    "etcd": "#61a5c2",
+    "c10d": "#bc4749",
+    "c10d-tuned": "#e9a178",
+}
 DEFAULT_BACKENDS = ("raftkv", "c10d", "c10d-tuned")
 C10D_TRIALS = {"c10d": 1, "c10d-tuned": 3}
 """At most so many: each may take two minutes."""
