@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from raftkv import errors
 from raftkv.apply.auth.records import ROOT, ROOT_USER
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import MEMBER, USER_NAME_BYTES_MAX, Caller, Kind
 from raftkv.apply.response import field
@@ -198,6 +199,8 @@ class AuthService:
             with refusals():
                 self._responder.admission.check_read(call, serializable=False)
                 await self._prepare(request)
+                # Passwords may wait for long: behind a deletion, one of the same name is another user.
+                self._responder.check_again(call, Rights.check_root)
                 return await self._changed(call, raft_pb2.AuthChange(**{field: request}))
 
         return handle

@@ -62,6 +62,8 @@ async def move_leader(responder: Responder, data: bytes, call: UnaryCall) -> byt
     with refusals():
         responder.admission.check_read(call, serializable=False)
         request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
+        if responder.auth.is_enabled:  # by the users of now: this leader may be behind with applying
+            await responder.node.confirm_read()
         responder.check_again(call, Rights.check_root)
         await _move(responder.node, request.targetID)
     return _NO_HEADER

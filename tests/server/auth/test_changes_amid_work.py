@@ -23,7 +23,7 @@ from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.services.cluster import ClusterService
 from tests.replica.maintenance.test_defragmenter import Fake, make
 from tests.rpc.loop import on_loop, until
-from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
 from tests.server.auth.world import World, stop
 
 WATCH = "etcdserverpb.Watch/Watch"
@@ -287,6 +287,41 @@ async def test_observer_is_told_no_leader_behind_the_right() -> None:
     world.node.let_go()
     await until(lambda: call.done)
     assert (call.status, len(call.answers)) == ((errors.UNKNOWN, "etcdserver: permission denied"), 1)
+
+
+@on_loop
+async def test_change_of_users_is_not_made_in_the_name_of_a_later_user() -> None:
+    """Its password waited to be hashed, while the administrator was deleted and another of that name was added."""
+    world = world_of_alice()
+    world.user("carol", role="root")
+    world.node.is_held = True
+    request = rpc_pb2.AuthUserAddRequest(name="backdoor", password="a long password")
+    call = world.start("etcdserverpb.Auth/UserAdd", request, world.token("carol"))
+    world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="carol"))
+    world.user("carol", role="root")
+    await until(lambda: world.node.holds or call.done)
+    world.node.let_go()
+    await until(lambda: call.done)
+    assert call.status == BAD_TOKEN
+    assert b"backdoor" not in world.auth.users
+
+
+@on_loop
+async def test_leader_that_is_behind_moves_for_no_user_who_is_gone() -> None:
+    world = world_of_alice()
+    world.user("carol", role="root")
+    moved: list[int] = []
+    vars(world.node).update(conf_state=SimpleNamespace(voters=(2, 3)), transfer_leader=moved.append)
+    service = MaintenanceService(world.responder, cast(Any, None), 0, cast(Any, None), cast(Any, None))
+    service.register(cast(Any, world.registry))
+    world.node.is_held = True
+    request = rpc_pb2.MoveLeaderRequest(targetID=3)
+    call = world.start("etcdserverpb.Maintenance/MoveLeader", request, world.token("carol"))
+    await until(lambda: world.node.holds or bool(moved))
+    world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
+    world.node.let_go()
+    await until(lambda: call.done)
+    assert (call.status, moved) == (DENIED, [])
 
 
 Change = Callable[[World], None]
