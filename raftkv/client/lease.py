@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client.arguments import function, limit, seconds, whole
 from raftkv.client.errors import EndpointsFailed, LeaseLost
-from raftkv.client.kv import KV
+from raftkv.client.kv import KV, Txn
+from raftkv.client.operations import delete, lease_of
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.rpc.retry import Backoff, is_transient
@@ -645,10 +646,15 @@ class Session:
         await self._kv.put(name, value, lease=self.lease)
 
     async def drop(self, key: Text) -> None:
-        """Delete a key and put it no more."""
+        """Delete a key, unless another client has put it since, and put it no more."""
         name = to_bytes(key)
         self._kept.pop(name, None)
-        await self._kv.delete(name)
+        if self._lease is not None:
+            await self._delete(name, self._lease)
+
+    async def _delete(self, name: bytes, lease: Lease) -> None:
+        """Delete a key that hangs on a lease of this session: without one, or on another, it is not this session's."""
+        await Txn(self._scope).when(lease_of(name) == lease.id).then(delete(name)).commit()
 
     async def close(self) -> None:
         """End it, with its keys. Its owner is not told: it was the owner's wish."""
@@ -704,7 +710,7 @@ class Session:
         there: dict[bytes, bytes] = {}
         while there != self._kept:
             for name in [name for name in there if name not in self._kept]:
-                await self._kv.delete(name)
+                await self._delete(name, lease)
                 del there[name]
             for name, value in [item for item in self._kept.items() if there.get(item[0]) != item[1]]:
                 if self._kept.get(name) == value:

@@ -315,6 +315,20 @@ def test_a_session_comes_back_with_its_keys(play):
     play(scenario)
 
 
+def test_session_drops_no_key_that_another_client_has_put_since(play):
+    async def scenario(kv):
+        async with kv.session(ttl=2) as session, kv.session(ttl=2) as other:
+            for name in ("plain", "of another session"):
+                await session.keep(name, "1")
+            await kv.put("plain", "2")
+            await other.keep("of another session", "2")
+            for name in ("plain", "of another session"):
+                await session.drop(name)
+                assert (await kv.get(name)).value == b"2"
+
+    play(scenario)
+
+
 def hold_puts_of(session):
     """Have the session's puts wait after they were done: returns what is set at the first, and what lets them go on."""
     begun, go_on = asyncio.Event(), asyncio.Event()
