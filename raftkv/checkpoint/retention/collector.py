@@ -468,12 +468,13 @@ class Collector:
     async def _delete_orphans(self) -> None:
         try:
             names = await asyncio.to_thread(lambda: Place(self._uri).names())
+            # The marks are read after the names: a run leaves its mark before it makes a directory there.
+            marks = await asyncio.to_thread(ownership.read_marks, self._uri)
         except StorageError as error:
             self._fail(str(error))
             return
-        # The mark is read after the names: a run leaves its mark before it makes a directory there.
         own = (await self._txn((), [get(self._keys.mark)])).results[0]
-        if not ownership.is_alone(names, own and own.value):
+        if not ownership.is_alone(marks, self._run_id, own and own.value):
             return
         for name in names:
             attempt = AttemptId.of_directory(name)

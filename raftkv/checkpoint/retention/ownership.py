@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
@@ -26,7 +28,7 @@ from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import decode_manifest
 from raftkv.client.control import Control, until_answered
-from raftkv.client.operations import get, put, version
+from raftkv.client.operations import get, mod_revision, put, version
 from raftkv.client.records import RecordError
 
 ADOPTED: Final = "raftkv.adopted"
@@ -141,6 +143,7 @@ def delete_bytes(gone: Deleting, kind: str, attempt: AttemptId) -> bool:
 Leave = Callable[[str, str, bytes], Awaitable[None]]
 
 PREFIX: Final = "raftkv-run-"
+_MARK: Final = re.compile(rb"[0-9A-Za-z]{1,64}")
 
 
 async def mark(control: Control, run_id: str, uri: str, leave: Leave) -> None:
@@ -158,12 +161,16 @@ async def mark(control: Control, run_id: str, uri: str, leave: Leave) -> None:
     """
     key = RegistryKeys(run_id).mark
     new = os.urandom(8).hex().encode()
+    seen = version(key) == 0
     while True:
-        result = await until_answered(lambda: control.txn([version(key) == 0], [put(key, new)], [get(key)]))
-        own = new if result.succeeded else result.results[0] and result.results[0].value
-        if own:
+        result = await until_answered(partial(control.txn, [seen], [put(key, new)], [get(key)]))
+        found = None if result.succeeded else result.results[0]
+        own = new if result.succeeded else b"" if found is None else found.value
+        if _MARK.fullmatch(own):
             await leave(uri, PREFIX + own.decode(), f"{run_id}\n".encode())
             return
+        # Another mark takes the place of what raftkv did not write.
+        seen = version(key) == 0 if found is None else mod_revision(key) == found.mod_revision
 
 
 async def leave_file(uri: str, name: str, data: bytes) -> None:
@@ -184,11 +191,12 @@ def read_marks(uri: str) -> dict[str, str]:
     return {name.removeprefix(PREFIX): place.read(name).decode(errors="replace").strip() for name in found}
 
 
-def is_alone(names: Sequence[str], own: bytes | None) -> bool:
+def is_alone(marks: Mapping[str, str], run_id: str, own: bytes | None) -> bool:
     """Return whether a place has the mark of one run, and no other.
 
     Arguments:
-        names: of what lies in the place.
-        own: the mark of that run, as the store has it; None: it has none.
+        marks: in the place, as of ``read_marks``: a run whose record has the mark of another is not at home there.
+        run_id: of the run.
+        own: its mark, as the store has it; None: it has none.
     """
-    return own is not None and [name for name in names if name.startswith(PREFIX)] == [PREFIX + own.decode()]
+    return own is not None and marks == {own.decode(errors="replace"): run_id}

@@ -186,6 +186,36 @@ def test_where_no_mark_is_left_no_directory_is_taken_for_an_orphan(tmp_path: Pat
     play(story())
 
 
+def test_run_that_claims_the_mark_of_another_takes_none_of_its_directories_for_orphans(tmp_path: Path) -> None:
+    """Who may write the keys of a run may not have the collector delete what another run is writing."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        theirs = _orphan(world)  # of another run, as its mark says
+        (mark,) = ownership.read_marks(world.uri)
+        Place(world.uri).delete(ownership.PREFIX + mark)
+        Place(world.uri).write(ownership.PREFIX + mark, b"another\n")
+        assert (await world.collect()).orphans == []
+        assert Place(theirs).exists("late.bin")
+
+    play(story())
+
+
+@pytest.mark.parametrize("value", [b"", b"../../evil", b"a/b", b"\xff", b"n" * 5000])
+def test_mark_that_raftkv_did_not_write_gives_way_to_another(tmp_path: Path, value: bytes) -> None:
+    """An empty one had every save of the run ask the cluster without end, others failed it."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        world.put(KEYS.mark, value)
+        await world.save(1)
+        (mark,) = ownership.read_marks(world.uri)
+        assert world.store.items[KEYS.mark.encode()].value.decode() == mark != value
+
+    play(story())
+
+
 def test_a_whole_checkpoint_that_the_store_does_not_know_stays(tmp_path: Path) -> None:
     """Play a restore of the store from a backup: what was committed since can still be imported."""
 
