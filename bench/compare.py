@@ -124,7 +124,7 @@ def table(results: dict[str, Any]) -> str:
             latencies = (f"{row[f'etcd_{p}_ms']:.1f} / {row[f'raftkv_{p}_ms']:.1f} ms" for p in ("p50", "p99"))
             rates = (f"{row['etcd']:,.0f}/s", f"{row['raftkv']:,.0f}/s", f"**{row['ratio']:.2f}**")
             lines.append((row["row"], *rates, *latencies))
-        texts.append(markdown(headings, lines))
+        texts += [markdown(headings, lines)] if lines else []
     facts = results["machine"]
     about = (
         f"Three members and the load generator on {facts['cores']} shared cores, 256-byte values, fsync on, "

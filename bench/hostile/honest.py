@@ -137,15 +137,6 @@ async def _obey(honest: Honest) -> None:
             tell(**window.as_json())
 
 
-async def serve(honest: Honest) -> None:
-    """Run until standard input ends."""
-    work, commands = asyncio.create_task(honest.run()), asyncio.create_task(_obey(honest))
-    await asyncio.wait([work, commands], return_when=asyncio.FIRST_COMPLETED)
-    if work.done():
-        work.result()
-    work.cancel()
-
-
 class HonestProcess(Worker):
     """The honest client as a process of its own."""
 
@@ -164,13 +155,18 @@ class HonestProcess(Worker):
 
 
 async def main() -> None:
-    """Read the command line, and run."""
+    """Read the command line, and run until standard input ends."""
     parser = parser_of(__doc__)
     parser.add_argument("endpoints")
     parser.add_argument("--puts-per-second", type=float, default=PUTS_PER_S)
     parser.add_argument("--token", default="", help="of a user, where users are asked for")
     options = parser.parse_args()
-    await serve(Honest(options.endpoints.split(","), options.puts_per_second, options.token))
+    honest = Honest(options.endpoints.split(","), options.puts_per_second, options.token)
+    work, commands = asyncio.create_task(honest.run()), asyncio.create_task(_obey(honest))
+    await asyncio.wait([work, commands], return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        work.result()
+    work.cancel()
 
 
 if __name__ == "__main__":
