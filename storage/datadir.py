@@ -1,4 +1,4 @@
-"""The data directory: only its owner may change it, and it is raftkv's.
+"""The data directory: no other user may change it, and it is raftkv's.
 
 Owns the one check that every data directory of a member passes before anything is read from it or written to it:
 a user who can write there can replace the log of the member, and so forge its vote and its acknowledgements.
@@ -16,8 +16,10 @@ high half, major and minor version a byte each, so that an older one can say whi
 from __future__ import annotations
 
 import contextlib
+import grp
 import logging
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -27,15 +29,16 @@ from raftkv.errors import StorageError
 _log = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o700
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_ROOT = 0
 
 
 def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = True) -> str:
     """Make ``path`` (and its parents) with mode 0700, or check the directory that is there; return it as text.
 
     Raises ``StorageError``, in one line for the user: not a directory, another user's (unless ``is_own`` is False, for
-    what may lie on another machine's disk), writable by group or others, or not usable by this process. A new
-    directory is durable on return: its parent was synced.
+    what may lie on another machine's disk), writable by other users (``is_shared``), or not usable by this process. A
+    volume that root owns and this process may write to, as a kubelet makes it, is accepted. A new directory is durable
+    on return: its parent was synced.
     """
     path = os.fspath(path)
     try:
@@ -46,13 +49,14 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
     mode = found.st_mode
     if not stat.S_ISDIR(mode):
         raise StorageError(obstacle(path))
-    if is_own and found.st_uid != os.geteuid():
+    owner_may_be = (os.geteuid(), _ROOT) if os.access(path, os.W_OK) else (os.geteuid(),)
+    if is_own and found.st_uid not in owner_may_be:
         raise StorageError(
             f"directory {path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: "
             "use chown, or run as its owner"
         )
     # Checked and not corrected: these rights may be in use.
-    if mode & _WRITABLE_BY_OTHERS:
+    if is_shared(found):
         raise StorageError(
             f"directory {path} has mode {stat.S_IMODE(mode):04o}: group or others may write to it; use chmod 0700"
         )
@@ -64,6 +68,28 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
             )
         raise StorageError(f"directory {path} is not readable and writable by this user")
     return path
+
+
+def is_shared(found: os.stat_result) -> bool:
+    """Tell whether users beside its owner, this process's user and root may write to a directory.
+
+    The right of a group alone shares nothing if the group has no other user: it is unknown to this machine, as a
+    pod's ``fsGroup``, to which a kubelet gives all rights at each start, or it is the private group of one user.
+
+    Arguments:
+        found: what ``os.stat`` says of it.
+    """
+    if found.st_mode & stat.S_IWOTH or not found.st_mode & stat.S_IWGRP:
+        return bool(found.st_mode & stat.S_IWOTH)
+    try:
+        group = grp.getgrgid(found.st_gid)
+    except KeyError:
+        return False
+    allowed = (_ROOT, os.geteuid(), found.st_uid)
+    users = pwd.getpwall()
+    names = {user.pw_name for user in users if user.pw_uid in allowed}
+    has_others = any(user.pw_gid == found.st_gid and user.pw_uid not in allowed for user in users)
+    return has_others or group.gr_name not in names or not names.issuperset(group.gr_mem)
 
 
 def obstacle(path: str) -> str:

@@ -58,7 +58,7 @@ from raftkv.errors import (
     StorageError,
 )
 from raftkv.offline.database import hash_database_file
-from raftkv.offline.directory import database_of, is_running, log_of, obstacle
+from raftkv.offline.directory import database_of, is_running, is_shared, log_of, obstacle
 from raftkv.offline.log import verify
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
@@ -711,7 +711,7 @@ def _check_rights(subject: str, path: str) -> Finding:
     # A user who can write to the log can forge votes.
     found = os.stat(path)
     mode = stat.S_IMODE(found.st_mode)
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if is_shared(found):
         return failure(subject, f"{path} has mode {mode:04o}: others may write to it", f"chmod 0700 {path}")
     if found.st_uid != os.geteuid():
         figure = f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,11 +36,70 @@ def test_a_directory_that_others_may_only_read_is_kept(tmp_path: Path, bits: int
     assert mode(tmp_path) == bits
 
 
-@pytest.mark.parametrize("bits", [0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize("bits", [0o702, 0o777, 0o1777])
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, bits: int) -> None:
     tmp_path.chmod(bits)
     with pytest.raises(StorageError, match=f"has mode {bits:04o}: group or others may write to it"):
         ensure_private_directory(tmp_path)
+
+
+def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, *members: str, primary: int = -1) -> None:
+    """Have the group of a directory be so called (None: unknown), and so many users be in it."""
+    gid, user = tmp_path.stat().st_gid, SimpleNamespace(pw_name="raftkv", pw_uid=os.geteuid(), pw_gid=-1)
+    found = {} if name is None else {gid: SimpleNamespace(gr_name=name, gr_mem=list(members))}
+    monkeypatch.setattr(grp, "getgrgid", found.__getitem__)
+    other = SimpleNamespace(pw_name="ann", pw_uid=user.pw_uid + 1, pw_gid=gid if primary > 0 else -1)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [user, other])
+
+
+@pytest.mark.parametrize(("name", "members"), [(None, ()), ("raftkv", ()), ("raftkv", ("raftkv",))])
+@pytest.mark.parametrize("bits", [0o770, 0o2770, 0o2775])
+def test_a_directory_that_a_group_without_others_may_write_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, name: str | None, members: tuple[str, ...]
+) -> None:
+    """A kubelet gives the group of a volume (fsGroup) every right, at each start of a pod; umask 002 makes such too."""
+    tmp_path.chmod(bits)
+    groups(monkeypatch, tmp_path, name, *members)
+    ensure_private_directory(tmp_path)
+    assert mode(tmp_path) == bits
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "primary"), [("staff", (), -1), ("raftkv", ("raftkv", "ann"), -1), ("raftkv", (), 1)]
+)
+def test_a_directory_that_a_group_with_others_may_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: tuple[str, ...], primary: int
+) -> None:
+    tmp_path.chmod(0o770)
+    groups(monkeypatch, tmp_path, name, *members, primary=primary)
+    with pytest.raises(StorageError, match="has mode 0770: group or others may write to it"):
+        ensure_private_directory(tmp_path)
+
+
+def owned_by(monkeypatch: pytest.MonkeyPatch, path: Path, owner: int, bits: int) -> None:
+    """Have a directory belong to that user, with these rights."""
+    found, os_stat = list(path.stat()), os.stat
+    found[stat.ST_MODE], found[stat.ST_UID] = stat.S_IFDIR | bits, owner
+
+    def patched(of: Any, **options: Any) -> os.stat_result:
+        return os.stat_result(found) if of == str(path) else os_stat(of, **options)
+
+    monkeypatch.setattr(os, "stat", patched)
+
+
+@pytest.mark.parametrize(("owner", "is_kept"), [(0, True), (12345, False)])
+def test_a_volume_of_root_that_this_user_may_write_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, is_kept: bool
+) -> None:
+    """So a kubelet makes a volume: root's, and writable by the group of the pod."""
+    monkeypatch.setattr(os, "geteuid", lambda: 65532)
+    groups(monkeypatch, tmp_path, None)
+    owned_by(monkeypatch, tmp_path, owner, 0o2775)
+    if is_kept:
+        ensure_private_directory(tmp_path)
+    else:
+        with pytest.raises(StorageError, match="belongs to user 12345, and this process runs as user 65532"):
+            ensure_private_directory(tmp_path)
 
 
 def test_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
@@ -52,10 +114,12 @@ def test_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
             ensure_private_directory(path)
 
 
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = tmp_path.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(StorageError, match=f"belongs to user {owner}, and this process runs as user {owner + 1}"):
+def test_a_directory_of_another_user_is_refused_unless_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = os.geteuid() + 1
+    owned_by(monkeypatch, tmp_path, owner, 0o700)
+    with pytest.raises(StorageError, match=f"belongs to user {owner}, and this process runs as user {owner - 1}"):
         ensure_private_directory(tmp_path)
     assert ensure_private_directory(tmp_path, is_own=False) == str(tmp_path)
 

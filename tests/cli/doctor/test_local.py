@@ -70,7 +70,7 @@ def test_a_file_system_that_is_mounted_read_only(tmp_path: Path, monkeypatch: py
 
 
 def test_rights_of_a_directory(tmp_path: Path):
-    tmp_path.chmod(0o770)
+    tmp_path.chmod(0o702)
     assert by_subject(command.check_disk(str(tmp_path)))["data directory"][0] == Level.FAILURE
     tmp_path.chmod(0o755)
     assert by_subject(command.check_disk(str(tmp_path)))["data directory"][0] == Level.WARNING

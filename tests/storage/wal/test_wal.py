@@ -89,7 +89,7 @@ def test_files_are_0600_in_a_directory_0700_at_their_full_size(directory: str) -
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     wal = WAL.create(str(tmp_path / "wal"), METADATA, segment_bytes=4096)
     wal.close()
-    (tmp_path / "wal").chmod(0o770)
+    (tmp_path / "wal").chmod(0o702)
     with pytest.raises(StorageError, match="group or others may write"):
         WAL.open(str(tmp_path / "wal"))
 
