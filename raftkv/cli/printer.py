@@ -528,7 +528,8 @@ def _status(answer: EndpointAnswer, new: bool) -> None:
     storage = {"StorageVersion": quote(status.storageVersion)} if new else {}
     sizes = {"DBSizeInUse": status.dbSizeInUse, "DBSizeQuota": status.dbSizeQuota} if new else {}
     _header(status, Version=quote(status.version), **storage, DBSize=status.dbSize, **sizes)
-    _fields(Leader=status.leader, IsLearner=status.isLearner, RaftIndex=status.raftIndex, RaftTerm=status.raftTerm)
+    term = {} if new else {"RaftTerm": status.raftTerm}  # from 3.6.15 and 3.7.2 on it is in the header alone
+    _fields(Leader=status.leader, IsLearner=status.isLearner, RaftIndex=status.raftIndex, **term)
     errors = f"[{' '.join(status.errors)}]"
     _fields(RaftAppliedIndex=status.raftAppliedIndex, Errors=errors, Endpoint=quote(answer.endpoint))
     if new:

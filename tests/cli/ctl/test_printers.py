@@ -36,7 +36,6 @@ FIELDS = """\
 "Leader" : 2748
 "IsLearner" : false
 "RaftIndex" : 9
-"RaftTerm" : 2
 "RaftAppliedIndex" : 9
 "Errors" : []
 "Endpoint" : "http://a"
