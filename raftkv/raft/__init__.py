@@ -30,9 +30,9 @@ LOG MATCHING: entries of equal index and term are equal, and so is all before th
 
     (``term/index``. A committed entry is never overwritten: a member without it does not get a quorum of votes.)
 
-LAWS (``invariants.py`` checks one member, the simulator all of them, after every step): one leader a term; a leader
-changes its own log only by appending; term, commit index and applied index never go back; a member votes once a term;
-what is committed is the same everywhere.
+LAWS (``tests/raft/invariants.py`` checks one member, the simulator all of them, after every step): one leader a term;
+a leader changes its own log only by appending; term, commit index and applied index never go back; a member votes once
+a term; what is committed is the same everywhere.
 
 THE CALLER'S DUTIES, in this order, for each ``ready = node.ready()``
 

@@ -21,8 +21,8 @@ from raftkv.raft import (
     ReadState,
     Ready,
     confchange,
-    invariants,
 )
+from tests.raft import invariants
 
 
 class FixedRandom(random.Random):

@@ -23,11 +23,14 @@ from raftkv.raft import (
     RaftError,
     Ready,
     SnapshotMeta,
-    describe,
 )
+from raftkv.raft.describe import STEP_LETTERS
 
+from . import describe
 from .cluster_checks import ClusterChecks
 from .member import FixedRandom, Member
+
+_STEPS = {letter: step for step, letter in STEP_LETTERS.items()}
 
 _CONFIG_FIELDS = {each.name for each in fields(RaftConfig)}
 
@@ -331,5 +334,5 @@ def _conf_change(words: tuple[str, ...]) -> ConfChange:
         if word.startswith("joint"):
             transition = ConfChangeTransition[word.upper()]
         else:
-            changes.append(ConfChangeSingle(describe.parse_conf_change_type(word[0]), int(word[1:])))
+            changes.append(ConfChangeSingle(_STEPS[word[0]], int(word[1:])))
     return ConfChange(tuple(changes), transition)

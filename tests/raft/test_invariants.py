@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from raftkv.raft import ConfState, Entry, InvariantError, MemoryLog, RaftConfig, StateRole, invariants
+from raftkv.raft import ConfState, Entry, InvariantError, MemoryLog, RaftConfig, StateRole
 from raftkv.raft.core import Raft
+from tests.raft import invariants
 
 from .cluster_checks import ClusterChecks
 from .member import FixedRandom, Member

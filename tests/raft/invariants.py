@@ -1,10 +1,10 @@
 """Rules that must hold in one member at any moment (basic), and between two moments of its life (delta).
 
-In the manner of LogCabin's invariant checks: the tests of the core and the simulator call them after every step; a
-running member does not. They only read. A broken rule raises ``InvariantError``.
+In the manner of LogCabin's invariant checks: the tests of the core and the simulator call them after every step. They
+only read. A broken rule raises ``InvariantError``.
 
-Rules that need the view of all members (one leader a term, matching logs, equal applied entries) are checked in
-``tests/``. A bug is not the only way to break a rule here: a disk that loses synced writes breaks them as well.
+Rules that need the view of all members (one leader a term, matching logs, equal applied entries) are in
+``cluster_checks.py``. A bug is not the only way to break a rule here: a disk that loses synced writes breaks them too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import confchange
-from .core import Raft
-from .errors import ConfChangeError, InvariantError
-from .log import RaftLog
-from .progress import SNAPSHOT, Progress
-from .types import NONE, StateRole
+from raftkv.raft import confchange
+from raftkv.raft.core import Raft
+from raftkv.raft.errors import ConfChangeError, InvariantError
+from raftkv.raft.log import RaftLog
+from raftkv.raft.progress import SNAPSHOT, Progress
+from raftkv.raft.types import NONE, StateRole
 
 
 @dataclass(frozen=True, slots=True)
