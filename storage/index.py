@@ -70,11 +70,6 @@ class Index:
         """Whether any known key does not exist now."""
         return bool(self._dead)
 
-    @property
-    def dirty_count(self) -> int:
-        """Number of keys that a compaction would visit."""
-        return len(self._dirty)
-
     def put(self, key: bytes, revision: int) -> tuple[int, int, int]:
         """Record a put.
 

@@ -93,12 +93,12 @@ class Store:
         self._operations_max = operations_max
         self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
         self._attachments = Attachments()
-        self._leases = self._attachments.of_key
         # One of each for the life of the store, sharing tables: the hot path makes no object but the record and its
         # change.
         self._index = Index()
-        self._reader = Reader(self._index, self._overlay, self._leases)
-        self._txn = WriteTxn(self._index, self._overlay, self._reader, self._attachments, self._changed)
+        self.reader = Reader(self._index, self._overlay, self._attachments.of_key)
+        """Reads the store at any revision."""
+        self._txn = WriteTxn(self._index, self._overlay, self.reader, self._attachments, self._changed)
         self._compactor = Compactor(self._index, self._overlay)
         self.revision = FIRST_REVISION
         """Main revision of the last transaction that changed something."""
@@ -310,26 +310,10 @@ class Store:
         # The index is ahead of the present: ``range`` reads as of the last transaction that ended.
         if self._txn.is_open:
             return next(iter(self.range(key).kvs), None)
-        return self._reader.get(key)
-
-    @property
-    def reader(self) -> Reader:
-        """Reads the store at any revision."""
-        return self._reader
+        return self.reader.get(key)
 
     def check(self) -> None:
         """Do nothing: the present of the store itself can always be read (``PinnedView.check`` may raise)."""
-
-    def record(self, revision: int) -> bytes:
-        """Return the serialized KeyValue put at a packed revision that the index knows.
-
-        A change of ``on_changes`` names the revision of the value before it, for this call.
-        """
-        return self._reader.record(revision)
-
-    def key_lease(self, key: bytes) -> int:
-        """Return the id of the lease that a key is attached to now, 0 for none."""
-        return self._leases.get(key, 0)
 
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
         """Return the keys attached to a lease now, in no order: it may have very many."""
@@ -374,10 +358,10 @@ class Store:
         elif revision == current:
             revision = 0
         if revision <= 0:
-            kvs, count = self._reader.latest(key, range_end, limit, count_only, keys_only)
+            kvs, count = self.reader.latest(key, range_end, limit, count_only, keys_only)
         else:
             check_revision(revision, current, self.compact_revision)
-            kvs, count = self._reader.at(revision, key, range_end, limit, count_only, keys_only)
+            kvs, count = self.reader.at(revision, key, range_end, limit, count_only, keys_only)
         return RangeResult(kvs, count, current)
 
     def small_range(
@@ -397,7 +381,7 @@ class Store:
         # The index is ahead of the present, and this path reads the newest that the index has.
         if self.is_writing:
             return None
-        found = self._reader.small(key, range_end, limit, keys_max, size_bytes_max)
+        found = self.reader.small(key, range_end, limit, keys_max, size_bytes_max)
         return None if found is None else RangeResult(*found, self.revision)
 
     def select(
@@ -423,7 +407,7 @@ class Store:
         check_revision(main, self.revision, self.compact_revision)
         # While something is being written, the index also counts keys that the present does not have yet.
         is_present = main == self.revision and not self.is_writing
-        return self._reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
+        return self.reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
 
     @property
     def unfinished_changes(self) -> list[Change]:
@@ -437,7 +421,7 @@ class Store:
 
     def pin(self) -> PinnedView:
         """Return a view of the present for reads that take long; its ``let_go`` must be called."""
-        return PinnedView(self, self._reader, self._compactor.hold(self.compact_revision))
+        return PinnedView(self, self.reader, self._compactor.hold(self.compact_revision))
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
         """Return the number of keys of an interval that the store knows, live or not: how much work a read of it is.
@@ -464,15 +448,6 @@ class Store:
         """
         self._overlay.is_changing = True
         return self._index.kept(key, range_end, self.compact_revision, after)
-
-    def mean_bytes(self, key: bytes, range_end: bytes, samples: int) -> int:
-        """Return about how large a KeyValue of an interval is, by a few of them.
-
-        Arguments:
-            key, range_end: the interval, as on the wire (``index.py``).
-            samples: KeyValues to look at, at most: each may be as large as a request.
-        """
-        return self._reader.mean_bytes(key, range_end, samples)
 
     def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the changes of main revisions ``first..last``, oldest first.
@@ -542,7 +517,7 @@ class Store:
     @property
     def ranges_total(self) -> int:
         """Intervals read since the store was opened."""
-        return self._reader.ranges_total
+        return self.reader.ranges_total
 
     @property
     def key_count(self) -> int:
@@ -662,8 +637,7 @@ class Store:
         self._overlay.exchange(partial(self.backend.replace, received))
         unused = [self._index.become(index), *self._attachments.become(attachments)]
         self._txn.replaced()
-        self._leases = self._attachments.of_key
-        self._reader.use_leases(self._leases)
+        self.reader.use_leases(self._attachments.of_key)
         self._durable_put_bytes = self._txn.put_bytes
         self._adopt(restored)
         for table in unused:

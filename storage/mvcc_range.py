@@ -293,7 +293,8 @@ class PinnedView:
 
     def __init__(self, store: Store, reader: Reader, hold: Hold) -> None:
         self._store = store
-        self._reader = reader
+        self.reader = reader
+        """Reads the store at any revision; ``check`` first."""
         self._hold = hold
         # Copied and not looked up later: the store goes on.
         self.revision = store.revision
@@ -305,11 +306,6 @@ class PinnedView:
         """Let compactions go on; harmless when repeated."""
         self._hold.end()
 
-    @property
-    def reader(self) -> Reader:
-        """Reads the store at any revision; ``check`` first."""
-        return self._reader
-
     def check(self) -> None:
         """Raise the errors of ``select`` if the present of this view cannot be read any more."""
         self._check(self.revision)
@@ -320,7 +316,7 @@ class PinnedView:
         Arguments:
             key, range_end: the interval, as on the wire (``index.py``).
         """
-        return self._reader.known_count(key, range_end)
+        return self.reader.known_count(key, range_end)
 
     def _check(self, main: int) -> None:
         compacted = self._store.compact_revision
@@ -373,4 +369,4 @@ class PinnedView:
         # keys.
         is_present = main == self._store.revision and not self._store.is_writing
         check = partial(self._check, main)
-        return self._reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)
+        return self.reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)

@@ -367,20 +367,6 @@ class WriteTxn:
         # The event that watchers get says when: it has the mod revision, which the record does not need.
         self.changes.append((key, data + self._mod_field, True, previous))
 
-    def record(self, revision: int) -> bytes:
-        """Return the serialized KeyValue of a packed revision that ``put`` or ``delete_range`` returned."""
-        return self._reader.record(revision)
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return the current serialized KeyValue of a key, changes of this transaction included; ``None`` if there is
-        none.
-        """
-        return self._reader.get(key)
-
-    def key_lease(self, key: bytes) -> int:
-        """Return the id of the lease that a key is attached to now, 0 for none."""
-        return self._leases.get(key, 0)
-
     def range(
         self,
         key: bytes,

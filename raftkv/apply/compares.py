@@ -129,7 +129,7 @@ def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, Non
         count = view.known_count(key, end)
         left -= count
         if count and compare.target == _VALUE:
-            left -= count * (VALUE_WORK - 1 + view.mean_bytes(key, end, SAMPLES) // BYTES_PER_KEY)
+            left -= count * (VALUE_WORK - 1 + view.reader.mean_bytes(key, end, SAMPLES) // BYTES_PER_KEY)
             yield
         elif number % INTERVALS_PER_PIECE == 0:
             yield

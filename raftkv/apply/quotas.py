@@ -406,7 +406,7 @@ class Quotas:
                 if pace.is_over(ABSENT):
                     yield
                 continue
-            size = len(key) if is_deletion else _size_of(self._store.record(revision))
+            size = len(key) if is_deletion else _size_of(self._store.reader.record(revision))
             quota.bytes_used += kept_bytes(size)
             if due:
                 quota.history.add(due, kept_bytes(size))
@@ -606,7 +606,7 @@ class Quotas:
             quotas = self._of(key)
             if not quotas:
                 continue
-            before = _size_of(self._store.record(previous)) if previous else ABSENT
+            before = _size_of(self._store.reader.record(previous)) if previous else ABSENT
             after = ABSENT if is_deletion else _size_of(data)
             for quota in quotas:
                 if quota.cursor is None or key < quota.cursor:

@@ -76,7 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = self.model.range(key, end, self.model.revision)
         txn = self.store.begin()
         found = txn.delete_range(key, end)
-        assert [txn.record(previous) for _, previous in found] == expected
+        assert [self.store.reader.record(previous) for _, previous in found] == expected
         assert txn.range(key, end).count == 0
         txn.end()
         self.model.write([(name, None, 0) for name in deleted])

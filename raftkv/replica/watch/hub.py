@@ -44,7 +44,7 @@ from raftkv.storage.revision import SUB_BITS
 # The events of one turn for a group of watchers: pieces that fit in a response, encoded once for all.
 #
 #     for piece in pieces(batch):
-#         events = Events(piece, store.record)
+#         events = Events(piece, store.reader.record)
 #         events.all((watcher.prev_kv, watcher.keys_only), bytes_max)
 
 Batch = list[tuple[int, list[Change]]]
@@ -319,7 +319,7 @@ class WatchHub:
             events = [messages.event(kv, is_delete) for _, changes in piece for _, kv, is_delete, _ in changes]
             self._fan_out(group, header, events, piece[0][0])
         if group.special:
-            shared = Events(piece, self._store.record)
+            shared = Events(piece, self._store.reader.record)
             late = [watcher for watcher in group.special if not self._deliver_to(watcher, header, shared)]
             for watcher in late:
                 # These did not get it. They go on later, from history: from here, or from where they start within it.

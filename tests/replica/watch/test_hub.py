@@ -27,6 +27,7 @@ from raftkv.server.streams.watch import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, W
 from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
+from raftkv.storage.mvcc_range import Reader
 from raftkv.storage.revision import CorruptRecordError, pack, to_key
 from tests.replica.watch.fakes import FakeCall
 from tests.rpc.loop import until
@@ -146,10 +147,10 @@ def test_damage_found_while_delivering_is_told_and_ends_the_streams(
     world.watch(world.stream()[0], key=b"k", prev_kv=True)
     world.put(b"k")
 
-    def damaged(revision: int) -> bytes:
+    def damaged(reader: Reader, revision: int) -> bytes:
         raise CorruptRecordError("revision 2.0 is damaged")
 
-    monkeypatch.setattr(world.store, "record", damaged)
+    monkeypatch.setattr(Reader, "record", damaged)
     world.put(b"k")
     assert [type(failure) for failure in world.failures] == [DamagedError]
     assert [str(error) for error in found] == ["revision 2.0 is damaged"]
