@@ -30,7 +30,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from raftkv.client.arguments import limit, seconds, text, whole
 from raftkv.client.operations import delete, get, get_range, mod_revision, put
@@ -60,18 +60,6 @@ if TYPE_CHECKING:
 AHEAD: Final = 4
 
 
-class Chunks(Protocol):
-    """Where a snapshot finds chunks."""
-
-    def chunk(self, digest: str) -> Chunk:
-        """Return a chunk; blocks if it must be read."""
-        ...
-
-    def fetch_ahead(self, digests: Sequence[str]) -> None:
-        """Begin to read chunks that will be asked for soon; returns at once."""
-        ...
-
-
 class Snapshot(Sequence[Entry]):
     """One version of a dataset; made by ``Dataset``.
 
@@ -85,7 +73,7 @@ class Snapshot(Sequence[Entry]):
         chunk_counts: entries of each chunk.
     """
 
-    def __init__(self, head: Head, leaves: Sequence[Child], chunks: Chunks) -> None:
+    def __init__(self, head: Head, leaves: Sequence[Child], chunks: Dataset) -> None:
         self.head = head
         self.chunk_counts = [leaf.entries for leaf in leaves]
         self._digests = [leaf.digest for leaf in leaves]

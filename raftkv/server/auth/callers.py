@@ -11,14 +11,18 @@ own, which says nothing of who calls (CVE-2018-16886).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
-from raftkv.apply.request import USER_NAME_BYTES_MAX, Caller
+from raftkv.apply.request import USER_NAME_BYTES_MAX
 from raftkv.rpc.status import Headers
 from raftkv.rpc.tls import common_name_of
-from raftkv.server.auth.jwt_tokens import JWTTokens
-from raftkv.server.auth.simple_tokens import SimpleTokens, User, index_of
+from raftkv.server.auth.jwt_tokens import JWTTokens, Signed
+from raftkv.server.auth.simple_tokens import Session, SimpleTokens, User, index_of
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.carrier import Peer
+    from raftkv.rpc.server.http import HttpRequest
 
 TOKEN: Final = b"token"
 AUTHORIZATION: Final = b"authorization"
@@ -29,37 +33,6 @@ GATEWAY: Final = b"grpcgateway-accept"
 _NAMES: Final = frozenset((TOKEN, AUTHORIZATION, GATEWAY))
 NAMED_MAX: Final = 10_000
 """Users of certificates that are remembered: one is made anew in a microsecond."""
-
-
-class Credential(Protocol):
-    """A token or certificate that a caller has shown: it may end before the call does."""
-
-    user: bytes
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-
-    @property
-    def expires_at(self) -> float | None:
-        """When it ends, in seconds since the epoch; None: not by itself."""
-
-    def caller(self, auth_revision: int) -> Caller:
-        """Return the user; ``auth_revision`` is the present one."""
-
-    def hold(self) -> None:
-        """A stream uses it."""
-
-    def release(self) -> None:
-        """The stream has ended."""
-
-
-class Peer(Protocol):
-    """The other end of a connection."""
-
-    @property
-    def certificate(self) -> dict[str, Any] | None:
-        """Its verified certificate, as ``ssl.SSLSocket.getpeercert`` gives it."""
 
 
 class NamedByCertificate(User):
@@ -74,6 +47,10 @@ class NamedByCertificate(User):
         """Do nothing: a certificate is shown by the connection."""
 
     release = hold
+
+
+Credential = Session | Signed | NamedByCertificate
+"""A token or certificate that a caller has shown: it may end before the call does."""
 
 
 class TokenAheadError(errors.InvalidAuthTokenError):
@@ -102,7 +79,7 @@ class Callers:
         self._is_simple = isinstance(tokens, SimpleTokens)
         self._named: dict[str, NamedByCertificate] = {}
 
-    def credential(self, headers: Headers, peer: Peer) -> Credential | None:
+    def credential(self, headers: Headers, peer: Peer | HttpRequest) -> Credential | None:
         """Return what the caller has shown; None: nothing.
 
         Arguments:
@@ -136,7 +113,7 @@ class Callers:
             raise TokenAheadError(index)
         raise errors.InvalidAuthTokenError
 
-    def _by_certificate(self, peer: Peer) -> Credential | None:
+    def _by_certificate(self, peer: Peer | HttpRequest) -> Credential | None:
         if not peer.certificate:
             return None
         name = common_name_of(peer.certificate)
