@@ -29,8 +29,6 @@ from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableE
 from .memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
 from .types import INDEX_MAX, NO_LIMIT, Entry, SnapshotMeta
 
-__all__ = ["ENTRY_OVERHEAD_BYTES", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
-
 REJECTED = -1
 """Answer of ``maybe_append``: the logs do not match where the append begins."""
 

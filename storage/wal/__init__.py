@@ -72,23 +72,17 @@ from raftkv.storage.wal.disk import (
     WALSpaceError,
     WALVersionError,
 )
-from raftkv.storage.wal.recovery import Repair
 
 from .describe import Found, describe, describe_found, walk
-from .disk import Disk, ReadingDisk, RealDisk
+from .disk import ReadingDisk
 from .recovery import Recovered
-from .segment import SEGMENT_BYTES
 from .wal import WAL
 
 __all__ = [
-    "SEGMENT_BYTES",
     "WAL",
-    "Disk",
     "Found",
     "ReadingDisk",
-    "RealDisk",
     "Recovered",
-    "Repair",
     "WALCorruptError",
     "WALExistsError",
     "WALFailedError",

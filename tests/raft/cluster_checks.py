@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from raftkv.raft import Entry, StateRole
 from raftkv.raft.core import Raft
 from raftkv.raft.errors import InvariantError
+from raftkv.raft.types import Entry, StateRole
 
 
 class ClusterChecks:

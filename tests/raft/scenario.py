@@ -9,22 +9,22 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from raftkv.raft import (
+from raftkv.raft.describe import STEP_LETTERS
+from raftkv.raft.errors import RaftError
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.types import (
     ConfChange,
     ConfChangeSingle,
     ConfChangeTransition,
     ConfState,
     Entry,
     HardState,
-    MemoryLog,
     Message,
     MessageType,
     RaftConfig,
-    RaftError,
     Ready,
     SnapshotMeta,
 )
-from raftkv.raft.describe import STEP_LETTERS
 
 from . import describe
 from .cluster_checks import ClusterChecks

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raftkv.raft import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType
+from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType
 
 from .world import ELECTION_TICKS, POOL, World
 

@@ -6,17 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.raft import (
-    ConfChange,
-    ConfChangeError,
-    ConfChangeSingle,
-    ConfChangeTransition,
-    ConfChangeType,
-    Configuration,
-    ConfState,
-    EntryType,
-    confchange,
-)
+from raftkv.raft import confchange
+from raftkv.raft.confchange import Configuration
+from raftkv.raft.errors import ConfChangeError
+from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfState, EntryType
 
 ADD, REMOVE = ConfChangeType.ADD_NODE, ConfChangeType.REMOVE_NODE
 UPDATE, LEARN = ConfChangeType.UPDATE_NODE, ConfChangeType.ADD_LEARNER_NODE

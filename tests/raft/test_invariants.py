@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from raftkv.raft import ConfState, Entry, InvariantError, MemoryLog, RaftConfig, StateRole
 from raftkv.raft.core import Raft
+from raftkv.raft.errors import InvariantError
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.types import ConfState, Entry, RaftConfig, StateRole
 from tests.raft import invariants
 
 from .cluster_checks import ClusterChecks

@@ -7,19 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raftkv.raft import (
-    ENTRY_OVERHEAD_BYTES,
-    CompactedError,
-    ConfState,
-    Entry,
-    InvariantError,
-    MemoryLog,
-    SnapshotMeta,
-    SnapshotOutOfDateError,
-    UnavailableError,
-)
+from raftkv.raft.errors import CompactedError, InvariantError, SnapshotOutOfDateError, UnavailableError
 from raftkv.raft.log import REJECTED, RaftLog
-from raftkv.raft.memory_log import limit_size
+from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size
+from raftkv.raft.types import ConfState, Entry, SnapshotMeta
 
 NO_LIMIT = 1 << 62
 

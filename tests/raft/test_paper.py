@@ -6,17 +6,9 @@ import random
 
 import pytest
 
-from raftkv.raft import (
-    ConfState,
-    Entry,
-    HardState,
-    MemoryLog,
-    Message,
-    MessageType,
-    RaftConfig,
-    RawNode,
-    StateRole,
-)
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.raw_node import RawNode
+from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 
 from .member import FixedRandom, Member
 

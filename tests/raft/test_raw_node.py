@@ -6,22 +6,11 @@ import random
 
 import pytest
 
-from raftkv.raft import (
-    ConfState,
-    Entry,
-    HardState,
-    InvariantError,
-    MemoryLog,
-    Message,
-    MessageType,
-    ProgressState,
-    ProposalDropped,
-    RaftConfig,
-    RawNode,
-    StateRole,
-    StepLocalMessage,
-    StepPeerNotFound,
-)
+from raftkv.raft.errors import InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.progress import ProgressState
+from raftkv.raft.raw_node import RawNode
+from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 
 from .member import FixedRandom, Member
 

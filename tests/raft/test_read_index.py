@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.raft import Configuration
+from raftkv.raft.confchange import Configuration
 from raftkv.raft.tracker import ReadIndexQueue, ReadRequest
 
 steps = st.lists(st.tuples(st.sampled_from(["read", "send", "answer", "old"]), st.integers(1, 5)), max_size=60)

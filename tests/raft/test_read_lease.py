@@ -12,20 +12,12 @@ from typing import Any
 
 import pytest
 
-from raftkv.raft import (
-    ConfState,
-    MemoryLog,
-    Message,
-    MessageType,
-    RaftConfig,
-    RawNode,
-    SnapshotMeta,
-    StateRole,
-    read_lease,
-)
+from raftkv.raft import read_lease
 from raftkv.raft.core import LEASE_GIVEN_UP, Raft
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.raw_node import RawNode
 from raftkv.raft.read_lease import LEASE_NS, RATE_ERROR, ReadLease
-from raftkv.raft.types import HardState
+from raftkv.raft.types import ConfState, HardState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
 
 from .member import FixedRandom, Member
 

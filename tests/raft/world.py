@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import random
 
-from raftkv.raft import (
-    ConfChange,
-    ConfChangeError,
-    ConfState,
-    MemoryLog,
-    Message,
-    MessageType,
-    ProposalDropped,
-    RaftConfig,
-    SnapshotMeta,
-    StateRole,
-    StepPeerNotFound,
-    confchange,
-)
+from raftkv.raft import confchange
+from raftkv.raft.errors import ConfChangeError, ProposalDropped, StepPeerNotFound
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
 
 from .cluster_checks import ClusterChecks
 from .member import Member

@@ -29,7 +29,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raftkv.raft import InvariantError
+from raftkv.raft.errors import InvariantError
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, Ready, StateRole
 from tests.raft import invariants
 from tests.sim.state_checks import StateChecks

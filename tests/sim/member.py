@@ -19,7 +19,8 @@ from raftkv.apply.request import Caller, Kind, versioned
 from raftkv.errors import MemberRemovedError, StatusError, StorageError
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft import ProposalDropped, Raft
+from raftkv.raft.core import Raft
+from raftkv.raft.errors import ProposalDropped
 from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, SnapshotMeta, StateRole
 from raftkv.replica.node.node import Node
 from raftkv.server.peer.transport import LEAVING_S, peer_metadata

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from raftkv.raft import MemoryLog, RaftConfig, RawNode, confchange
+from raftkv.raft import confchange
+from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.progress import SNAPSHOT
+from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import (
     ConfChange,
     ConfChangeSingle,
@@ -22,6 +24,7 @@ from raftkv.raft.types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     SnapshotMeta,
     StateRole,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from raftkv.pb import raft_pb2
-from raftkv.raft import ConfState, Entry, EntryType, MemoryLog, Message, RaftConfig, confchange
+from raftkv.raft import confchange
 from raftkv.raft.errors import (
     ConfChangeError,
     InvalidMessage,
@@ -17,12 +17,18 @@ from raftkv.raft.errors import (
     StepLocalMessage,
     StepPeerNotFound,
 )
+from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.types import (
     ConfChange,
     ConfChangeSingle,
     ConfChangeTransition,
     ConfChangeType,
+    ConfState,
+    Entry,
+    EntryType,
+    Message,
     MessageType,
+    RaftConfig,
     SnapshotMeta,
 )
 from raftkv.replica.codec import BatchEncoder, decode

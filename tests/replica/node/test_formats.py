@@ -13,7 +13,7 @@ import pytest
 from raftkv import __version__
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.raft import Entry, HardState
+from raftkv.raft.types import Entry, HardState
 from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import InlineWriter
