@@ -18,7 +18,7 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from struct import Struct
@@ -31,7 +31,7 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.backend.environment import identity_of
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.bolt.writer import Buckets, Items, Layout, measure, write
+from raftkv.storage.bolt.writer import Buckets, Layout, measure, write
 from raftkv.storage.revision import SEAL_BYTES, unseal
 
 # -- contents -------------------------------------------------------------------------------------------------------
@@ -52,40 +52,14 @@ def etcd_buckets(read: ReadTxn, *, for_size: bool = False) -> Buckets:
         CorruptRecordError: a record is damaged.
     """
     for name in sorted(schema.BUCKETS):
+        items = read.items(name)
         if name == schema.KEY:
-            yield name, _unchecked_revisions(read) if for_size else _revisions(read)
+            # The sizes need no checksums.
+            yield name, ((key, record[SEAL_BYTES:] if for_size else unseal(key, record)) for key, record in items)
+        elif convert := _CONVERT.get(name):
+            yield name, sorted(convert(key, value) for key, value in items)
         else:
-            yield name, sorted(_SMALL.get(name, _as_it_is)(read, name))
-
-
-def _revisions(read: ReadTxn) -> Items:
-    for key, record in read.items(schema.KEY):
-        yield key, unseal(key, record)
-
-
-def _unchecked_revisions(read: ReadTxn) -> Items:
-    for key, record in read.items(schema.KEY):
-        yield key, record[SEAL_BYTES:]
-
-
-def _as_it_is(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return read.items(bucket)
-
-
-def _leases(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return (records.lease_to_etcd(key, value) for key, value in read.items(bucket))
-
-
-def _alarms(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return (records.alarm_to_etcd(key) for key, _ in read.items(bucket))
-
-
-def _members(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return (records.member_to_etcd(key, value) for key, value in read.items(bucket))
-
-
-def _removed(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return ((records.member_key(key), records.REMOVED) for key, _ in read.items(bucket))
+            yield name, sorted(_MADE[name](read) if name in _MADE else items)
 
 
 def _version(read: ReadTxn) -> bytes:
@@ -94,36 +68,35 @@ def _version(read: ReadTxn) -> bytes:
     return (target if enabled else schema.CLUSTER_VERSION).encode()
 
 
-def _cluster(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _cluster(read: ReadTxn) -> Iterator[tuple[bytes, bytes]]:
     yield records.CLUSTER_VERSION_KEY, _version(read)
     # Quotas are raftkv's own, and go through etcd unseen; what is used is counted again where the file is restored.
-    for key, value in read.items(bucket, schema.CLUSTER_QUOTA_PREFIX):
+    for key, value in read.items(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX):
         if not key.startswith(schema.CLUSTER_QUOTA_PREFIX):
             return
         yield key, value[: records.QUOTA_LIMITS.size]
 
 
-def _meta(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _meta(read: ReadTxn) -> Iterator[tuple[bytes, bytes]]:
     for key in (schema.META_CONSISTENT_INDEX, schema.META_TERM):
         # As etcd, which takes a 0 for an index that was not read yet.
-        if schema.decode_integer(value := read.get(bucket, key)):
+        if schema.decode_integer(value := read.get(schema.META, key)):
             yield key, value or b""
     for key in (schema.META_SCHEDULED_COMPACT, schema.META_FINISHED_COMPACT):
-        if (value := read.get(bucket, key)) is not None:
+        if (value := read.get(schema.META, key)) is not None:
             yield key, records.compact_revision_to_etcd(value)
-    conf_state = schema.decode_conf_state(read.get(bucket, schema.META_CONF_STATE))
+    conf_state = schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE))
     yield schema.META_CONF_STATE, records.conf_state_to_etcd(conf_state)
     yield records.META_STORAGE_VERSION, _version(read)
 
 
-_SMALL: Final = {
-    schema.LEASE: _leases,
-    schema.ALARM: _alarms,
-    schema.MEMBERS: _members,
-    schema.MEMBERS_REMOVED: _removed,
-    schema.CLUSTER: _cluster,
-    schema.META: _meta,
+_CONVERT: Final[dict[bytes, Callable[[bytes, bytes], tuple[bytes, bytes]]]] = {
+    schema.LEASE: records.lease_to_etcd,
+    schema.ALARM: lambda key, _: records.alarm_to_etcd(key),
+    schema.MEMBERS: records.member_to_etcd,
+    schema.MEMBERS_REMOVED: lambda key, _: (records.member_key(key), records.REMOVED),
 }
+_MADE: Final = {schema.CLUSTER: _cluster, schema.META: _meta}
 
 
 BLOB_BYTES: Final = 32 * 1024

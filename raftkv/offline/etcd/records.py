@@ -23,7 +23,6 @@ from raftkv.errors import StorageError
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.key_value import varint
 from raftkv.storage.revision import SUB_BITS, from_key, is_well_formed, pack, to_key
 
 META_STORAGE_VERSION: Final = b"storageVersion"
@@ -38,14 +37,14 @@ _LEASE_ID: Final = Struct(">q")
 _TTL: Final = Struct(">q")
 _ALARM: Final = Struct(">Qi")
 _MEMBER_ID: Final = Struct(">Q")
-_ID_TAG, _TTL_TAG = 0x08, 0x10
-_U64_MASK: Final = (1 << 64) - 1
+_Lease: Final = rpc_pb2.LeaseGrantRequest
+"""It stands for leasepb.Lease, which has the same two integers: the first field (``TTL`` here) is the id there, the
+second one (``ID`` here) the TTL."""
 
 
 def lease_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
     """Return a lease as etcd keeps it: with its whole TTL, as after a restart."""
-    lease_id, ttl_s = _LEASE_ID.unpack(key)[0], _TTL.unpack(value)[0]
-    return key, b"\x08" + varint(lease_id) + (b"\x10" + varint(ttl_s) if ttl_s else b"")
+    return key, _Lease(TTL=_LEASE_ID.unpack(key)[0], ID=_TTL.unpack(value)[0]).SerializeToString()
 
 
 def lease_from_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
@@ -54,30 +53,13 @@ def lease_from_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
     Raises:
         StorageError: it is none.
     """
-    fields = _integers(value)
-    lease_id, ttl_s = fields.get(_ID_TAG, 0), fields.get(_TTL_TAG, 0)
-    if len(key) != _LEASE_ID.size or key != (lease_id & _U64_MASK).to_bytes(8, "big") or not 0 <= ttl_s < 1 << 63:
+    try:
+        lease = _Lease.FromString(value)
+    except DecodeError:
+        raise StorageError(f"{value[:32].hex()} is not a lease") from None
+    if key != _LEASE_ID.pack(lease.TTL) or lease.ID < 0:
         raise StorageError(f"entry {key.hex()} of the bucket lease is not a lease")
-    return key, _TTL.pack(ttl_s)
-
-
-def _integers(data: bytes) -> dict[int, int]:
-    """Return the fields of a message that has only integers, by tag."""
-    fields: dict[int, int] = {}
-    position = 0
-    while position < len(data):
-        tag, number, shift = data[position], 0, 0
-        while True:
-            position += 1
-            if position >= len(data) or shift > 63 or tag & 7:
-                raise StorageError(f"{data[:32].hex()} is not a lease")
-            number |= (data[position] & 0x7F) << shift
-            shift += 7
-            if data[position] < 0x80:
-                break
-        fields[tag] = number
-        position += 1
-    return fields
+    return key, _TTL.pack(lease.ID)
 
 
 def alarm_to_etcd(key: bytes) -> tuple[bytes, bytes]:
