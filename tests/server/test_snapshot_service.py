@@ -142,7 +142,7 @@ def test_export_process_loads_neither_consensus_nor_apply() -> None:
         "raftkv.offline.etcd.records",
         "raftkv.raft",
         "raftkv.raft.types",
-        *(f"raftkv.{name}" for name in ("storage", "storage.datadir", "storage.failpoints", "storage.key_value")),
+        *(f"raftkv.{name}" for name in ("storage", "storage.datadir", "storage.failpoints")),
         *(f"raftkv.storage.{name}" for name in ("revision", "schema")),
     }
 

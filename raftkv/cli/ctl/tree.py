@@ -431,10 +431,7 @@ _EXEC_FLAGS = _ours(
     Flag("max-restarts", INT, 0, "number of times that this node's workers may fail before it gives up", least=0),
     Flag("env-style", LIST, usage="variables set for workers: torch,pet,tf,horovod or none; default: all"),
     Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
-    Flag(
-        "local-addr",
-        usage="address at which other nodes reach this one; default: the one that reaches the cluster",
-    ),
+    Flag("local-addr", usage="address at which other nodes reach this one; default: the one that reaches the cluster"),
     Flag("node-name", usage="name of this machine; default: the host's name"),
     Flag(
         "prefork",
