@@ -261,22 +261,11 @@ _WORD = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'|[^'"\t\n\f\r ][^\t\n\f\r ]*[^'"
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|`[^`]*`')
 _OPERATOR = re.compile(rf"\)[{_BLANKS}]+([^{_BLANKS}]+)")
 _COMPARED = {
-    "ver": "version",
-    "version": "version",
-    "c": "create_revision",
-    "create": "create_revision",
-    "m": "mod_revision",
-    "mod": "mod_revision",
-    "val": "value",
-    "value": "value",
-    "lease": "lease",
-}
-_TARGET_NUMBERS = {
-    "version": rpc_pb2.Compare.VERSION,
-    "create_revision": rpc_pb2.Compare.CREATE,
-    "mod_revision": rpc_pb2.Compare.MOD,
-    "value": rpc_pb2.Compare.VALUE,
-    "lease": rpc_pb2.Compare.LEASE,
+    **dict.fromkeys(("ver", "version"), ("version", rpc_pb2.Compare.VERSION)),
+    **dict.fromkeys(("c", "create"), ("create_revision", rpc_pb2.Compare.CREATE)),
+    **dict.fromkeys(("m", "mod"), ("mod_revision", rpc_pb2.Compare.MOD)),
+    **dict.fromkeys(("val", "value"), ("value", rpc_pb2.Compare.VALUE)),
+    "lease": ("lease", rpc_pb2.Compare.LEASE),
 }
 _RESULTS = {
     "=": rpc_pb2.Compare.EQUAL,
@@ -342,13 +331,13 @@ def parse_compare(line: str) -> rpc_pb2.Compare:
         key, operator, value = (*found, b"", b"", b"")[:3]
         shown = f"{target}({quote(key)}) {operator.decode('utf-8', 'surrogateescape')} {quote(value)}"
         raise CommandError(f"malformed comparison: {line}; got {shown}", INVALID_INPUT)
-    field = _COMPARED.get(target)
-    if field is None:
+    if target not in _COMPARED:
         raise CommandError(f"malformed comparison: {line} (unknown target {target})", INVALID_INPUT)
+    field, kind = _COMPARED[target]
     result = _RESULTS.get(found[1].decode("utf-8", "surrogateescape"))
     if result is None:
         raise CommandError(f"malformed comparison: {line} (unknown operator)", INVALID_INPUT)
-    compare = rpc_pb2.Compare(key=found[0], target=_TARGET_NUMBERS[field], result=result)
+    compare = rpc_pb2.Compare(key=found[0], target=kind, result=result)
     if field == "value":
         compare.value = found[2]
     else:

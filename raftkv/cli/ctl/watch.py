@@ -101,44 +101,31 @@ class WatchSpec:
     command: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class EnvironmentKeys:
-    """Key and end of the range from the environment."""
+def environment_words() -> list[str]:
+    """Return key and end of the range from ``ETCDCTL_WATCH_KEY`` and ``ETCDCTL_WATCH_RANGE_END``, as words.
 
-    key: str
-    range_end: str
-
-    @classmethod
-    def read(cls) -> EnvironmentKeys:
-        """Read ``ETCDCTL_WATCH_KEY`` and ``ETCDCTL_WATCH_RANGE_END``.
-
-        Raises:
-            CommandError: an end without a key.
-        """
-        # Taken out, for what is left of ETCDCTL_* is remarked upon as unknown.
-        found = cls(os.environ.pop("ETCDCTL_WATCH_KEY", ""), os.environ.pop("ETCDCTL_WATCH_RANGE_END", ""))
-        if found.range_end and not found.key:
-            text = f"ETCDCTL_WATCH_KEY is empty but got ETCDCTL_WATCH_RANGE_END={quote(found.range_end)}"
-            raise CommandError(text, BAD_ARGUMENTS)
-        return found
-
-    def words(self) -> list[str]:
-        """Return what they stand for on the command line."""
-        return [word for word in (self.key, self.range_end) if word]
+    Raises:
+        CommandError: an end without a key.
+    """
+    # Taken out, for what is left of ETCDCTL_* is remarked upon as unknown.
+    key, end = (os.environ.pop(f"ETCDCTL_WATCH_{name}", "") for name in ("KEY", "RANGE_END"))
+    if end and not key:
+        raise CommandError(f"ETCDCTL_WATCH_KEY is empty but got ETCDCTL_WATCH_RANGE_END={quote(end)}", BAD_ARGUMENTS)
+    return [word for word in (key, end) if word]
 
 
 def watch(invocation: Invocation) -> None:
     """Print changes until the cluster ends it."""
-    environment = EnvironmentKeys.read()
+    environment = environment_words()
     if invocation["interactive"]:
         session = open_session(invocation)
         session.run(lambda client: _interact(client, session, environment))
         return
     words, command = _split(invocation)
-    if words and environment.key:
+    if words and environment:
         raise CommandError(_CONFLICT, BAD_ARGUMENTS)
     try:
-        spec = make_spec(invocation, environment.words() + words, command)
+        spec = make_spec(invocation, [*environment, *words], command)
     except ConfigError as error:
         raise CommandError(str(error), BAD_ARGUMENTS) from None
     session = open_session(invocation)
@@ -194,7 +181,7 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
     return WatchSpec(request, invocation["progress-notify"], command)
 
 
-def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
+def parse_interactive(line: str, environment: Sequence[str]) -> WatchSpec:
     """Read a ``watch`` line.
 
     Arguments:
@@ -208,7 +195,7 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
     from raftkv.cli.ctl import tree as ctl_tree
 
     words = split_words(line)[1:]
-    if not words and not environment.key:
+    if not words and not environment:
         raise ConfigError("command type or key is not provided")
     try:
         parsed = pflag.parse(ctl_tree.WATCH_FLAGS, words)
@@ -218,11 +205,11 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
         raise CommandError(str(error), BAD_ARGUMENTS) from None
     invocation = Invocation(parsed.values, parsed.changed, parsed.arguments, before_dash=parsed.before_dash)
     given, command = _split(invocation)
-    if not command and not given and not environment.key:
+    if not command and not given and not environment:
         raise CommandError(_BAD_NUMBER, BAD_ARGUMENTS)
-    if not command and given and environment.key:
+    if not command and given and environment:
         raise CommandError(_CONFLICT, BAD_ARGUMENTS)
-    return make_spec(invocation, environment.words() + given, command)
+    return make_spec(invocation, [*environment, *given], command)
 
 
 @asynccontextmanager
@@ -300,7 +287,7 @@ async def _run_for_each(answer: rpc_pb2.WatchResponse, command: tuple[str, ...])
             raise CommandError("", ERROR) from None
 
 
-async def _interact(client: Client, session: Session, environment: EnvironmentKeys) -> None:
+async def _interact(client: Client, session: Session, environment: Sequence[str]) -> None:
     """Do what each line says, until the input or a command ends."""
     try:
         async with watching(client) as hub, asyncio.TaskGroup() as printing:
