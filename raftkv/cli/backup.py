@@ -689,27 +689,15 @@ def main(words: Sequence[str]) -> int:
         the exit code.
 
     Raises:
-        CommandError: it failed; one line.
+        CommandError, RaftKVError: it failed; one line.
     """
-    command = words[0] if words and words[0] in _COMMANDS else ""
-    flags, run = _COMMANDS[command]
-    parsed = daemon.read_flags(flags, words[1:] if command else words)
-    if parsed is None:
-        return _help()
+    found = daemon.parse_command({name: flags for name, (flags, _) in _COMMANDS.items()}, words, _USAGE)
+    if found is None:
+        return SUCCESS
+    command, parsed = found
     if len(parsed.arguments) != 1:
         raise CommandError(f"backup {command}".strip() + " takes one URL; see raftkv backup --help", BAD_FLAGS)
-    try:
-        return run(Place(parsed.arguments[0]), parsed.values)
-    except RaftKVError as error:
-        raise CommandError(" ".join(str(error).split()), ERROR) from None
-
-
-def _help() -> int:
-    print(_USAGE)
-    for title, flags in (("Flags", TAKE_FLAGS), ("Flags of restore", RESTORE_FLAGS)):
-        print(f"\n{title}:")
-        daemon.print_flags(flags)
-    return SUCCESS
+    return _COMMANDS[command][1](Place(parsed.arguments[0]), parsed.values)
 
 
 # -- taking ----------------------------------------------------------------------------------------------------------

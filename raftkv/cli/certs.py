@@ -344,10 +344,10 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: it failed; one line.
     """
-    command = words[0] if words and words[0] in FLAGS and words[0] else ""
-    parsed = daemon.read_flags(FLAGS[command], words[1:] if command else words)
-    if parsed is None:
-        return _help()
+    found = daemon.parse_command(FLAGS, words, _USAGE)
+    if found is None:
+        return SUCCESS
+    command, parsed = found
     if not parsed.arguments or (command and len(parsed.arguments) > 1):
         raise CommandError(f"certs {command}".strip() + " takes a directory; see raftkv certs --help", BAD_FLAGS)
     members = _members(parsed.arguments[1:])
@@ -359,14 +359,6 @@ def main(words: Sequence[str]) -> int:
         return _run(command, Folder(parsed.arguments[0], is_new=not command), members, parsed.values)
     except RaftKVError as error:
         raise CommandError(f"certs: {' '.join(str(error).split())}", ERROR) from None
-
-
-def _help() -> int:
-    print(_USAGE)
-    for command, flags in FLAGS.items():
-        print(f"\nFlags{f' of {command}' if command else ''}:")
-        daemon.print_flags(flags)
-    return SUCCESS
 
 
 def _members(words: Sequence[str]) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -61,6 +61,30 @@ def parse(
     if parsed.arguments and not (takes_rest and "--" in words):
         raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv {command}", BAD_FLAGS)
     return parsed
+
+
+def parse_command(
+    commands: Mapping[str, Sequence[Flag]], words: Sequence[str], usage: str
+) -> tuple[str, Parsed] | None:
+    """Read the words of a command that has commands of its own; or print its help, and return None.
+
+    Arguments:
+        commands: each with its flags; the empty word stands for none of the others.
+        words: the command line after its name.
+        usage: what its help says above the flags.
+
+    Raises:
+        CommandError: as of ``read_flags``.
+    """
+    command = words[0] if words and words[0] in commands else ""
+    parsed = read_flags(commands[command], words[1:] if command else words)
+    if parsed is not None:
+        return command, parsed
+    print(usage)
+    for name, flags in commands.items():
+        print(f"\nFlags{f' of {name}' if name else ''}:")
+        print_flags(flags)
+    return None
 
 
 def read_flags(flags: Sequence[Flag], words: Sequence[str]) -> Parsed | None:

@@ -64,11 +64,13 @@ def _run(words: list[str]) -> int:
         raise CommandError("refusing to run with assertions off (python -O)")
     command = words[0] if words and not words[0].startswith("-") else "serve"
     rest = words[1:] if words[:1] == [command] else words
-    if command == "serve":
-        return _serve(rest)
-    if command in COMMANDS:
-        code: int = import_module(COMMANDS[command]).main(rest)
-        return code
+    if command == "serve" or command in COMMANDS:
+        from raftkv.errors import RaftKVError
+
+        try:
+            return _serve(rest) if command == "serve" else int(import_module(COMMANDS[command]).main(rest))
+        except RaftKVError as error:
+            raise CommandError(_one_line(str(error)), ERROR) from None
     if command == "version":
         return _serve(["--version", *rest])
     if command == "help":
@@ -90,7 +92,6 @@ def _unknown(command: str) -> str:
 
 def _serve(words: list[str]) -> int:
     from raftkv.cli.server_options import read_options
-    from raftkv.errors import RaftKVError
 
     options = read_options(words, os.environ)
     if options.help:
@@ -108,8 +109,6 @@ def _serve(words: list[str]) -> int:
         extend_http = extension(options.config.horovod_run)
     try:
         return run(options.config, extend_http)
-    except RaftKVError as error:
-        raise CommandError(_one_line(str(error)), ERROR) from None
     except OSError as error:
         raise CommandError(_one_line(described(error)), ERROR) from None
 

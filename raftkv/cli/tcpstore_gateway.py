@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from raftkv.cli import daemon
 from raftkv.cli.pflag import BOOL, INT, Flag
-from raftkv.cli.program import ERROR, SUCCESS, CommandError
+from raftkv.cli.program import SUCCESS
 from raftkv.client.errors import EndpointsFailed
-from raftkv.errors import ConfigError, RaftKVError
+from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from raftkv.training.tcpstore.gateway import GatewayConfig
@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
         0.
 
     Raises:
-        CommandError: it cannot be started.
+        CommandError, RaftKVError: it cannot be started.
     """
     parsed = daemon.parse(FLAGS, words, "tcpstore-gateway", USAGE)
     if parsed is None:
@@ -65,10 +65,7 @@ def main(words: Sequence[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s raftkv tcpstore-gateway: %(message)s", stream=sys.stderr
     )
-    try:
-        return asyncio.run(_serve(parsed.values, make_config(parsed.values, parsed.changed)))
-    except RaftKVError as error:
-        raise CommandError(" ".join(str(error).split()), ERROR) from None
+    return asyncio.run(_serve(parsed.values, make_config(parsed.values, parsed.changed)))
 
 
 def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
