@@ -38,6 +38,7 @@ from tests.sim.devices.snapshots import SnapshotCarrier
 from tests.sim.devices.wal_disk import Disk, DurableLog
 from tests.sim.journal import stream
 from tests.sim.replay import Change
+from tests.sim.turns import Turns
 from tests.virtual_loop import NodeLoop
 
 if TYPE_CHECKING:
@@ -247,6 +248,8 @@ class Assembly:
         disks: tuple[Any, ...] = (self.log, log, self.database, store, self.mark, self.directory)
         self.replica = Replica(self._config(), Durable(CLUSTER_ID, self.id, *disks), devices, self._fatal, self._leave)
         self.node, self.applier = self.replica.node, self.replica.applier
+        if self.cluster.parameters.pace_bytes:
+            self.turns = Turns(self.node.proposals, self.cluster.checkers.fail)
         if not self.cluster.parameters.is_managed:  # no member publishes its version
             self.node.may_hold_lease = lambda: parameters.read_leases
         store.member = me

@@ -19,7 +19,7 @@ from raftkv.apply.membership import Membership
 from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import ConfState
-from raftkv.replica.node import applying
+from raftkv.replica.node import applying, proposals
 from raftkv.server.services import cluster as membership_service
 from raftkv.server.streams import watch as watch_service
 from raftkv.storage import failpoints
@@ -53,6 +53,8 @@ class ClusterParameters:
     """Members are changed by operators, through the API: a removed member is heard by no other, and stops."""
     has_users: bool = False
     """Users are asked for: what they may do changes all the time."""
+    pace_bytes: int = 0
+    """What members put into the log before the first of it is applied, and their turns are watched; 0: as they do."""
     checks_disabled: frozenset[str] = frozenset()
 
 
@@ -118,6 +120,9 @@ class Cluster:
         now, membership_service.time = membership_service.time, SimpleNamespace(time=lambda: self.scheduler.now)
         applying.perf_counter = scheduler.perf_counter = self._processor_time
         watch_service.random = self._jitter_rng
+        paces = proposals.PACE_MIN_BYTES, proposals.PACE_MAX_BYTES
+        if self.parameters.pace_bytes:
+            proposals.PACE_MIN_BYTES = proposals.PACE_MAX_BYTES = self.parameters.pace_bytes
         logged = logging.root.manager.disable
         logging.disable()
         for name in self.armed:
@@ -127,6 +132,7 @@ class Cluster:
         finally:
             applying.perf_counter = scheduler.perf_counter = clock
             suspend_clock.suspended_s = asleep_s
+            proposals.PACE_MIN_BYTES, proposals.PACE_MAX_BYTES = paces
             membership_service.time = now
             watch_service.random = chance
             failpoints.disarm_all()

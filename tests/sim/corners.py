@@ -316,8 +316,19 @@ def users_corner(seed: int) -> RunParameters:
     return replace(base, duration_s=5.0, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
+def floods_corner(seed: int) -> RunParameters:
+    """Clients have identities, two of which flood members that put little into the log at a time."""
+    base = draw(seed)
+    workload = replace(base.workload, clients_count=4, think_s_mean=0.05, watchers_count=0, flood_puts=60)
+    faults = ("isolate", "links", "crash_leader", "pause_leader", "transfer")
+    nemesis = replace(base.nemesis, faults=faults, interval_s_mean=1.0, duration_s_mean=0.3)
+    cluster = replace(base.cluster, voters_count=(1, 3)[seed % 2], pace_bytes=6_000)
+    return replace(base, duration_s=3.0, cluster=cluster, workload=workload, nemesis=nemesis)
+
+
 CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "users": users_corner,
+    "floods": floods_corner,
     "draw": draw,
     "mixed": mixed,
     "membership": membership_corner,

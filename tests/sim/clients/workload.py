@@ -20,7 +20,7 @@ from raftkv.rpc.status import RpcError
 from tests.sim.clients.history import History, Invocation, Operation, Outcome
 from tests.sim.clients.users import ROOT, USERS
 from tests.sim.cluster import Cluster
-from tests.sim.devices.calls import CALLER
+from tests.sim.devices.calls import CALLER, IDENTITY
 from tests.sim.replay import result_of
 
 _METHODS = {
@@ -30,6 +30,8 @@ PUT, TXN, DELETE, RANGE, COMPACT = (
     SERVICES["etcdserverpb.KV"][name].path for name in ("Put", "Txn", "DeleteRange", "Range", "Compact")
 )
 GRANT, REVOKE = (SERVICES["etcdserverpb.Lease"][name].path for name in ("LeaseGrant", "LeaseRevoke"))
+
+FLOODERS = (1_000_001, 1_000_002)
 
 PREFIX, PREFIX_END = b"k", b"l"
 """All keys begin so."""
@@ -64,6 +66,8 @@ class WorkloadParameters:
     watchers_count: int = 2
     admins_count: int = 0
     """Who change what users may do; the clients are users then."""
+    flood_puts: int = 0
+    """Puts that each of ``FLOODERS`` asks for at once, now and then; each client has an identity of its own then."""
 
 
 class Workload:
@@ -99,6 +103,17 @@ class Workload:
         """Let every client begin."""
         for client in range(self.parameters.clients_count):
             self._think(client)
+        for flooder in FLOODERS if self.parameters.flood_puts else ():
+            self._flood(flooder)
+
+    def _flood(self, flooder: int) -> None:
+        if not self._running:
+            return
+        member_id = self.pick_member()
+        count = self._rng.randrange(self.parameters.flood_puts)
+        for _ in range(count if member_id is not None else 0):
+            self.call(flooder, member_id, self.put(), lambda outcome: None)
+        self._scheduler.after(self._rng.choice((0.01, 0.1, 0.5)), self._flood, flooder)
 
     def stop(self) -> None:
         """No client asks for anything new."""
@@ -126,6 +141,8 @@ class Workload:
                 invocation.request_id = request_id
 
         metadata = {CALLER: self._user_of(client)} if self._cluster.parameters.has_users else None
+        if self.parameters.flood_puts:
+            metadata = {**(metadata or {}), IDENTITY: f"client {client}"}
         if operation.staleness_s_max is not None:
             metadata = {**(metadata or {}), **dict(staleness_metadata(operation.staleness_s_max))}
         member.ask(operation.path, data, answered, proposed, metadata)

@@ -28,6 +28,9 @@ ROOM_BYTES = 1 << 30
 CALLER = "sim-user"
 """Metadata that names the user."""
 
+IDENTITY = "sim-identity"
+"""Metadata that names in whose share a call falls; without it, all share one."""
+
 
 class Handlers:
     """Satisfies the part of ``rpc.server.Server`` that services register with."""
@@ -112,6 +115,8 @@ class Call:
 
     def __init__(self, outbox: Outbox, answer: Answer, metadata: dict[str, str] | None = None) -> None:
         self.metadata = metadata or {}
+        if IDENTITY in self.metadata:
+            self.peer = Peer("simulated", identity=self.metadata[IDENTITY])
         self.headers = tuple((name.encode(), value.encode()) for name, value in self.metadata.items())
         self.done = False
         self._outbox = outbox

@@ -6,7 +6,7 @@
         report = hunt(range(100))
 """
 
-from tests.sim.mutants import core, leases, membership, server, storage, users, watches
+from tests.sim.mutants import core, leases, membership, server, storage, turns, users, watches
 from tests.sim.mutants.registry import MUTANTS, hunt
 
-__all__ = ["MUTANTS", "core", "hunt", "leases", "membership", "server", "storage", "users", "watches"]
+__all__ = ["MUTANTS", "core", "hunt", "leases", "membership", "server", "storage", "turns", "users", "watches"]
