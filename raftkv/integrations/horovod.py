@@ -359,11 +359,13 @@ class HttpCall:
         headers: of the request, those that say who calls.
         peer: has the certificate.
         caller: as the member found out.
+        deadline: there is none.
     """
 
     headers: tuple[tuple[bytes, bytes], ...]
     peer: HttpRequest
     caller: Any = None
+    deadline: None = None
 
     @classmethod
     def of(cls, request: HttpRequest) -> HttpCall:

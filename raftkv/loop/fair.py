@@ -188,6 +188,8 @@ class FairQueue(Generic[T]):
         """An identity has no more items; its virtual time counts while it is ahead."""
         del self._lines[identity]
         self._pace.pop(identity, None)
+        if not self.length:
+            self.clear()
         if len(self._served) > self._served_max:
             now, lines = self._now, self._lines
             self._served = {one: time for one, time in self._served.items() if time > now or one in lines}

@@ -97,6 +97,11 @@ class Waiter:
         """Loop time after which its caller does not care any more; here: it always does."""
         return None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its caller has left, and was or will be told why."""
+        return False
+
     def has_room(self, size_bytes: int) -> bool:
         """Take note that a long answer takes so many bytes more while it is put together; False: leave it out."""
         return True
@@ -271,7 +276,8 @@ class Proposals:
     def _is_late(self, request_id: int, late_at: float) -> bool:
         """Refuse a proposal whose turn has come if it cannot be applied before its deadline; whether that is so."""
         waiter = self._waiters.get(request_id)
-        if waiter is None:
+        if waiter is None or waiter.is_over:
+            self.pop(request_id)
             return True
         deadline = waiter.deadline
         if deadline is None or deadline > late_at:

@@ -125,6 +125,7 @@ class MemberLoop(Protocol):
         on_abandoned: Callable[[Outcome], None] | None = None,
         *,
         identity: Identity,
+        deadline: float | None = None,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here."""
 

@@ -55,6 +55,7 @@ class AwaitableNode:
         on_abandoned: Callable[[Outcome], None] | None = None,
         *,
         identity: Identity,
+        deadline: float | None = None,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here.
 
@@ -66,6 +67,7 @@ class AwaitableNode:
             on_abandoned: called with the outcome if the caller was cancelled before it had it. A request that is not
                 under way yet when the caller is cancelled never will be.
             identity: in whose share it waits (``rpc/shares``); ``fair.MEMBER``: in the member's own.
+            deadline: loop time after which it is not to be proposed any more; None: it always is.
 
         Returns:
             The outcome, with the error of a request that applying refused.
@@ -75,7 +77,7 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(request, on_abandoned, identity)
+        waiter = _Awaited(request, on_abandoned, identity, deadline)
         request_id = self.submit(kind, body, waiter, caller)
         try:
             return await waiter.outcome
@@ -99,7 +101,7 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(record, None, record.caller.user or MEMBER)
+        waiter = _Awaited(record, None, record.caller.user or MEMBER, None)
         request_id = self.submit_change(record, waiter)
         try:
             return await waiter.outcome
@@ -124,17 +126,32 @@ class AwaitableNode:
 class _Awaited(Waiter):
     """A proposal that a coroutine awaits."""
 
-    __slots__ = ("_identity", "_on_abandoned", "outcome")
+    __slots__ = ("_deadline", "_identity", "_on_abandoned", "outcome")
 
-    def __init__(self, request: Any, on_abandoned: Callable[[Outcome], None] | None, identity: Identity) -> None:
+    def __init__(
+        self,
+        request: Any,
+        on_abandoned: Callable[[Outcome], None] | None,
+        identity: Identity,
+        deadline: float | None,
+    ) -> None:
         self.request = request
         self._identity = identity
+        self._deadline = deadline
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._on_abandoned = on_abandoned
 
     @property
     def identity(self) -> Identity:
         return self._identity
+
+    @property
+    def deadline(self) -> float | None:
+        return self._deadline
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome.cancelled()
 
     def finish(self, outcome: Outcome) -> None:
         if not self.outcome.done():

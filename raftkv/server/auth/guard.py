@@ -346,7 +346,8 @@ class Guard:
         """Note who calls, and in whose share falls what waits for the connection."""
         if credential is None:
             return None
-        call.identify(credential.user)
+        if credential.user in self._auth.users:  # names that are made up share what their connection has
+            call.identify(credential.user)
         caller = call.caller = credential.caller(self._auth.revision)
         return caller
 

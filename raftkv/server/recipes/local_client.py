@@ -203,7 +203,9 @@ class Recipe:
         data = request.SerializeToString()
         self.responder.admission.check_write(call, Kind.TXN, data, request)
         outcome = await self.responder.node.propose(
-            Kind.TXN, data, request, call.caller, undo or _ignore_outcome, identity=identity_of(call)
+            *(Kind.TXN, data, request, call.caller, undo or _ignore_outcome),
+            identity=identity_of(call),
+            deadline=call.deadline,
         )
         outcome.check()
         if outcome.unanswered is not None:

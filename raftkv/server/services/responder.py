@@ -62,6 +62,11 @@ class PendingWrite(Waiter):
         """After which its client does not care any more."""
         return self.call.deadline
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its client has left: of thousands that leave together, each turn lets some go."""
+        return self.call.cancelled
+
     def has_room(self, size_bytes: int) -> bool:
         """Count what the answer takes; False once it would not be taken in the end, or the client is gone."""
         growth = self._growth

@@ -106,6 +106,53 @@ def test_proposal_is_not_put_into_the_log_after_its_deadline(timed: Proposals, c
     assert timed.unsent_bytes == 0
 
 
+def test_proposals_of_a_connection_that_is_lost_are_not_put_into_the_log(timed: Proposals) -> None:
+    """Of thousands of calls each turn lets some go; those that waited for that were executed."""
+
+    class Lost(Caller):
+        is_over = False
+
+    callers = [Lost(b"mallory") for _ in range(50)]
+    ids = [timed.add(Kind.PUT, bytes(100), caller, 0.0) for caller in callers]
+    timed.take_unsent(2000)
+    for caller in callers[5:]:
+        caller.is_over = True
+    taken: list[int] = []
+    while timed.unsent_bytes:
+        taken += [request_id for request_id, _ in timed.take_unsent(2000)]
+    assert taken == ids[1:5]
+    assert all(caller.outcome is None for caller in callers)
+    for request_id in ids:
+        assert not timed.withdraw(request_id)
+        timed.pop(request_id)
+    assert timed.shares.held == {}
+
+
+def test_identities_by_the_million_leave_nothing_behind(timed: Proposals) -> None:
+    timed.shares.limit = 1 << 40
+    for number in range(30_000):
+        timed.add(Kind.PUT, b"", Caller(b"made up %d" % number), 0.0)
+        if number % 3 == 0:
+            timed.withdraw(number + 1)
+    while timed.unsent_bytes:
+        for request_id, _ in timed.take_unsent(1 << 20):
+            timed.pop(request_id)
+    assert (timed.shares.held, len(timed)) == ({}, 0)
+    crowd = timed._crowd
+    held = (crowd.datas, crowd.queue._lines, crowd.queue._served, crowd.queue._pace, crowd.queue._heap)
+    assert sum(map(len, held)) < 500
+
+
+def test_awaited_proposal_has_the_deadline_of_its_call(timed: Proposals, clock: list[float]) -> None:
+    async def run() -> None:
+        clock[0] = 10.0
+        with pytest.raises(errors.ContextDeadlineExceededError):
+            await Awaited(timed).propose(Kind.TXN, b"", None, None, identity=b"alice", deadline=0.0)
+        assert not timed.unsent_bytes
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_applied_in_time_is_refused_as_it_comes(timed: Proposals, clock: list[float]) -> None:
     for _ in range(1000):
         timed.add(Kind.PUT, bytes(100), Caller(b"mallory"), clock[0])

@@ -341,6 +341,15 @@ async def test_a_read_that_waited_is_checked_again() -> None:
 
 
 @on_loop
+async def test_names_that_no_user_has_get_no_share_of_their_own() -> None:
+    """Certificates and signed tokens may name anyone: each made-up name had a share of the answers that wait."""
+    world = world_of_alice()
+    calls = [world.start(PUT, put(), cn=name) for name in ("alice", "made-up-1", "made-up-2")]
+    assert [call.identified for call in calls] == [[b"alice"], [], []]
+    assert all(call.status is not None for call in calls[1:])
+
+
+@on_loop
 async def test_a_write_that_waited_is_checked_again() -> None:
     world = world_of_alice()
     token = world.token("alice")

@@ -156,6 +156,7 @@ class Call:
         self.peer = SimpleNamespace(certificate=certificate, identity="address 10.0.0.1")
         self.caller: Caller | None = None
         self.observer: Any = None
+        self.identified: list[bytes] = []
         self.status: tuple[int, str] | None = None
         self.answers: list[bytes] = []
         self.over = asyncio.get_running_loop().create_future()
@@ -179,6 +180,7 @@ class Call:
 
     def identify(self, user: bytes) -> None:
         """See ``ServerCall``."""
+        self.identified.append(user)
 
     def _end(self, code: int, text: str) -> None:
         if self.status is None:

@@ -35,7 +35,7 @@ from raftkv.server.services.responder import Responder
 from tests.apply.machine import Machine
 
 TURNS_MAX = 1_000
-CALL = cast(UnaryCall, SimpleNamespace(caller=None))
+CALL = cast(UnaryCall, SimpleNamespace(deadline=None, caller=None))
 """Recipes only hand the call to admission."""
 
 
