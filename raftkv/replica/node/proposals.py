@@ -268,7 +268,10 @@ class Proposals:
         late_at = self._clock() + apply_s
         taken, dropped_bytes = self._crowd.take(bytes_max, lambda request_id: self._is_late(request_id, late_at))
         self.unsent_bytes -= cost_bytes([data for _, data in taken]) + dropped_bytes
-        oldest = {waiter.held_by: waiter.started_at for at, _ in reversed(taken) if (waiter := self._waiters.get(at))}
+        oldest: dict[Identity, float] = {}
+        for request_id, _ in taken:
+            waiter = self._waiters[request_id]
+            oldest.setdefault(waiter.held_by, waiter.started_at)
         for identity, started_at in oldest.items():
             self._on_wait(identity, late_at - apply_s - started_at)
         return taken

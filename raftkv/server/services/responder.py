@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -29,11 +30,14 @@ from raftkv.replica.node.proposals import SURE, Waiter, too_late
 from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.shares import Identity, identity_of, queue_of_call
+from raftkv.rpc.shares import Identity, identity_of, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
+
+SLOW_READ_S: Final = 1.0
+"""For a read that takes longer, from its turn to its answer, the log says whose it was."""
 
 SMALL_ANSWER_BYTES: Final = 1024 * 1024
 """An answer that is being put together is not given up below this size for what others take."""
@@ -313,7 +317,7 @@ class Responder:
             if call.cancelled:
                 return
             self.check_again(call, check)
-            growth, body = self.growth(call), list[bytes]()
+            growth, body, began_s = self.growth(call), list[bytes](), perf_counter()
             try:
                 revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))
             except BaseException:
@@ -323,12 +327,14 @@ class Responder:
                 raise
             finally:
                 growth.end()
+            if perf_counter() - began_s > SLOW_READ_S:
+                _log.warning("a read took %.1f s: of %r", perf_counter() - began_s, name_of(queue))
             self.reply_many(call, revision, pieces)
 
-        queue = queue_of_call(call)
-        if call.deadline is not None:
+        queue, deadline = queue_of_call(call), call.deadline
+        if deadline is not None:
             wait_s = self.slices.wait_s(size, queue)
-            if wait_s and wait_s > SURE * (call.deadline - asyncio.get_running_loop().time()):
+            if wait_s and wait_s > SURE * (deadline - asyncio.get_running_loop().time()):
                 fail(call, too_late("reads", queue, wait_s))
                 return
         job = self.slices.run(work, partial(self.refuse_read, call), size, queue)

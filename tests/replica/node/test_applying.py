@@ -292,3 +292,18 @@ def test_a_snapshot_replaces_what_a_turn_left_for_the_next(monkeypatch: pytest.M
         assert world.failures == []
 
     asyncio.run(scenario())
+
+
+@pytest.mark.interpreted
+def test_log_says_whose_entry_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(applying, "SLOW_S", 0.0)
+
+    async def scenario() -> float:
+        world, deletion = await begun()
+        await passes(world, lambda: deletion.outcome is not None)
+        return sum(use.seconds for _, use in world.node.uses.figures())
+
+    assert asyncio.run(scenario()) > 0, "its time counts, too"
+    (record,) = [one for one in caplog.records if "to apply" in one.getMessage()]
+    assert record.getMessage().startswith("an entry (DELETE_RANGE) took ")
+    assert record.getMessage().endswith("of 'member'")

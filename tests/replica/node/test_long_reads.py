@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import pytest
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.request import Caller
 from raftkv.apply.response import HeaderEncoder
 from raftkv.apply.txn import Room
 from raftkv.loop import scheduler as slices_module
@@ -21,6 +23,7 @@ from raftkv.replica.node.node import Node
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.status import RpcError
+from raftkv.server.services import responder as responder_module
 from raftkv.server.services.kv import KVService
 from raftkv.server.services.responder import Responder
 from raftkv.storage.selection import finish
@@ -40,7 +43,7 @@ class Call:
         self.cancelled = False
         self.deadline: float | None = None
         self.trailers: tuple[tuple[bytes, bytes], ...] = ()
-        self.caller = None
+        self.caller: Caller | None = None
         self.answer = b""
         self.error: tuple[int, str] | None = None
 
@@ -157,6 +160,22 @@ def test_a_cancelled_range_stops_and_lets_go() -> None:
         assert (call.answer, call.error) == (b"", None)
 
     asyncio.run(run())
+
+
+@pytest.mark.interpreted
+def test_log_says_whose_read_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(responder_module, "SLOW_READ_S", 0.0)
+
+    async def run() -> None:
+        world, call = World(), Call()
+        call.caller = Caller(b"mallory\n", 1)
+        world.range(call, ALL)
+        await world.finish()
+        assert call.answer
+
+    asyncio.run(run())
+    (record,) = caplog.records
+    assert re.fullmatch(r"a read took \d+\.\d s: of 'user mallory\\n'", record.getMessage())
 
 
 @pytest.mark.interpreted
