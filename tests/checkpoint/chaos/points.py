@@ -80,7 +80,7 @@ class Shard:
     generation: int
 
     def encoded(self) -> bytes:
-        """Return the bytes of the file; of one length, whoever writes them."""
+        """Return the bytes of the file; of one length for all ranks."""
         head = json.dumps(asdict(self)).encode().ljust(128) + b"\n"
         body = bytes([(self.rank * 7 + self.step * 13 + self.generation) % 251]) * SHARD_BYTES
         return head + body + _END
@@ -174,5 +174,5 @@ def read_state(kv: Any, run_id: str) -> State:
 
 
 def strays(state: State, directory: Path) -> list[str]:
-    """Return directories that nobody could ever find, to load or to delete them."""
+    """Return directories that no key names: no reader finds them, nor does the collector."""
     return sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name not in state.named)

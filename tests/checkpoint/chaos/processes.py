@@ -53,7 +53,7 @@ def serve(link: connection.Connection, kind: str, options: Any) -> None:
             os._exit(0)
         try:
             answer = (DONE, getattr(rank, name)(*arguments))
-        except Exception as error:  # whatever it is, the driver has to know of it
+        except Exception as error:  # the driver has to know of every error
             answer = (FAILED, (type(error).__name__, str(error)))
         link.send(answer)
 
@@ -184,7 +184,7 @@ class Generation:
         """Give all a command that must succeed, at the same time; returns what each answers.
 
         Raises:
-            Stuck: it failed, or somebody did not answer.
+            Stuck: it failed, or a rank did not answer.
         """
         self.start(name, arguments)
         self.until_ended()

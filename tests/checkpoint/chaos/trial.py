@@ -330,7 +330,7 @@ def chaos(todo: Sequence[Cell], *, writer: str = REGISTRY, ranks: int = 2, seed:
 
 
 def run_cell(scene: Scene, cell: Cell, *, seed: int) -> Tally:
-    """Run the trials of one point and victim; a trial in which somebody got stuck is the last."""
+    """Run the trials of one point and victim; a trial in which a rank got stuck is the last."""
     tally = Tally(cell.point, cell.kill)
     try:
         scene.begin()
