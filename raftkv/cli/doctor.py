@@ -1027,7 +1027,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
         return Answer(endpoint, error=str(error), is_refusal=is_refusal)
     program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
-    fsync_ms, peers_ms, busiest = await asyncio.to_thread(_ask_metrics, core, endpoint)
+    fsync_ms, peers_ms = await asyncio.to_thread(_ask_metrics, core, endpoint)
     return Answer(
         endpoint,
         status=status,
@@ -1036,7 +1036,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         program=program,
         fsync_p99_ms=fsync_ms,
         peers_p99_ms=peers_ms,
-        busiest=busiest,
+        busiest=await _ask_busiest(core, endpoint),
     )
 
 
@@ -1067,20 +1067,27 @@ async def _reach(url: str) -> float | None:
         return None
 
 
-def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None, tuple[str, float] | None]:
-    """99th percentiles that a member has measured (ms): of its syncs, of round trips to its peers; None: unknown.
-
-    And who took most of its time in the last whole minute, with the part.
-    """
+def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None]:
+    """99th percentiles that a member has measured (ms): of its syncs, of round trips to its peers; None: unknown."""
     try:
         text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
         found = [top.quantile(text, name, 0.99, FIGURES_MIN) for name in (_FSYNC, _ROUND_TRIP)]
-        shares = {identity: figures.get("loop_share", 0.0) for identity, figures in top.by_identity(text).items()}
-        shares.pop("other", None)  # these are many
     except (OSError, ValueError):
-        return None, None, None
+        return None, None
     fsync_ms, peers_ms = (None if seconds is None else seconds * 1000 for seconds in found)
-    return fsync_ms, peers_ms, max(shares.items(), key=lambda item: item[1], default=None)
+    return fsync_ms, peers_ms
+
+
+async def _ask_busiest(core: Core, endpoint: str) -> tuple[str, float] | None:
+    """Who took most of a member's time in the last whole minute, and the part; None: it does not tell this user."""
+    try:
+        token = await core.fetch_token(TIMEOUT_S)
+        text = await asyncio.to_thread(top.fetch_text, endpoint, core.options.tls, TIMEOUT_S, top.IDENTITIES, token)
+        shares = {identity: figures.get("loop_share", 0.0) for identity, figures in top.by_identity(text).items()}
+    except (OSError, ValueError, StatusError, ConfigError):
+        return None
+    shares.pop("other", None)  # these are many
+    return max(shares.items(), key=lambda item: item[1], default=None)
 
 
 def _ask_http(core: Core, endpoint: str) -> tuple[str, tuple[float, float] | None]:

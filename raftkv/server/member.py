@@ -50,9 +50,9 @@ from raftkv.server.listening import (
 from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
-from raftkv.server.metrics.budgets import BudgetMetrics
+from raftkv.server.metrics.budgets import BudgetMetrics, IdentityMetrics
 from raftkv.server.metrics.calls import AuthMetrics, CallMetrics, CallTimes, HealthMetrics
-from raftkv.server.metrics.exposition import Exposition
+from raftkv.server.metrics.exposition import Exposition, text_of
 from raftkv.server.metrics.peers import PeerMetrics
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
@@ -213,8 +213,14 @@ class Member:
         responder.slices.charge = self.node.uses.charge
         self._users = Users(config, replica.applier, self.node, responder.slices)
         self._recipe = Recipe(responder, replica.hub, replica.lessor)
-        pprof = config.enable_pprof
-        handler: HttpHandler = DebugService(self._http.handle, self._users, self.node.raw.status, pprof=pprof).handle
+        identities = IdentityMetrics(self.node, replica.hub, replica.lessor.granters.shares.held)
+        handler: HttpHandler = DebugService(
+            self._http.handle,
+            self._users,
+            self.node.raw.status,
+            lambda: "".join(map(text_of, identities.collect())),
+            pprof=config.enable_pprof,
+        ).handle
         if self._extend_http is not None:
             handler = self._extend_http(self._recipe, handler)
         self._dashboard = self._make_dashboard(durable)
@@ -322,15 +328,7 @@ class Member:
             PeerMetrics(durable.member_id, transport, self._peer_service),
             AuthMetrics(replica.applier.auth, self._users),
             HealthMetrics(self._http),
-            BudgetMetrics(
-                self._answers,
-                servers,
-                self.node,
-                replica.hub,
-                replica.admission,
-                transport,
-                replica.lessor.granters.shares.held,
-            ),
+            BudgetMetrics(self._answers, servers, self.node, replica.hub, replica.admission, transport),
         ):
             self._registry.register(collector)
 

@@ -96,6 +96,7 @@ def _bound(buckets: list[tuple[float, float]], share: float) -> float:
     return next(end for end, count in buckets if count >= share * buckets[-1][1])
 
 
+IDENTITIES: Final = "/debug/identities"
 IDENTITY_PREFIX: Final = "raftkv_identity_"
 
 
@@ -141,20 +142,24 @@ def connect(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> http
     return http.client.HTTPConnection(parsed.target, timeout=timeout_s)
 
 
-def fetch_text(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
+def fetch_text(
+    endpoint: str, tls: ssl.SSLContext | None, timeout_s: float, path: str = "/metrics", token: str = ""
+) -> str:
     """Ask a member for its metrics.
 
     Arguments:
         endpoint: of the member.
         tls: what to trust and to show; None: plain HTTP, unless the endpoint says https.
         timeout_s: for the connection, and for each read.
+        path: of the metrics; ``IDENTITIES``: who uses the member, for which root is asked if users are on.
+        token: of the user who asks; empty: none.
 
     Raises:
         OSError: it could not be reached, or did not answer with metrics.
     """
     connection = connect(endpoint, tls, timeout_s)
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", path, headers={"Authorization": token} if token else {})
         answer = connection.getresponse()
         body = answer.read().decode("utf-8", "replace")
     except http.client.HTTPException as error:
@@ -526,7 +531,7 @@ def top(invocation: Invocation) -> None:
 
 
 async def _watch(client: Client, session: Session, invocation: Invocation) -> None:
-    poller = Poller(client, session)
+    poller = Poller(client, session, invocation["by"] == "user")
     interval_s, once = invocation["interval"], invocation["once"]
     stop, wake = asyncio.Event(), asyncio.Event()
     begun_at = time.monotonic()
@@ -538,6 +543,8 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
         _printer(invocation)(poller)
         if not any(row.role in ANSWERING for row in rows):
             raise CommandError("no member answers", ERROR)
+        if poller.by_user and not poller.identities:
+            raise CommandError(f"no member tells who uses it, which root alone may ask: {poller.untold}", ERROR)
         return
 
     def end() -> None:
@@ -633,14 +640,18 @@ class Poller:
 
     client: Client
     session: Session
+    by_user: bool = False
     members: dict[str, str] = field(default_factory=dict)
     last: dict[str, Sample] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     identities: list[IdentityRow] = field(default_factory=list)
+    untold: str = ""
+    """Why a member does not tell who uses it; empty: all do."""
 
     async def poll(self) -> list[Row]:
         """Return every member as it is now."""
         await self._list_members()
+        self.untold = ""
         samples = await asyncio.gather(*(self._sample(endpoint, name) for endpoint, name in self.members.items()))
         self.rows = make_rows(self.last, samples)
         self.identities = make_identity_rows(self.last, samples)
@@ -691,11 +702,14 @@ class Poller:
             return str(error)
 
     async def _metrics(self, endpoint: str) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-        def ask() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-            text = fetch_text(endpoint, self.session.options.tls, ASK_TIMEOUT_S)
-            return sums(text), by_identity(text)
-
+        tls = self.session.options.tls
         try:
-            return await asyncio.to_thread(ask)
-        except (OSError, ConfigError, ValueError):
+            samples = await asyncio.to_thread(fetch, endpoint, tls, ASK_TIMEOUT_S)
+            if not self.by_user:
+                return samples, {}
+            token = await self.client.fetch_token(ASK_TIMEOUT_S)
+            text = await asyncio.to_thread(fetch_text, endpoint, tls, ASK_TIMEOUT_S, IDENTITIES, token)
+            return samples, by_identity(text)
+        except (OSError, ConfigError, ValueError, StatusError) as error:
+            self.untold = str(error)
             return {}, {}

@@ -1,6 +1,7 @@
 """Questions of an operator to a running member: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
 
     GET /debug/vars                        command line, memory, state of Raft, limit of open files: JSON, as etcd's
+    GET /debug/identities                  who uses the member, as metrics: /metrics tells no stranger names of users
     GET /debug/pprof/                      what there is
     GET /debug/pprof/profile?seconds=30    where the loop spends its time: folded stacks
     GET /debug/pprof/goroutine             stacks of all threads and tasks
@@ -46,6 +47,7 @@ TASKS_MAX: Final = 1000
 
 _STATM: Final = Path("/proc/self/statm")
 _VARS: Final = "/debug/vars"
+_IDENTITIES: Final = "/debug/identities"
 _PPROF: Final = "/debug/pprof/"
 _INDEX: Final = """profile    where the loop spends its time: folded stacks; ?seconds=30
 goroutine  stacks of all threads and tasks
@@ -72,27 +74,37 @@ class DebugService:
         handler: answers all else.
         users: refuses users other than root.
         status: of Raft, now.
+        identities: writes who uses the member, as metrics.
         pprof: whether profiles are given out (``--enable-pprof``).
     """
 
-    def __init__(self, handler: HttpHandler, users: Users, status: Callable[[], Status], *, pprof: bool) -> None:
+    def __init__(
+        self,
+        handler: HttpHandler,
+        users: Users,
+        status: Callable[[], Status],
+        identities: Callable[[], str],
+        *,
+        pprof: bool,
+    ) -> None:
         self._handler = handler
         self._users = users
         self._status = status
+        self._identities = identities
         self._pprof = pprof
         self._busy = False
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request."""
         path = request.path
-        is_vars = path == _VARS
-        if not is_vars and not (self._pprof and path.startswith(_PPROF)):
+        answer = {_VARS: self._vars, _IDENTITIES: self._who}.get(path)
+        if answer is None and not (self._pprof and path.startswith(_PPROF)):
             return await self._handler(request)
-        if request.method != "GET" and (is_vars or request.method != "HEAD"):
+        if request.method != "GET" and (answer is not None or request.method != "HEAD"):
             return _text(405, "Method Not Allowed\n", ("allow", "GET"))
         try:
             self._users.check_root(request)
-            response = self._vars() if is_vars else await self._profile(request, path.removeprefix(_PPROF))
+            response = answer() if answer is not None else await self._profile(request, path.removeprefix(_PPROF))
             user = self._users.check_root(request)  # a profile takes a while
         except errors.StatusError as error:
             return _text(401 if error.code == errors.UNAUTHENTICATED else 403, f"{error}\n")
@@ -108,6 +120,9 @@ class DebugService:
         }
         lines = ",\n".join(f"{json.dumps(name)}: {_compact(value)}" for name, value in values.items())
         return HttpResponse(200, f"{{\n{lines}\n}}\n".encode(), (("content-type", "application/json; charset=utf-8"),))
+
+    def _who(self) -> HttpResponse:
+        return _text(200, self._identities())
 
     async def _profile(self, request: HttpRequest, name: str) -> HttpResponse:
         if name == "":

@@ -31,7 +31,6 @@ class BudgetMetrics(Collector):
         answers: of all its connections.
         servers: its ports, by name.
         node, hub, admission, transport: of the member.
-        leases: granted by this member, by identity.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class BudgetMetrics(Collector):
         hub: WatchHub,
         admission: Admission,
         transport: Transport,
-        leases: Mapping[Identity, int],
     ) -> None:
         self._answers = answers
         self._servers = servers
@@ -50,35 +48,6 @@ class BudgetMetrics(Collector):
         self._hub = hub
         self._admission = admission
         self._transport = transport
-        self._leases = leases
-
-    def _identities(self) -> Iterator[Metric]:
-        """Yield who uses the member; who holds something is named if it is named for its use."""
-        named = dict(self._node.uses.figures())
-        leases = totals((queue_of(identity), count) for identity, count in self._leases.items())
-        held = [
-            ("watches", "Watches that are open.", self._hub.counts.held),
-            ("leases", "Leases that are held.", leases),
-        ]
-        columns: list[tuple[str, str, Callable[[Use], float]]] = [
-            ("loop_seconds_total", "Time of the event loop.", attrgetter("seconds")),
-            ("requests_total", "Requests.", attrgetter("calls")),
-            ("bytes_total", "Bytes of requests and answers.", attrgetter("size_bytes")),
-            (
-                "queue_wait_seconds",
-                "Longest wait of a write for the log, in the last minute or two.",
-                attrgetter("wait_s"),
-            ),
-            ("loop_share", "Part of the event loop's time in the last whole minute.", attrgetter("share")),
-        ]
-        for name, text, figure in columns:
-            family = counter if name.endswith("_total") else gauge
-            found = {(label_of(queue),): figure(use) for queue, use in named.items()}
-            yield family(f"raftkv_identity_{name}", f"{text} By user, certificate or network.", found, ["identity"])
-        for name, text, amounts in held:
-            found = {(label_of(queue),): float(amounts.get(queue, 0)) for queue in named if queue != OTHER}
-            found[OTHER,] = sum(amounts.values()) - sum(found.values())
-            yield gauge(f"raftkv_identity_{name}", f"{text} By user, certificate or network.", found, ["identity"])
 
     def _budgets(self) -> dict[str, tuple[int, int]]:
         """Used and limit of each, in bytes."""
@@ -98,7 +67,6 @@ class BudgetMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        yield from self._identities()
         budgets = self._budgets()
         label = ["budget"]
         text = "Bytes that a budget of this member holds now."
@@ -136,3 +104,45 @@ class BudgetMetrics(Collector):
             ("raftkv_disk_free_bytes", "Free disk where the data is.", self._admission.disk_free_bytes),
             ("raftkv_disk_reserve_bytes", "Free disk below which writes are refused.", DISK_RESERVE_BYTES),
         )
+
+
+class IdentityMetrics(Collector):
+    """Who uses a member. Not part of /metrics, which tells no stranger the names of users: see ``http.debug``.
+
+    Arguments:
+        node, hub: of the member.
+        leases: granted by this member, by identity.
+    """
+
+    def __init__(self, node: Node, hub: WatchHub, leases: Mapping[Identity, int]) -> None:
+        self._node = node
+        self._hub = hub
+        self._leases = leases
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield who uses the member; who holds something is named if it is named for its use."""
+        named = dict(self._node.uses.figures())
+        leases = totals((queue_of(identity), count) for identity, count in self._leases.items())
+        held = [
+            ("watches", "Watches that are open.", self._hub.counts.held),
+            ("leases", "Leases that are held.", leases),
+        ]
+        columns: list[tuple[str, str, Callable[[Use], float]]] = [
+            ("loop_seconds_total", "Time of the event loop.", attrgetter("seconds")),
+            ("requests_total", "Requests.", attrgetter("calls")),
+            ("bytes_total", "Bytes of requests and answers.", attrgetter("size_bytes")),
+            (
+                "queue_wait_seconds",
+                "Longest wait of a write for the log, in the last minute or two.",
+                attrgetter("wait_s"),
+            ),
+            ("loop_share", "Part of the event loop's time in the last whole minute.", attrgetter("share")),
+        ]
+        for name, text, figure in columns:
+            family = counter if name.endswith("_total") else gauge
+            found = {(label_of(queue),): figure(use) for queue, use in named.items()}
+            yield family(f"raftkv_identity_{name}", f"{text} By user, certificate or network.", found, ["identity"])
+        for name, text, amounts in held:
+            found = {(label_of(queue),): float(amounts.get(queue, 0)) for queue in named if queue != OTHER}
+            found[OTHER,] = sum(amounts.values()) - sum(found.values())
+            yield gauge(f"raftkv_identity_{name}", f"{text} By user, certificate or network.", found, ["identity"])

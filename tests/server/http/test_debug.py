@@ -26,6 +26,10 @@ PROGRESS = ProgressStatus(4, 5, ProgressState.REPLICATE, False, 0, True, False, 
 STATUS = Status(0xA1, 2, 0xA1, 4, 4, 4, 0xA1, StateRole.LEADER, 0, ConfState(voters=(0xA1,)), {0xA1: PROGRESS})
 
 
+WHO = 'raftkv_identity_watches{identity="user alice"} 2
+'
+
+
 async def _else(_request: HttpRequest) -> HttpResponse:
     return text_response(404, "404 page not found")
 
@@ -38,7 +42,7 @@ class Nobody:
 
 
 def service(users: object = Nobody(), *, pprof: bool = True) -> DebugService:
-    return DebugService(_else, users, lambda: STATUS, pprof=pprof)
+    return DebugService(_else, users, lambda: STATUS, lambda: WHO, pprof=pprof)
 
 
 async def ask(debug: DebugService, target: str, method: str = "GET", token: str = "") -> HttpResponse:
@@ -73,6 +77,11 @@ def test_every_role_and_state_has_a_name() -> None:
             progress = ProgressStatus(1, 2, state, False, 0, True, False, 0, 0)
             status = Status(1, 1, 0, 1, 1, 1, 0, role, 0, ConfState(), {2: progress})
             assert raft_status(status)["raftState"] == f"State{role.name.title().replace('_C', 'C')}"
+
+
+def test_who_uses_the_member_is_told_as_metrics() -> None:
+    answer = asyncio.run(ask(service(pprof=False), "/debug/identities"))
+    assert (answer.status, answer.body) == (200, WHO.encode())
 
 
 @pytest.mark.parametrize("path", ["/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/goroutine"])
@@ -192,7 +201,7 @@ def test_root_alone_may_ask_where_users_are_asked_for() -> None:
         assert (await ask(debug, "/debug/vars")).status == 200
         world.user("alice", ("READ", b"a", b"b"))
         world.enable()
-        for path in ("/debug/vars", "/debug/pprof/goroutine"):
+        for path in ("/debug/vars", "/debug/identities", "/debug/pprof/goroutine"):
             assert (await ask(debug, path)).status == 403
             assert (await ask(debug, path, token="nonsense")).status == 401
             answer = await ask(debug, path, token=world.token("alice"))
@@ -212,7 +221,7 @@ def test_the_certificate_of_a_proxy_is_no_user() -> None:
         world.user("alice")
         world.enable()
         debug, by_root = service(users=world.users), {"subject": ((("commonName", "root"),),)}
-        for path in ("/debug/vars", "/debug/pprof/cmdline"):
+        for path in ("/debug/vars", "/debug/identities", "/debug/pprof/cmdline"):
             answer = await debug.handle(HttpRequest("GET", path, certificate=by_root))
             assert (answer.status, answer.body) == (403, f"{errors.UserEmptyError.text}\n".encode())
             for name, status in (("alice", 403), ("root", 200)):

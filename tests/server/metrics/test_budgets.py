@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
 
 from raftkv.replica.node.surroundings import NodeSettings
 from raftkv.rpc.server.server import Server
-from raftkv.server.metrics.budgets import BudgetMetrics
+from raftkv.server.metrics.budgets import BudgetMetrics, IdentityMetrics
 
 
 def test_each_budget_has_a_use_and_a_limit() -> None:
@@ -32,10 +33,12 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
             "transport": SimpleNamespace(
                 peers={number: SimpleNamespace(backlog_bytes=size) for number, size in enumerate((None, 60, 7))}
             ),
-            "leases": {b"alice": 7, "address 10.0.0.7": 1, "address 10.0.0.8": 1},
         }
         metrics = BudgetMetrics(server.answers, {"client": server}, **cast("dict[str, Any]", parts))
-        samples = [sample for family in metrics.collect() for sample in family.samples]
+        leases = {b"alice": 7, "address 10.0.0.7": 1, "address 10.0.0.8": 1}
+        who = IdentityMetrics(cast(Any, parts["node"]), cast(Any, parts["hub"]), cast(Any, leases))
+        assert not any("identity" in sample.labels for family in metrics.collect() for sample in family.samples)
+        samples = [sample for family in chain(metrics.collect(), who.collect()) for sample in family.samples]
         return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}
 
     found = asyncio.run(main())
