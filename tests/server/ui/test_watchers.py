@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from raftkv import errors
 from raftkv.loop import limiter
 from raftkv.server.ui import watchers
+from raftkv.server.ui.service import Dashboard
 from raftkv.server.ui.watchers import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, Watching
 
 
@@ -101,3 +103,21 @@ def test_very_many_who_ask_have_it_made_once_and_in_steps(monkeypatch: pytest.Mo
     assert len(made) <= 2 * STREAMS_MAX
     assert max(map(made.count, made)) == 1
     assert len(set(texts)) == 1
+
+
+def test_list_that_took_a_while_is_not_shown_to_a_user_who_lost_the_right() -> None:
+    answers = iter([b"root", errors.PermissionDeniedError()])
+
+    def check_root(request: object) -> bytes:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    parts: Any = SimpleNamespace(
+        collect=None, check_root=check_root, auth=SimpleNamespace(is_enabled=True), rights=None, membership=None
+    )
+    dashboard = Dashboard(parts, parts, parts, parts, hub_of([(b"secret", b"")]))
+    request: Any = SimpleNamespace(method="GET", path="/ui/watchers")
+    response = asyncio.run(dashboard.answer(request))
+    assert (response.status, b"c2VjcmV0" in response.body) == (403, False)
