@@ -124,3 +124,15 @@ def test_results_of_processes_are_merged() -> None:
     assert merged.latencies_s == [0.1, 0.2, 0.3]
     assert (merged.seconds, merged.errors, merged.rate) == (3.0, Counter({"no": 3}), 1.0)
     assert (merged.percentile_s(50), merged.percentile_s(99), Result([], 0.0).percentile_s(99)) == (0.2, 0.3, 0.0)
+
+
+def test_a_user_measures_a_cluster_that_asks_for_users() -> None:
+    with Cluster(RAFTKV) as cluster:
+        endpoints = ["--endpoints", cluster.endpoints[0]]
+        for words in (["user", "add", "root:pw"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
+            assert run_ctl([*endpoints, *words]).code == 0
+        for name in ("put", "range", "watch", "watch-latency", "lease-keepalive", "lock"):
+            done = _bench(name, *endpoints, "--user", "root:pw", "--total", "20", "--processes", "2", "--json")
+            assert (done.returncode, done.stderr) == (0, ""), name
+            assert json.loads(done.stdout)["errors"] == {}
+        assert _bench("put", *endpoints).stderr == "Error: etcdserver: user name is empty\n"

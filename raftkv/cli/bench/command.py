@@ -412,7 +412,9 @@ class CountingStream:
 async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
     """Say when all watchers are made, count until the puts are done and all events have come, and return the count."""
     arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
-    async with connections(parse_endpoints(share.endpoints), share.connections, share.options) as transports:
+    async with connections(
+        parse_endpoints(share.endpoints), share.connections, share.options, share.metadata
+    ) as transports:
         streams = [
             CountingStream(
                 transports[number % len(transports)].stream(methods.WATCH.path, share.metadata), keys, arrivals
@@ -619,7 +621,7 @@ class _Latency(Load):
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
         """Make the watchers; see ``Load.starts``."""
-        async with connections(self.endpoints, len(channels), self.options) as watching:
+        async with connections(self.endpoints, len(channels), self.options, self.metadata) as watching:
             chains = []
             for number in range(clients):
                 at, key = number % len(channels), PREFIX + b"latency/%d/%d" % (os.getpid(), number)

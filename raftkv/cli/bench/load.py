@@ -352,7 +352,7 @@ class Load:
     ) -> Result:
         """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         prepared = _prepared(requests, total)
-        async with connections(self.endpoints, self._connections, self.options) as channels:
+        async with connections(self.endpoints, self._connections, self.options, self.metadata) as channels:
             run = Run(prepared, total, self._on_progress, self._rate)
             async with self.starts(run, channels, min(self._clients, total)) as starts:
                 when_connected()
@@ -396,7 +396,7 @@ def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
 
 @asynccontextmanager
 async def connections(
-    endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None
+    endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None, metadata: Metadata = ()
 ) -> AsyncIterator[list[CallerChannel]]:
     """Connections to the endpoints in turn, all of them open before the block begins.
 
@@ -404,6 +404,7 @@ async def connections(
         endpoints: where to.
         count: how many.
         options: how to connect.
+        metadata: of the first call of each.
     """
     transports = [
         open_channel(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
@@ -411,7 +412,7 @@ async def connections(
     request = rpc_pb2.StatusRequest().SerializeToString()
     try:
         await asyncio.gather(
-            *(transport.unary(methods.STATUS.path, request, CONNECT_TIMEOUT_S) for transport in transports)
+            *(transport.unary(methods.STATUS.path, request, CONNECT_TIMEOUT_S, metadata) for transport in transports)
         )
         yield transports
     finally:

@@ -1,6 +1,6 @@
 """The commands of raftkvutl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. Leaves name their function as ``module:function``; see ``cli.command``.
+Owns the tree. A command's function has its name, in the module of its branch; see ``cli.command``.
 """
 
 from __future__ import annotations
