@@ -1,7 +1,7 @@
 """The commands of raftkvctl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. A command's function has its name, in the module of its branch; see ``cli.command``. A command that only prints
-its help must not wait for the modules that talk to a cluster: none of them is imported here.
+Owns the tree. A command's function has its name, in the module of its branch; see ``cli.command``. A command that only
+prints its help must not wait for the modules that talk to a cluster: none of them is imported here.
 """
 
 from __future__ import annotations
