@@ -1,7 +1,7 @@
-"""Engines: where batches of changes become durable. One protocol, an engine on LMDB and one in memory.
+"""Engines: where batches of changes become durable. One protocol, an engine on LMDB, and others in the tests.
 
 Owns the database file of a member, and the thread that commits to it. ``base`` says what the store asks of an engine;
-one test suite holds both engines to it.
+one test suite holds all engines to it.
 
     owner's thread                              writer's thread
 

@@ -1,4 +1,4 @@
-"""Writers, which carry out commits: a thread in production, the caller itself in tools, a script in simulations.
+"""Writers, which carry out commits: a thread in production, the caller itself in tools.
 
 A writer runs jobs one at a time, in order, and reports each on the owner's thread through ``done(error)``. Nothing
 here knows asyncio: the server injects ``loop.call_soon_threadsafe`` as ``notify``.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -62,38 +61,6 @@ class InlineWriter:
 
     def close(self) -> None:
         """Implement ``Writer.close``."""
-
-
-class ScriptedWriter:
-    """A writer that holds its jobs: a simulation decides when a commit ends, or lets a crash lose it."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[tuple[Job, Done]] = deque()
-
-    def submit(self, job: Job, done: Done) -> None:
-        """Implement ``Writer.submit``."""
-        self._jobs.append((job, done))
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def run_next(self) -> None:
-        """Carry out and report the oldest job."""
-        job, done = self._jobs.popleft()
-        done(_outcome(job))
-
-    def run_all(self) -> None:
-        """Carry out everything, also what the reports submit."""
-        while self._jobs:
-            self.run_next()
-
-    def drain(self) -> None:
-        """Implement ``Writer.drain``."""
-        self.run_all()
-
-    def close(self) -> None:
-        """Implement ``Writer.close``. Drops what was not run: in a simulation, closing is a crash."""
-        self._jobs.clear()
 
 
 class ThreadWriter:

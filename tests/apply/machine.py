@@ -19,10 +19,10 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.hash import KVHash
 from raftkv.storage.index import Index
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend
 
 OPERATIONS_MAX = 128
 KINDS: dict[type[Any], tuple[int, type[Any]]] = {

@@ -18,8 +18,8 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.errors import ConfChangeError
 from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend
 
 FOUNDERS = (1, 2, 3)
 

@@ -15,9 +15,9 @@ from raftkv.replica.membership.versions import WIRE_KEY, Versions, introduction,
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import peer_metadata
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend
 
 OWN, OTHER, NEW = 1, 2, 3
 MAJOR, MINOR = map(int, __version__.split(".")[:2])

@@ -9,8 +9,8 @@ import pytest
 
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.failpoints import disarm_all
+from tests.storage.memory import MemoryBackend
 
 MAP_SIZE_BYTES = 64 << 20
 

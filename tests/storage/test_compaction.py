@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage import compaction, schema
 from raftkv.storage.backend.base import Backend
-from raftkv.storage.backend.memory import MemoryBackend
-from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.compaction import DELETES_PER_COMMIT, DROPS_PER_STEP, Deletions
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all, hits
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_BITS, describe, from_key, pack, to_key, to_tombstone_key
 from tests.storage.conftest import Engine
+from tests.storage.memory import MemoryBackend, ScriptedWriter
 
 STEPS = [
     "compactBeforeCommitScheduledCompact",

@@ -12,12 +12,12 @@ from raftkv.errors import CorruptionError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_value import encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import CorruptRecordError, pack, seal, to_key, to_tombstone_key
 from raftkv.storage.selection import Selection, drain
 from tests.storage.conftest import MAP_SIZE_BYTES
+from tests.storage.memory import MemoryBackend
 
 KEYS = 40
 

@@ -12,10 +12,10 @@ import pytest
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.hash import KVHash, hash_database
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import CorruptRecordError, pack, to_key
+from tests.storage.memory import MemoryBackend
 from tests.storage.test_compaction import fill, finish, hashed
 
 ETCD = json.loads((Path(__file__).parent / "testdata" / "hash_kv_etcd.json").read_text())

@@ -17,13 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage import schema
-from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key
 from raftkv.storage.selection import ASCEND, DESCEND, Selection, drain
 from tests.long import long_except
 from tests.storage.conftest import Engine
+from tests.storage.memory import ScriptedWriter
 from tests.storage.model import Model
 
 KEYS = st.sampled_from([b"a", b"b", b"ba", b"c", b"c\x00", b"z" * 130])

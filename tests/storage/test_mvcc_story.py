@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from raftkv.errors import StatusError
-from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.key_value import KeyValueView
 from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Change
 from raftkv.storage.revision import describe
 from tests.raft import golden
 from tests.storage.conftest import Engine
+from tests.storage.memory import ScriptedWriter
 
 STORIES = sorted((Path(__file__).parent / "testdata").glob("mvcc_*.txt"))
 

@@ -12,10 +12,10 @@ from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.memory import MemoryBackend
-from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
+from raftkv.storage.backend.writer import ThreadWriter
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_BITS, from_key
+from tests.storage.memory import MemoryBackend, ScriptedWriter
 
 
 def put(store: Store, key: bytes, value: bytes = b"v") -> None:

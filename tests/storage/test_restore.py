@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from raftkv.storage import schema
 from raftkv.storage.backend.base import RUN_BYTES_MAX, WriteBatch
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.restore import Restored, scan_steps
 from raftkv.storage.revision import pack, seal, to_key, to_tombstone_key
 from raftkv.storage.selection import finish
+from tests.storage.memory import MemoryBackend
 
 WIDTHS = (1, 126, 127, 128, 129, 16_382, 16_383, 16_384, 2_097_150, 2_097_151, 2_097_152, 1 << 40)
 """Revisions around which a number takes one byte more."""

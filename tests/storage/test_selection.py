@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage import selection as selections
-from raftkv.storage.backend.memory import MemoryBackend
-from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.index import Index
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.selection import DESCEND, KEY, MOD, NONE, VALUE, Pieces, Selected, Selection, drain
+from tests.storage.memory import MemoryBackend, ScriptedWriter
 
 NAMES = st.sampled_from([b"\x00", b"a", b"a\x00", b"ab", b"b", b"b\xff", b"c", b"\xff"])
 ENDS = st.one_of(st.sampled_from([b"", b"\x00"]), NAMES)

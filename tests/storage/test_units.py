@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from raftkv.errors import InvariantError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.backend.memory import MemoryBackend
-from raftkv.storage.backend.writer import ScriptedWriter, Writer
+from raftkv.storage.backend.writer import Writer
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend, ScriptedWriter
 
 KEYS = (b"a", b"b", b"c", b"d")
 Part = tuple[str, list[tuple[bytes, bytes | None]]]

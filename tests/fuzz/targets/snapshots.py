@@ -19,10 +19,10 @@ from raftkv.offline.etcd.restore import restore
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from tests.fuzz.target import Parse, Target
 from tests.offline.etcd.files import config, file_of, make_database, saved
+from tests.storage.memory import MemoryBackend
 
 Content = list[tuple[bytes, bytes, bytes]]
 BUCKETS = sorted(schema.BUCKETS)

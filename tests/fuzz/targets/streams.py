@@ -18,11 +18,11 @@ from raftkv.rpc.framing import PREFIX, MessageAssembler, PackedAssembler, frame
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.streams.lease import KeepAliveStream, LeaseService
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from tests.fuzz.target import Target
 from tests.replica.lease.test_keep_alives import Call, Service
 from tests.replica.watch.fakes import FakeCall
+from tests.storage.memory import MemoryBackend
 
 Create, Cancel, Progress = rpc_pb2.WatchCreateRequest, rpc_pb2.WatchCancelRequest, rpc_pb2.WatchProgressRequest
 REFUSED = (errors.StatusError, RpcError)

@@ -18,7 +18,6 @@ from raftkv.dataset.errors import ChunkCorrupted
 from raftkv.errors import CorruptionError, InvariantError, RaftKVError, StorageError
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage import schema
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.revision import describe, from_key, is_well_formed, seal, to_key, unseal
 from raftkv.training import records as training
@@ -26,6 +25,7 @@ from tests.apply.arbitrary import payload
 from tests.apply.machine import Machine
 from tests.client.fakes import FakeCluster
 from tests.fuzz.target import Target
+from tests.storage.memory import MemoryBackend
 
 
 def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:

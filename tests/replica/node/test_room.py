@@ -19,8 +19,8 @@ from raftkv.raft.types import NO_LIMIT, ConfState, Entry, SnapshotMeta
 from raftkv.replica.node import log_cut
 from raftkv.replica.node.admission import DISK_RESERVE_BYTES, Admission
 from raftkv.replica.node.log_cut import LogCut, Retention
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend
 
 PUT = rpc_pb2.PutRequest(key=b"k", value=b"v")
 

@@ -15,8 +15,8 @@ from raftkv.apply.limits import Limits
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.replica.node.throttle import IDENTITIES_MAX, Throttle
 from raftkv.storage import schema
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend
 
 
 class World:

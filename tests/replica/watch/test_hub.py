@@ -25,12 +25,12 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.streams.watch import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchService
 from raftkv.storage import schema
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_range import Reader
 from raftkv.storage.revision import CorruptRecordError, pack, to_key
 from tests.replica.watch.fakes import FakeCall
 from tests.rpc.loop import until
+from tests.storage.memory import MemoryBackend
 
 
 class World:

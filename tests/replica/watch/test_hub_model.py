@@ -22,9 +22,9 @@ from raftkv.replica.watch import catch_up, hub, piece, stream
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.shares import Identity
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from tests.replica.watch.fakes import FakeCall
+from tests.storage.memory import MemoryBackend
 
 KEYS = st.sampled_from([b"a", b"b", b"ba", b"c"])
 RANGES = st.sampled_from(

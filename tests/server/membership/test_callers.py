@@ -17,8 +17,8 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.replica.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller
 from raftkv.rpc.status import RpcError
-from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
+from tests.storage.memory import MemoryBackend
 
 
 @pytest.mark.parametrize("caller", [None, MEMBER, Caller(b"root", 3), Caller("ä.b\n".encode() + b"\xff", 2**64 - 1)])

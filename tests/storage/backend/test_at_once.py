@@ -17,13 +17,12 @@ from raftkv.raft.types import ConfState
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.memory import MemoryBackend
-from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.hash import hash_kv
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot
 from tests.long import long_except
 from tests.storage.conftest import MAP_SIZE_BYTES
+from tests.storage.memory import MemoryBackend, ScriptedWriter
 
 ALL = (b"\0", b"\0")
 LEASE = 7

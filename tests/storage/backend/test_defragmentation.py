@@ -18,11 +18,12 @@ from raftkv.storage import schema
 from raftkv.storage.backend import defragmentation as module
 from raftkv.storage.backend import environment
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
+from raftkv.storage.backend.writer import ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot
 from tests.storage.conftest import MAP_SIZE_BYTES
+from tests.storage.memory import ScriptedWriter
 from tests.storage.test_compaction import fill, finish, hashed
 from tests.storage.test_overlay import put
 from tests.storage.test_snapshot import closed, database

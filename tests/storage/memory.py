@@ -1,4 +1,4 @@
-"""The engine in memory: for tests and for the simulator, with the same promises as the one on disk.
+"""An engine in memory, with the same promises as the one on disk, and a writer whose commits end when a test says so.
 
 The object plays the disk: it outlives a crash of the store that uses it, and holds exactly what was committed.
 Isolation of readers costs only what changes: every open reader has a table of the old values of keys that were
@@ -7,15 +7,16 @@ changed after it began, and looks there first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 from sortedcontainers import SortedDict
 
-from raftkv.errors import InvariantError, StorageError
+from raftkv.errors import InvariantError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch, in_runs
+from raftkv.storage.backend.base import WriteBatch, in_runs
+from raftkv.storage.backend.writer import Done, InlineWriter, Job
 from raftkv.storage.revision import checked_runs
 
 
@@ -125,18 +126,6 @@ class MemoryBackend:
         """Implement ``Backend.size_in_use_bytes``."""
         return self._size_bytes
 
-    def open_copy(self, path: Path) -> Backend:
-        """Refuse: this engine has no files."""
-        raise StorageError(f"cannot read {path} with a database in memory")
-
-    def copy_to(self, path: Path) -> None:
-        """Refuse: this engine has no files; a simulation passes ``clone()``."""
-        raise StorageError(f"cannot copy a database in memory to {path}")
-
-    def copy_pieces(self) -> Generator[bytes, None, None]:
-        """Refuse: this engine has no files."""
-        raise StorageError("cannot copy a database in memory")
-
     @property
     def is_sealed(self) -> bool:
         """Implement ``Backend.is_sealed``: memory needs no seal."""
@@ -148,14 +137,38 @@ class MemoryBackend:
             for _ in checked_runs(read):
                 rest(0.0)
 
-    def defragment(self, copy: Path) -> Defragmentation:
-        """Refuse: this engine has no files."""
-        raise StorageError(f"cannot copy a database in memory to {copy}")
-
-    def replace(self, path: Path) -> None:
-        """Refuse: this engine has no files."""
-        raise StorageError(f"cannot replace a database in memory by {path}")
-
     def close(self) -> None:
         """Release the readers; what was committed stays, as on a disk."""
         self._readers.clear()
+
+
+class ScriptedWriter:
+    """A writer that holds its jobs: a simulation decides when a commit ends, or lets a crash lose it."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[Job, Done]] = deque()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Implement ``Writer.submit``."""
+        self._jobs.append((job, done))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def run_next(self) -> None:
+        """Carry out and report the oldest job."""
+        job, done = self._jobs.popleft()
+        InlineWriter().submit(job, done)
+
+    def run_all(self) -> None:
+        """Carry out everything, also what the reports submit."""
+        while self._jobs:
+            self.run_next()
+
+    def drain(self) -> None:
+        """Implement ``Writer.drain``."""
+        self.run_all()
+
+    def close(self) -> None:
+        """Implement ``Writer.close``. Drops what was not run: in a simulation, closing is a crash."""
+        self._jobs.clear()
