@@ -26,8 +26,7 @@ PROGRESS = ProgressStatus(4, 5, ProgressState.REPLICATE, False, 0, True, False, 
 STATUS = Status(0xA1, 2, 0xA1, 4, 4, 4, 0xA1, StateRole.LEADER, 0, ConfState(voters=(0xA1,)), {0xA1: PROGRESS})
 
 
-WHO = 'raftkv_identity_watches{identity="user alice"} 2
-'
+WHO = 'raftkv_identity_watches{identity="user alice"} 2\n'
 
 
 async def _else(_request: HttpRequest) -> HttpResponse:
