@@ -719,6 +719,9 @@ async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
 
 
 def _tell_progress(settings: Settings, progress: Progress) -> None:
+    if progress.damage:
+        settings.tell(f"waiting: {progress.damage}")
+        return
     if progress.phase == RUNNING:
         settings.tell(f"generation {progress.generation} runs without this node: waiting for a place")
         return

@@ -403,6 +403,9 @@ class RaftKVRendezvousHandler(RendezvousHandler):
 
     def _show_progress(self, progress: Progress) -> None:
         """On the client's thread, while nodes gather."""
+        if progress.damage:
+            _say(f"run {self.get_run_id()!r} waits: {progress.damage}")
+            return
         now = time.monotonic()
         if now - self._progress_at < _PROGRESS_EVERY_S and progress.joined < progress.min_nodes:
             return

@@ -86,6 +86,7 @@ class Progress:
         phase, reason: of the run.
         joined: nodes that are there.
         min_nodes, max_nodes: of the run.
+        damage: which record of the run cannot be read, so that nothing goes on; empty: none.
     """
 
     generation: int
@@ -94,6 +95,7 @@ class Progress:
     joined: int
     min_nodes: int
     max_nodes: int
+    damage: str = ""
 
     epoch = DeprecatedAlias("generation")
 
@@ -543,12 +545,18 @@ class Participant(RecordView):
                 waiter.set_result(None)
 
     def _report_progress(self) -> None:
-        state = self._cache.state
-        if self._on_progress is None or state is None:
+        state, damage = self._cache.state, self._cache.damage
+        if self._on_progress is None:
             return
-        waits_for = f"waits for {state.waits_for}" if state.waits_for else ""
-        reason = state.left_out.get(self.node.host) or waits_for or state.reason
-        progress = Progress(state.generation, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
+        if damage:
+            damage += f"; write it anew, or: raftkvctl run delete {self.config.run_id}"
+            progress = Progress(0, GATHERING, "", 0, *self._limits, damage)
+        elif state is not None:
+            waits_for = f"waits for {state.waits_for}" if state.waits_for else ""
+            reason = state.left_out.get(self.node.host) or waits_for or state.reason
+            progress = Progress(state.generation, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
+        else:
+            return
         if progress != self._reported:
             self._reported = progress
             self._on_progress(progress)

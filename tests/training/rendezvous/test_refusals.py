@@ -71,6 +71,22 @@ def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_mor
     assert len(lines) == 2
 
 
+@pytest.mark.parametrize("record", ["state", "round"])
+def test_damaged_record_is_told_to_those_who_wait(record: str) -> None:
+    async def main() -> None:
+        control, told = StoreWorld().control(), list[str]()
+        key = f"{RunKeys('job').base}{record}"
+        await control.txn((), [Put(key, b"nonsense")])
+        node = await Participant.start(control, CONFIG, on_progress=lambda progress: told.append(progress.damage))
+        with pytest.raises(JoinTimeout, match=f"{record}: not a {record} record: "):
+            await node.next_world(1.0)
+        assert told[-1].startswith(f"{key}: not a {record} record: ")
+        assert told[-1].endswith("; write it anew, or: raftkvctl run delete job")
+        await node.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 def test_fault_that_names_the_host_of_no_member_leaves_no_host_out() -> None:
     """A record below the run blames only a machine of the run: in a cluster a denial is that of all its runs."""
 
