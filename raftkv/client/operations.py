@@ -172,7 +172,6 @@ def lease_of(key: Text, end: Text | None = None, *, prefix: bool = False) -> Pro
 # write. So a process that slept through its lease writes nothing.
 
 
-@runtime_checkable
 class LeaseGuard(Protocol):
     """A lease that knows if it can be relied on."""
 

@@ -129,10 +129,6 @@ class ChunkOrder(Sequence[int]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def chunks_of(self, position: int) -> Sequence[int]:
-        """Return the chunks of the window in which a position is: what a reader needs around there."""
-        return self._open(position).members
-
     def windows(self) -> Iterator[Sequence[int]]:
         """Yield the chunks of each window, in order."""
         for at in range(0, len(self._chunks), self._window):

@@ -29,7 +29,7 @@ from tests.procs import RAFTKV, Cluster
 def member(tmp_path: Path) -> DataDirectory:
     made = DataDirectory(tmp_path / "m")
     made.write(put(b"k%d" % i, b"v" * 50) for i in range(100))
-    made.hash = hash_kv(made.backend, 101).hash
+    made.hash = hash_kv(made.backend.begin_read, 101).hash
     return made.close()
 
 
