@@ -135,11 +135,10 @@ def read_steps(path: Path, since: float = 0.0) -> Steps | None:
 class Agent:
     """One torchrun: a node of the job."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, notes: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
         self.process = process
         self.log = log
-        self._notes = notes
         self._left: list[int] = []
         """Workers that outlived the agent."""
 
@@ -158,7 +157,7 @@ class Agent:
 
     def kill_worker(self) -> None:
         """`kill -9` of its workers that have trained, not of those that are started ahead."""
-        noted = {int(path.stem.rpartition("-")[2]) for path in self._notes.glob("*.steps")}
+        noted = {int(path.stem.rpartition("-")[2]) for path in (self.log.parent / "steps").glob("*.steps")}
         _signal(noted.intersection(self.workers), signal.SIGKILL)
 
     def kill_node(self) -> None:
@@ -223,7 +222,7 @@ class Job:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        self.agents[name] = Agent(name, process, log, self.directory / "steps")
+        self.agents[name] = Agent(name, process, log)
 
     def _conf(self, name: str) -> list[str]:
         own = f"node_name={name}" if self.backend.rdzv == "raftkv" else f"is_host={int(name == HOST)}"
@@ -399,7 +398,7 @@ def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> 
         outcome, after = _watch_gap(job, world, struck_at), world
     else:
         after = job.wait_world(fault.size, struck_at)
-        outcome = Outcome(after.first_step_s - struck_at, -1, after.started_s - struck_at)
+        outcome = Outcome(after.first_step_s - struck_at, -1, max(0.0, after.started_s - struck_at))
         threading.Event().wait(SETTLE_S)
     _check(fault, job, before, after, struck_at, outcome)
     returned_at = time.monotonic()

@@ -36,13 +36,7 @@ from tests.procs import ETCD, RAFTKV, ROOT, Cluster, data_directory, free_port
 
 RESULTS = ROOT / "bench" / "restart_results.json"
 PLOT = ROOT / "docs" / "training" / "restart.png"
-COLOURS = {
-    "raftkv": "#2a6f97",
-    "raftkv-prefork": "#014f86",
-    "etcd": "#61a5c2",
-    "c10d": "#bc4749",
-    "c10d-tuned": "#e9a178",
-}
+COLOURS = {"raftkv": "#2a6f97", "raftkv-prefork": "#014f86", "c10d": "#bc4749", "c10d-tuned": "#e9a178"}
 DEFAULT_BACKENDS = ("raftkv", "c10d", "c10d-tuned")
 C10D_TRIALS = {"c10d": 1, "c10d-tuned": 3}
 """At most so many: each may take two minutes."""
