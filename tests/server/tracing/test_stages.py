@@ -204,7 +204,7 @@ async def test_a_read_round_has_its_own_readers_alone():
     begin = stages.asking(asked.append)
     recording = Recording("call", PARENT, SERVER, 1)
     caller = Caller()
-    caller.ready, caller.is_over = lambda: None, False
+    caller.ready = lambda: None
     readers = []
     in_name_of(recording, lambda: readers.append(stages.reading(caller)))
     begin(b"round  1")
