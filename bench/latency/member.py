@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.latency.stages import Stamps
 from raftkv.cli.main import main
+from raftkv.loop.cork import Cork
 from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import UnaryCall
@@ -30,7 +31,7 @@ PLACES = {
     "proposed": (Node, "_turn"),
     "sent": (Transport, "send"),
     "heard": (Node, "receive"),
-    "applied": (Node, "applied_up_to"),
+    "applied": (Cork, "expect"),
     "answered": (UnaryCall, "reply"),
 }
 """What is noted when it is called, by name; the standard names of the stages are in ``stages``. Each is called by its

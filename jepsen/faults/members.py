@@ -13,7 +13,7 @@ Where three vote, the leader is sometimes killed while a new member receives the
 
 Laws: a change is asked for again until MemberList shows it, because the answer to the first attempt may be lost; a
 change that is not done within 60 s is a finding, and so is a removed member that does not end with exit status 0, at
-once and when it is started again with its old data.
+once and when it is started again with its old data (``raftkv join`` may end with 1 before it has served).
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Operator:
                 self._cluster.kill([member])
                 return
             await asyncio.sleep(_ASK_EVERY_S)
-        if status:
+        if status > bool(member.program):
             self._recorder.event("died", member=member.name, why=f"status {status} {when}")
 
     async def _go_on(self) -> None:

@@ -58,12 +58,18 @@ PLAYED = {corner for corner, seed, _ in regressions() if (corner, seed) not in S
 @pytest.mark.parametrize(
     ("corner", "seeds"),
     long_except(
-        [(corner, seeds) for corner in sorted(set(CORNERS) - {"draw"}) for seeds in (1, 6)],
-        [(corner, 1) for corner in set(CORNERS) - PLAYED],
+        [(corner, seeds) for corner in sorted(set(CORNERS) - {"draw", "floods"}) for seeds in (1, 6)],
+        [(corner, 1) for corner in set(CORNERS) - PLAYED - {"floods"}],
     ),
 )
 def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("seeds", long_except([1, 6], [1]))
+def test_floods_hold_up_no_other_identity(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--corner", "floods", "--seeds", str(seeds)]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", long_except(REACHED, set(REACHED[1::9]) - {"walBeforeRepair"}))
