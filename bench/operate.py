@@ -46,7 +46,7 @@ HEALTHY_S: Final = 6.0
 """Both programs want members that have been connected for so long before they add another."""
 KEYS: Final = 1_000_000
 COPIED_KEYS: Final = 1 << 18
-"""Of the database that an empty member gets, with values of 1 KiB."""
+"""Size of the database that an empty member gets, with values of 1 KiB."""
 WATCHERS: Final = 100_000
 HISTORY_KEYS: Final = 1_000
 MISSED_ENTRIES: Final = 40_000

@@ -56,7 +56,7 @@ class FairQueue(Generic[T]):
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock
         self._pace: dict[Identity, tuple[float, int]] = {}
-        """Of each identity with items: since when it is measured, and how many were taken since."""
+        """Since when each identity with items is measured, and how many were taken since."""
         # Ordered, and not plain dicts: those are slow to give their first when many before it are gone.
         self._lines: dict[Identity, OrderedDict[T, None]] = {}
         self._served: dict[Identity, float] = {}

@@ -1,4 +1,4 @@
-"""F1: no head of a queue before the log waits longer than its share allows, whatever floods others bring.
+"""F1: the head of each queue before the log waits no longer than its share allows, also beside floods of others.
 
 While an identity waits, each other one is served at most the cost of one proposal of each since the first was served
 last. ``Turns`` knows by itself who waits, by what goes in and comes out of a member's proposals, and none of how they
@@ -31,7 +31,7 @@ class Turns:
         self._lines: dict[Identity, deque[int]] = {}
         self._whose: dict[int, Identity] = {}
         self._served: dict[Identity, dict[Identity, int]] = {}
-        """Of each that waits: what others were served since it was."""
+        """Bytes that others were served since each identity that waits was served."""
         self._largest = 0
         self.contended = 0
         """Turns in which some had to wait for others."""

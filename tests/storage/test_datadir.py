@@ -91,7 +91,7 @@ def owned_by(monkeypatch: pytest.MonkeyPatch, path: Path, owner: int, bits: int)
 def test_a_volume_of_root_that_this_user_may_write_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, is_kept: bool
 ) -> None:
-    """So a kubelet makes a volume: root's, and writable by the group of the pod."""
+    """A kubelet makes a volume that root owns and the group of the pod may write to."""
     monkeypatch.setattr(os, "geteuid", lambda: 65532)
     groups(monkeypatch, tmp_path, None)
     owned_by(monkeypatch, tmp_path, owner, 0o2775)

@@ -38,8 +38,8 @@ _TTL: Final = Struct(">q")
 _ALARM: Final = Struct(">Qi")
 _MEMBER_ID: Final = Struct(">Q")
 _Lease: Final = rpc_pb2.LeaseGrantRequest
-"""It stands for leasepb.Lease, which has the same two integers: the first field (``TTL`` here) is the id there, the
-second one (``ID`` here) the TTL."""
+"""Stands in for leasepb.Lease, whose two fields have the same types: field 1 (``TTL`` here) is its id, field 2 (``ID``
+here) its TTL."""
 
 
 def lease_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:

@@ -50,7 +50,7 @@ class _ClientKeepAlive(PendingKeepAlive):
         self.stream = stream
         self.head = head
         self.auth_revision = stream.auth_revision
-        """Of the users and roles by which it was let in."""
+        """Revision of the users and roles by which it was let in."""
 
     def refusal(self) -> errors.StatusError | None:
         """Check it again if users or roles have changed."""

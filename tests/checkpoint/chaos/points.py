@@ -29,7 +29,7 @@ AFTER_COMMIT: Final = "after_commit"
 POINTS: Final = (BEFORE_WRITE, MID_WRITE, BEFORE_PREPARE, AFTER_PREPARE, BEFORE_COMMIT, AFTER_COMMIT)
 """Nothing written; half of the shard; all bytes durable; prepared; manifest written, but not committed; committed."""
 COORDINATOR_POINTS: Final = (BEFORE_COMMIT, AFTER_COMMIT)
-"""Here the coordinator stops, whichever rank is to be killed: the others wait for it."""
+"""The coordinator stops here for each rank that is to be killed, since the others wait for it."""
 
 AT: Final = "at"
 DONE: Final = "done"

@@ -88,7 +88,7 @@ def timed(clock: list[float]) -> Proposals:
 
 @pytest.mark.parametrize("flood", [0, 500])
 def test_proposal_is_not_put_into_the_log_after_its_deadline(timed: Proposals, clock: list[float], flood: int) -> None:
-    """Of thousands whose time was up at once, those that had not been told yet were executed."""
+    """A turn tells some of thousands whose time is up; previously those who were not told yet were executed."""
     for _ in range(flood):
         timed.add(Kind.PUT, bytes(100), Caller(b"mallory"), clock[0])
     late, near, far = (Caller(b"alice", clock[0] + left_s) for left_s in (1.0, 2.1, 60.0))
@@ -107,7 +107,7 @@ def test_proposal_is_not_put_into_the_log_after_its_deadline(timed: Proposals, c
 
 
 def test_proposals_of_a_connection_that_is_lost_are_not_put_into_the_log(timed: Proposals) -> None:
-    """Of thousands of calls each turn lets some go; those that waited for that were executed."""
+    """A turn lets some of thousands of calls go; previously those that still waited were executed."""
 
     class Lost(Caller):
         is_over = False

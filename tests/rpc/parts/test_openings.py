@@ -56,7 +56,7 @@ def test_request_whose_time_is_over_is_not_executed() -> None:
 
 
 def test_call_is_over_when_its_deadline_passes_before_it_is_answered() -> None:
-    """Of thousands of calls whose deadlines pass together, each turn ends some: the others were served on."""
+    """A turn ends some of thousands of calls whose deadlines pass together; previously the others were still served."""
     calls: list[UnaryCall] = []
     now_s = [NOW_S]
     core = _core(calls, lambda: now_s[0])

@@ -114,7 +114,7 @@ class WorldNode(AwaitableNode):
         self._later(reader.ready)
 
     def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """See ``Node``; all that was proposed is under way."""
+        """Withdraw nothing: all that was proposed is under way."""
         return False
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -370,7 +370,7 @@ class Leases:
         return 10
 
     def renew_for_member(self, batch: list[Any]) -> None:
-        """See ``Lessor``."""
+        """Renew those that are not refused."""
         for pending in batch:
             error = pending.refusal()
             pending.answer(10) if error is None else pending.fail(error)

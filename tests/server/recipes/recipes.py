@@ -80,7 +80,7 @@ class ManualNode(AwaitableNode):
         self.reading.append(reader)
 
     def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """See ``Node``; all that was proposed is under way."""
+        """Withdraw nothing: all that was proposed is under way."""
         return False
 
 
