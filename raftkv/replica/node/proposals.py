@@ -45,7 +45,6 @@ PROPOSAL_BYTES: Final = PENDING_BYTES_MAX // 20_000
 FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
 
-
 SURE: Final = 2
 """A proposal is refused as it comes if it would be late even at so many times the speed that was measured."""
 
