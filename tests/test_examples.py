@@ -237,6 +237,7 @@ def test_the_quickstart_takes_endpoints(raftkv_cluster):
     assert done.stdout.endswith("deleted 5\n")
 
 
+@pytest.mark.long
 def test_the_example_of_a_test_passes():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_pytest.py")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
@@ -283,6 +284,7 @@ def test_names_in_excerpts_exist(place, number):
             assert {keyword.arg for keyword in call.keywords} <= taken, called
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", WHOLE)
 def test_the_python_of_the_documentation_runs(place, tmp_path):
     """Each block of Python is a program, or a test if it has a test function."""

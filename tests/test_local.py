@@ -33,6 +33,7 @@ def _is_gone(directory: str) -> bool:
     return not Path(directory).exists() and not _holders(directory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3])
 def test_every_member_serves_and_nothing_is_left(size, tmp_path):
     with local(size, directory=tmp_path) as cluster:

@@ -111,6 +111,7 @@ def test_the_list_names_modules_once() -> None:
     assert [name for name in native.MODULES if not (ROOT / name).is_file()] == []
 
 
+@pytest.mark.long
 def test_classes_extended_from_outside_allow_it() -> None:
     closed = [
         f"{module}.{node.name} extends {'.'.join(base)}"
@@ -183,6 +184,7 @@ def needed_by(package: str) -> Iterator[str]:
             yield re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]
 
 
+@pytest.mark.long
 def test_a_build_needs_only_what_it_asks_for() -> None:
     """In an environment of development all is installed, which hides what the users' builds end with."""
     seen: set[str] = set()

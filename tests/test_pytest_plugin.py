@@ -69,6 +69,7 @@ def test_members_that_a_test_killed_or_paused_are_back_for_the_next(suite):
     result.assert_outcomes(passed=3)
 
 
+@pytest.mark.long
 def test_size_and_flags_are_settings(suite):
     result = suite(
         """
@@ -82,6 +83,7 @@ def test_size_and_flags_are_settings(suite):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_start_says_why_in_one_line(suite):
     result = suite("def test_one(raftkv_cluster): pass", ini="raftkv_flags = --nonsense")
     result.assert_outcomes(errors=1)

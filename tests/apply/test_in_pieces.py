@@ -332,6 +332,7 @@ def _ranges(count: int, each: rpc_pb2.RangeRequest, nested: int = 64) -> rpc_pb2
     return make_txn(then=[put(b"x"), *([make_txn(then=[each] * nested)] * (count // nested))])
 
 
+@pytest.mark.long
 @pytest.mark.interpreted
 @pytest.mark.parametrize("options", [{}, {"revision": 2, "count_only": True}, {"sort_target": 4, "limit": 1}])
 def test_reads_of_one_entry_are_limited(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,7 @@ ENTRIES = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ENTRIES, max_size=6))
 def test_whatever_an_entry_holds_it_has_one_outcome_everywhere(entries: list[bytes]) -> None:

@@ -167,6 +167,7 @@ def _is_legal(request: Any) -> bool:
     return True
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_use_is_a_count_and_refusals_are_those_of_the_model(seed: int) -> None:
@@ -311,6 +312,7 @@ def test_overwrites_and_deletions_fill_a_prefix_until_a_compaction() -> None:
     check_use(machine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value_bytes", [0, 50, 700, 1_350, 1_880, 2_100, 5_000, 70_000])
 def test_a_quota_bounds_the_database_whatever_the_size_of_values(tmp_path: Path, value_bytes: int) -> None:
     backend = LMDBBackend(tmp_path / "db", 64 << 20)

@@ -54,6 +54,7 @@ async def saved(registry: Registry, claim: Claim, step: int, ranks: int = 1, **m
     return await attempt.commit(**more)
 
 
+@pytest.mark.long
 def test_the_life_of_a_run(member: Cluster, tmp_path: Path) -> None:
     """Claims, two phases, takeover, metrics up to what a txn admits, lookups, the watch, pins, tags, collection."""
 

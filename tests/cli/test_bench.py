@@ -126,6 +126,7 @@ def test_results_of_processes_are_merged() -> None:
     assert (merged.percentile_s(50), merged.percentile_s(99), Result([], 0.0).percentile_s(99)) == (0.2, 0.3, 0.0)
 
 
+@pytest.mark.long
 def test_a_user_measures_a_cluster_that_asks_for_users() -> None:
     with Cluster(RAFTKV) as cluster:
         endpoints = ["--endpoints", cluster.endpoints[0]]

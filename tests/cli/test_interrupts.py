@@ -177,6 +177,7 @@ BLOCKING = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", BLOCKING)
 def test_a_signal_ends_a_blocking_call_of_the_client(nobody: Nobody, line: str) -> None:
     with Running([sys.executable, "-c", LIBRARY.format(line), nobody.endpoint]) as program:

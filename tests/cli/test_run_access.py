@@ -59,6 +59,7 @@ def join(endpoint, user, run_id, directory, **options):
     )
 
 
+@pytest.mark.long
 def test_a_whole_run_needs_no_more_than_its_role(teams, tmp_path):
     with join(teams, "alice", RUN, tmp_path, cluster="gpu", host_slots=1) as run:
         assert run.broadcast("config", b"x") == b"x"

@@ -208,6 +208,7 @@ SAID = [f"[rank{rank}]: rank {rank} says this" for rank in range(2)]
 WHY = [f"[rank{rank}]: why" for rank in range(2)]
 
 
+@pytest.mark.long
 def test_output_of_workers_is_prefixed_with_ranks(raftkv_cluster) -> None:
     assert print_all(raftkv_cluster) == (0, SAID, WHY)
     assert print_all(raftkv_cluster, "--no-prefix") == (0, [f"rank {rank} says this" for rank in range(2)], ["why"] * 2)
@@ -241,6 +242,7 @@ def test_output_of_workers_is_kept_in_files(raftkv_cluster, tmp_path, words, sho
         assert (run / "epoch_1" / name).read_text(encoding="utf-8") == text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "text"),
     [

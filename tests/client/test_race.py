@@ -191,6 +191,7 @@ def frozen():
         listener.close()
 
 
+@pytest.mark.long
 def test_frozen_members_before_a_live_one_do_not_cost_a_dial_timeout_each(member, frozen):
     options = ClientOptions(dial_timeout_s=60.0)
 

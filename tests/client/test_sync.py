@@ -325,6 +325,7 @@ def test_a_wait_without_a_limit_may_be_asked_for_as_infinite(kv):
     lock.release()
 
 
+@pytest.mark.long
 def test_a_watch_survives_the_member_it_is_connected_to(three):
     with raftkv.connect(three.endpoints) as kv:
         watch = kv.watch("k", prefix=True)

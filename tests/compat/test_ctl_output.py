@@ -528,6 +528,7 @@ UNREACHABLE = [
 REFUSED = "raftkvctl: no answer from 127.0.0.1:{}: connect: connection refused"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", UNREACHABLE)
 def test_nobody_listens(text):
     words = ["--endpoints", "127.0.0.1:1", *text.split(), "--command-timeout=300ms"]

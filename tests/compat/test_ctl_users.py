@@ -160,6 +160,7 @@ def test_the_end_of_input_at_a_terminal_is_an_empty_password(monkeypatch, capsys
     assert capsys.readouterr().err == "\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "given"),
     [

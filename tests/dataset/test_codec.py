@@ -62,6 +62,7 @@ def test_a_chunk_holds_what_was_put_in(found: list[Entry]) -> None:
     assert read.find(found[0].path + "\0") is None
 
 
+@pytest.mark.long
 @given(st.lists(ENTRIES, min_size=1, max_size=10, unique_by=lambda each: each.path), st.data())
 @settings(max_examples=120)
 def test_no_bytes_break_a_reader(found: list[Entry], data: st.DataObject) -> None:

@@ -75,6 +75,7 @@ def guarded(key: str, value: str, held: KeyValue) -> Request:
     return Txn((Compare(held.key, "create", "=", held.create),), (Put(key, value),))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_stalled_holder_destroys_an_update_unless_it_is_fenced(system: str, tmp_runs: Path) -> None:
     async def scenario() -> None:

@@ -102,6 +102,7 @@ class LiesAboutRevisions(Client):
             operation.rev += 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("liar", "expected"),
     [

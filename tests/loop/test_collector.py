@@ -53,6 +53,7 @@ class _Cycle:
         _Cycle.left -= 1
 
 
+@pytest.mark.long
 def test_young_cycles_are_freed(passes: list[int]) -> None:
     for _ in range(KEPT):
         _Cycle()
@@ -64,6 +65,7 @@ def _is_young(one: object) -> bool:
     return any(one is other for generation in range(3) for other in gc.get_objects(generation))
 
 
+@pytest.mark.long
 @on_loop
 async def test_growing_heap_is_examined_early(passes: list[int]) -> None:
     """A list grows while hardly an object is made, as the revisions of a key do: its content would be followed once."""

@@ -117,6 +117,7 @@ def play(make: Make, steps: list[tuple[str, Identity, int]]) -> None:
         serve()
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_each_identity_is_served_in_order_and_by_its_share(steps: list[tuple[str, Identity, int]]) -> None:

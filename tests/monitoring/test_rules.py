@@ -232,6 +232,7 @@ def test_each_alert_fires_and_no_other(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_nothing_fires_for_a_cluster_that_is_well(tmp_path: Path) -> None:
     _play(tmp_path, _test(QUIET, {}, "80m"))
 

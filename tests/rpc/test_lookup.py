@@ -48,6 +48,7 @@ except (StatusError, JoinTimeout) as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -93,6 +94,7 @@ def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch:
     asyncio.run(story())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["without power", "frozen"])
 def test_a_name_of_several_machines_leads_to_one_that_answers(
     raftkv_cluster: raftkv.LocalCluster, monkeypatch: pytest.MonkeyPatch, is_frozen: bool

@@ -217,6 +217,7 @@ def test_at_the_gateway_a_token_says_who_calls(with_users: Secure) -> None:
         assert raftkv.post("/v3/kv/put", b'{"key":"Zm9v"}', name, "Authorization: nonsense")[0] == 401
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("certificate", "authority"), [("elsewhere", "ca"), ("member", "other")])
 def test_cve_2020_15136_a_client_looks_at_whose_certificate_it_is(
     files: Files, certificate: str, authority: str

@@ -124,6 +124,7 @@ def _calls(name: str) -> set[str]:
     return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
+@pytest.mark.long
 def test_no_bytes_become_code() -> None:
     """Whatever a peer, a client, a file or a registry says: nothing is unpickled, evaluated or loaded unsafely."""
     listed = subprocess.run(

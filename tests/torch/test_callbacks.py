@@ -121,6 +121,7 @@ def test_the_trainers_folder_is_moved_and_committed(registry, tmp_path):
 LOSS = {"metric_for_best_model": "loss", "greater_is_better": False}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", [None, Policy(keep_last=1), Policy(keep_last=1, keep_best=[Best("loss", "max")])])
 @pytest.mark.parametrize("place", ["local", "url"])
 def test_trainer_loads_the_best_model_at_the_end(raftkv_client, tmp_path, place, policy):

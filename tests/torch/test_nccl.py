@@ -108,6 +108,7 @@ def train(abort_at: str) -> tuple[list[tuple[int, int]], float]:
     return done, weight.item()
 
 
+@pytest.mark.long
 def test_a_step_that_was_cut_off_changes_nothing_and_is_done_again(on_device):
     done, weight = train("in the collective")
     assert done == [(1, 0, True), (1, 1, False), (2, 1, True), (2, 2, True)]

@@ -443,6 +443,7 @@ def test_arbiter_whose_node_key_is_deleted_registers_again(play):
     play(scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_arbiter", [True, False])
 def test_node_that_does_not_return_is_evicted(play, is_arbiter):
     async def scenario(job: Job) -> None:
@@ -506,6 +507,7 @@ def test_closing_the_client_ends_waits_of_its_run(play):
     play(scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "limit"), [(ValueError("a bad batch"), "FAIL_S"), (asyncio.CancelledError("Ctrl-C"), "INTERRUPTED_S")]
 )
@@ -609,6 +611,7 @@ def test_an_error_in_a_block_is_what_the_others_are_told(play):
     play(scenario)
 
 
+@pytest.mark.long
 def test_joining_that_cannot_be(play, monkeypatch):
     async def scenario(job: Job) -> None:
         monkeypatch.delenv("RAFTKV_RUN_ID", raising=False)

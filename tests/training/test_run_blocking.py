@@ -46,6 +46,7 @@ def in_all(items: Any, what: Callable[[Any], Any]) -> list[Any]:
         return list(threads.map(what, items, timeout=PATIENCE_S))
 
 
+@pytest.mark.long
 def test_the_api_without_an_event_loop(cluster):
     runs = join(cluster, "blocking")
 

@@ -230,6 +230,7 @@ def test_a_worker_of_an_agent_saves_under_the_fence_of_its_node(cluster, tmp_pat
         assert isinstance(outcome(lambda: save(worker, 2)), GenerationOver)
 
 
+@pytest.mark.long
 def test_for_asyncio(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAFTKV_CHECKPOINT_URI", str(tmp_path))
 
@@ -298,6 +299,7 @@ def outcome_of(attempt: Attempt) -> object:
     return attempt.outcome(20.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wait", [prepared, outcome_of])
 @pytest.mark.parametrize("how", ["leaves", "closes"])
 def test_waits_end_with_the_generation_without_a_next_claim(ranks, wait, how):

@@ -78,6 +78,7 @@ def test_a_large_run_that_has_ended_keeps_a_short_record(play, monkeypatch):
     play(scenario)
 
 
+@pytest.mark.long
 def test_member_that_does_not_return_is_evicted_before_join_timeout(play):
     async def scenario(job: Job) -> None:
         runs = await job.join(3, join_timeout_s=4.0)

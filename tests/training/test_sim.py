@@ -290,6 +290,7 @@ def test_fault_during_an_outage_costs_one_generation() -> None:
         assert len(run.members) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("duration_s", [0.9, 2.0, 10.0, 100.0])
 def test_losing_the_way_to_the_store_ends_nothing_either(duration_s: float) -> None:
     """The store is well and lets every lease end: whoever is back first gives the others time."""

@@ -145,6 +145,7 @@ def test_best_is_decided_by_records_and_not_by_the_index() -> None:
     play(story())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("forger", ["a", "b", "c", "d"])
 def test_run_whose_summary_says_nan_changes_no_order_of_the_others(forger: str) -> None:
     """Compare nothing with it: who may write one run gave all others a wrong best of all runs."""

@@ -136,6 +136,7 @@ async def _run(seed: int, length: int, range_size: int, lost: float = 0.0) -> No
     story.check()
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(st.integers(0, 10**9), st.integers(0, 60), st.integers(1, 12))
 def test_every_sample_of_the_committed_history_is_used_once(seed: int, length: int, range_size: int) -> None:

@@ -139,6 +139,7 @@ class Killed(BaseException):
 STEPS = ("upload", "download", "finish", "write", "delete", "remove", "names")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_at_any_step_nothing_looks_whole_that_is_not(

@@ -63,6 +63,7 @@ def test_each_fault_fails(result: Result, line: str) -> None:
     assert lines[-1] == "FAIL"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_perf(endpoint: str) -> None:
     ran = run_ctl(["--endpoints", endpoint, "check", "perf", "--auto-compact", "--prefix", "here/"])

@@ -113,6 +113,7 @@ def wait_watchers(server: str, are_there: bool) -> None:
     wait_for(lambda: bool(top.fetch(server, None, 90)[name]) == are_there, "watchers" if are_there else "no watchers")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("lock", "wait"), ("elect", "wait", "me")], ids=" ".join)
 def test_a_signal_while_waiting_leaves_the_queue(server: str, words: tuple[str, ...]) -> None:
     ran = []

@@ -74,6 +74,7 @@ def test_all_keys_in_pages_and_large_transactions(endpoints: tuple[str, str]) ->
         mirror.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--max-request-bytes=100000", "--max-txn-ops=16")], ids=str)
 def test_values_of_any_size_go_to_a_destination_with_limits(endpoints: tuple[str, str], flags: tuple[str, ...]) -> None:
     """128 values of 20 KB are more than any member takes at a time; etcdctl copies key by key."""

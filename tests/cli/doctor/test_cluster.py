@@ -15,6 +15,7 @@ from tests.rpc.loop import on_loop
 from tests.server.tracing.members import running
 
 
+@pytest.mark.long
 @on_loop
 async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with (

@@ -41,6 +41,7 @@ async def enable(kv):
     await call(kv, "AuthEnable")
 
 
+@pytest.mark.long
 def test_users_and_tokens_that_end():
     async def scenario(endpoints):
         async with connect(endpoints) as kv:
@@ -92,6 +93,7 @@ def certificate(tmp_path):
     return str(cert), str(key)
 
 
+@pytest.mark.long
 def test_tls(certificate):
     cert, key = certificate
     server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(Store(),))

@@ -101,6 +101,7 @@ def test_pages_go_on_elsewhere(three):
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
+@pytest.mark.long
 def test_a_paused_member_is_left(three):
     """A member that accepts and does not answer costs one deadline, not every call."""
 

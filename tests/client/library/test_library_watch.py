@@ -226,6 +226,7 @@ def test_members_die_and_no_event_is_lost_or_seen_twice(three):
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program",
     [ETCD_FAST.with_flags("--experimental-watch-progress-notify-interval=100ms"), RAFTKV],

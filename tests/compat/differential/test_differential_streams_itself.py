@@ -96,6 +96,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LIES)
 def test_lies_are_seen(twins: tuple[Wire, Wire], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lie, expected = LIES[name]

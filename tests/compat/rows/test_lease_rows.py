@@ -188,6 +188,7 @@ def test_keep_alives(leases: Leases, streams: Streams) -> None:
         assert all(answer.header.revision == leases.store.at(0) for answer in answers)
 
 
+@pytest.mark.long
 def test_a_lease_ends_by_itself_and_not_before_its_time(leases: Leases, streams: Streams) -> None:
     store = leases.store
     ask = _keep_alive(streams, 0)

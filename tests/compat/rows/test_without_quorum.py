@@ -58,6 +58,7 @@ def _refusal(answer: Answer) -> tuple[str, str]:
     return answer.code, answer.text
 
 
+@pytest.mark.long
 def test_status_names_the_trouble(rest: Rest) -> None:
     assert list(rest.status().errors) == ["etcdserver: no leader"]
 

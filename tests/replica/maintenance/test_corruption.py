@@ -72,6 +72,7 @@ def _wait_served(wire: Wire, member: int) -> None:
     wait_for(lambda: wire.call(RANGE, get, member).code == "OK", "the member")
 
 
+@pytest.mark.long
 def test_a_changed_record_is_found_and_writes_are_refused_until_disarmed(cluster: Cluster, kind: str) -> None:
     with Wire(cluster.endpoints) as wire:
         for number in range(20):

@@ -70,6 +70,7 @@ def _contents(data: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.interpreted
 @pytest.mark.parametrize("write", [_write_database, _write_mark, _write_log])
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_a_whole_one_is_installed(config: ServerConfig) -> None:
     close(durable)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["a record", "cut short", "a page", "another entry"])
 def test_a_damaged_one_is_forgotten_and_the_member_goes_on_with_its_own(config: ServerConfig, damage: str) -> None:
     path = received(config)

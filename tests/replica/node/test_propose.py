@@ -47,6 +47,7 @@ def ids(messages: list[Message]) -> list[int]:
     return [decode(entry.data)[1] for message in messages for entry in message.entries]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
 def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int, size_bytes: int) -> None:
     async def scenario() -> None:
@@ -209,6 +210,7 @@ def test_a_leader_takes_nothing_of_a_kind_that_would_stop_it(data: bytes) -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_pending_proposals_are_bounded() -> None:
     async def scenario() -> None:
         world = World()

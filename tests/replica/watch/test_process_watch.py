@@ -64,6 +64,7 @@ def test_a_client_that_does_not_read_delays_nobody_and_costs_no_memory(one: Clus
         wait_for(lambda: _metric(one, "etcd_debugging_mvcc_slow_watcher_total") == 0, "the watcher to catch up")
 
 
+@pytest.mark.long
 def test_a_lagging_watcher_that_meets_compaction_is_told(one: Cluster, wire: Wire) -> None:
     with Watch(one.endpoints[0], reading=False) as stalled:
         stalled.create(key=b"lag")
@@ -142,6 +143,7 @@ def test_events_go_on_at_another_member_when_one_dies() -> None:
             third.wait(lambda: len(third.events(0)) == 2)
 
 
+@pytest.mark.long
 def test_streams_that_insist_on_a_leader_end_without_one() -> None:
     program = RAFTKV.with_flags("--election-timeout", "500", "--heartbeat-interval", "50")
     with Cluster(program, size=3) as cluster, Wire(cluster.endpoints) as wire:

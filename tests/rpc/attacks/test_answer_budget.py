@@ -318,6 +318,7 @@ async def test_queue_of_a_lost_connection_is_freed_in_steps(monkeypatch: pytest.
     assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
 
 
+@pytest.mark.long
 @on_loop
 async def test_queues_of_reset_streams_are_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asked for 512 MiB and reset its streams cost a turn of 116 to 231 ms, as often as it liked."""

@@ -53,6 +53,7 @@ async def ask(port: int) -> bytes:
         writer.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "first",
     [b"", GET[:9], GET, UNREAD, GREETING],

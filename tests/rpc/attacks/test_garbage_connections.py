@@ -200,6 +200,7 @@ async def tls_talk(target: str, context: ssl.SSLContext, data: bytes) -> None:
         await loop.sock_sendall(sock, outgoing.read())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["no hello", "hello and gone", "rubbish", "whole", "no alpn", "http/1.1", "untrusted"])
 @on_loop
 async def test_tls_connections(certificates: Certificates, name: str) -> None:
@@ -244,6 +245,7 @@ async def test_tls_connections_have_no_read_buffer_of_their_own(certificates: Ce
                 assert [buffer.obj is read_buffer().obj for buffer in buffers] == [True, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tls", [False, True], ids=["h2c", "tls"])
 @on_loop
 async def test_channels(certificates: Certificates, tls: bool) -> None:

@@ -72,6 +72,7 @@ def test_flags_that_are_not_offered(flag: int, encoding: bytes, on_server: bool,
     assert (caught.value.code, caught.value.text) == (code, text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece_bytes", [1, 10, 200, 1000])
 def test_an_unfinished_message_takes_the_memory_of_its_bytes(piece_bytes: int) -> None:
     """As an object each, a megabyte in pieces of ten bytes would be five."""

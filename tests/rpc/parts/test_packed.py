@@ -83,6 +83,7 @@ def test_a_bomb_is_unpacked_a_piece_at_a_time_and_counted() -> None:
     assert sizes[-1] == 0
 
 
+@pytest.mark.long
 def test_one_that_lies_about_its_size_is_given_up_at_the_limit() -> None:
     bomb = gzip.compress(bytes(100 * LIMIT_BYTES))
     assembler = PackedAssembler(LIMIT_BYTES)

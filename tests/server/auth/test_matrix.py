@@ -192,6 +192,7 @@ def matrix(settings: dict[str, Any], shown_of: Callable[[World], dict[str, Any]]
     yield count
 
 
+@pytest.mark.long
 def test_at_the_member_that_is_asked_by_simple_tokens_and_certificates() -> None:
     (count,) = matrix({}, simple_tokens)
     print(f"{count} cells")

@@ -157,6 +157,7 @@ def one() -> Iterator[tuple[Cluster, Wire]]:
         yield cluster, wire
 
 
+@pytest.mark.long
 def test_a_learner_follows_serves_no_writes_and_is_promoted_when_it_has_the_log(one: tuple[Cluster, Wire]) -> None:
     cluster, wire = one
     learner = new_member(cluster, 1)
@@ -225,6 +226,7 @@ def test_a_member_that_does_not_fit_is_refused_in_one_line(one: tuple[Cluster, W
     assert remove(wire, other.peer_url).code == "OK"
 
 
+@pytest.mark.long
 def test_a_member_whose_data_is_lost_does_not_come_back_under_its_id(one: tuple[Cluster, Wire]) -> None:
     cluster, wire = one
     member = new_member(cluster, 4)
@@ -288,6 +290,7 @@ def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again() -> None
         must_put(wire, "k")
 
 
+@pytest.mark.long
 def test_a_founder_that_was_removed_and_added_again_is_told_which_flag_is_wrong() -> None:
     """Else it would start as the member that was removed, and be told, again and again, to remove its data."""
     with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints[:2]) as wire:

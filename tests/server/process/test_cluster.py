@@ -91,6 +91,7 @@ def three(cluster: Cluster) -> Iterator[Three]:
         yield Three(cluster, wire)
 
 
+@pytest.mark.long
 def test_a_leader_that_is_asked_to_stop_hands_over(three: Three) -> None:
     """The next leader leads before the old one has ended, and the status is that of the signal."""
     old = three.leader
@@ -253,6 +254,7 @@ def test_the_quota(three: Three) -> None:
     wait_for_equal_hashes(three.wire, revision)
 
 
+@pytest.mark.long
 def test_a_member_whose_sync_fails_leaves_the_others_serving(three: Three) -> None:
     position = three.follower()
     member = three.cluster.members[position]

@@ -52,6 +52,7 @@ def begin(kv: raftkv.Client, generation: int, *members: Member) -> None:
     kv.put(RUN.state, State(generation, "running", min_nodes=2).encode())
 
 
+@pytest.mark.long
 def test_two_ranks_meet_and_leave_nothing_behind(cluster: Cluster, kv: raftkv.Client) -> None:
     assert sum(step.verb == "PUT" for step in trace()) == 24
     for first in range(2):  # the scopes can be used again at once

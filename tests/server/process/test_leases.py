@@ -87,6 +87,7 @@ def ids_known_to(wire: Wire, member: int) -> set[int]:
     return {status.ID for status in answer.message.leases}
 
 
+@pytest.mark.long
 def test_the_end_of_a_lease_deletes_its_keys_in_one_revision(wire: Wire) -> None:
     lease_id = grant(wire, 1)
     attach(wire, lease_id, b"end/c", b"end/a", b"end/b")

@@ -83,6 +83,7 @@ def test_a_member_without_a_quorum_shows_no_less_than_before_it_was_killed(clust
     assert READY not in log_of(alone)[told:].partition("no quorum within 1 s")[0]
 
 
+@pytest.mark.long
 def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
     for member in cluster.members:
         member.kill()

@@ -64,6 +64,7 @@ def etcd_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return shutil.copytree(cluster.members[0].data_dir, tmp_path_factory.mktemp("etcd") / "data")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", ["", "member/wal", "member/snap"])
 def test_the_data_directory_of_etcd_is_told_by_name(etcd_data: Path, tmp_path: Path, missing: str) -> None:
     directory = shutil.copytree(etcd_data, tmp_path / "data")

@@ -36,6 +36,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_history_is_forgotten_by_the_clock(cluster: Cluster) -> None:
     with Wire(cluster.endpoints) as wire:
         first = must_put(wire, "a", b"1")

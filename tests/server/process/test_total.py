@@ -129,6 +129,7 @@ def _alarm_lines(wire: Wire) -> list[str]:
     return list(answer.message.errors) if answer.code == "OK" else []
 
 
+@pytest.mark.long
 def test_entries_of_another_version_in_the_log() -> None:
     """An alarm without a name is listed and disarmed; an entry that needs a later version is named, at each start."""
     with Cluster(RAFTKV) as cluster:

@@ -25,6 +25,7 @@ def _reasons(served: Serving) -> set[str]:
     return {reason for _, reason in served.security.rejected._seen}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"])
 @on_loop
 async def test_half_open_handshakes_end(room: Room, sent: bytes) -> None:

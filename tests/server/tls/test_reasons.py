@@ -48,6 +48,7 @@ def _words(room: Room, target: str, ca: str, shown: str) -> list[str]:
     return words + ([f"--cert={room.path(shown)}.crt", f"--key={room.path(shown)}.key"] if shown else [])
 
 
+@pytest.mark.long
 @on_loop
 @pytest.mark.parametrize(("kind", "scheme", "ca", "shown", "reason"), TROUBLES)
 async def test_a_command_and_the_library_say_what_where_and_what_to_do(

@@ -76,6 +76,7 @@ def large() -> Image:
     return Image(1 << 16, [rng.randbytes(size) for size in (300, 30_000, 10, 2_000)] + [bytes(5_000)])
 
 
+@pytest.mark.long
 def test_every_flipped_bit_of_a_synced_frame_is_refused(small: Image) -> None:
     accepted = [bit for bit, data in flips(small.data, range(8 * small.end)) if not small.check(data)]
     assert accepted == []
@@ -167,6 +168,7 @@ PAYLOADS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("payloads", PAYLOADS)
 def test_a_write_cut_short_at_any_byte_is_cut_off(payloads: list[bytes]) -> None:
     log = Unsynced(payloads)
@@ -188,6 +190,7 @@ def test_any_subset_of_the_unsynced_sectors_is_cut_off(payloads: list[bytes]) ->
         log.check(bytes(image))
 
 
+@pytest.mark.long
 def test_frames_at_every_place_in_a_sector_are_cut_off() -> None:
     """Headers and trailers that lie across a sector boundary, at each of the 64 places."""
     for filler in range(0, SECTOR_BYTES, 8):

@@ -69,6 +69,7 @@ def load(registry: Any, which: Any = "latest", **options: Any) -> float:
     return float(loaded["step"])
 
 
+@pytest.mark.long
 def test_saved_checkpoint_is_found_and_loaded(registry):
     saved = [save(registry, step, metrics={"loss": abs(step - 20)}).checkpoint for step in (10, 20, 30)]
     assert [load(registry), load(registry, 10), load(registry, saved[1])] == [30, 10, 20]

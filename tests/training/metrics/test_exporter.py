@@ -66,6 +66,7 @@ async def _refused(kv: raftkv.aio.Client) -> list[str]:
     raise PermissionDeniedError
 
 
+@pytest.mark.long
 def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use() -> None:
         async with (

@@ -245,6 +245,7 @@ def test_a_process_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypa
     process.stdin.close()
 
 
+@pytest.mark.long
 def test_process_that_keeps_the_pipe_and_prints_does_not_keep_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

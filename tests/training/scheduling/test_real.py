@@ -126,6 +126,7 @@ def play(members: Cluster) -> Callable[..., None]:
     return run
 
 
+@pytest.mark.long
 def test_one_run_waits_for_the_slots_of_the_other(play) -> None:
     async def story(stage: Stage) -> None:
         first = await stage.run("a", "xy", cluster="gpu")

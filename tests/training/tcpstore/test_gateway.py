@@ -108,6 +108,7 @@ def test_a_run_of_writes_takes_few_revisions_and_keeps_its_order(raftkv_cluster:
         client.close()
 
 
+@pytest.mark.long
 def test_writes_of_a_departed_client_are_done(raftkv_cluster: LocalCluster) -> None:
     with gateway(raftkv_cluster.endpoints) as port:
         waiting = RawClient(port)
@@ -260,6 +261,7 @@ def test_a_store_can_be_kept_in_etcd_too() -> None:
         asyncio.run(wait_and_write(etcd.endpoints))
 
 
+@pytest.mark.long
 def test_waits_go_on_after_their_history_is_gone() -> None:
     """The member goes, what the watches were to go on from is compacted, and the member comes again."""
 
@@ -424,6 +426,7 @@ def test_a_gateway_waits_for_raftkv_and_can_be_stopped_meanwhile(tmp_path: Path)
     assert (process.returncode, output) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "code", "why"),
     [

@@ -74,6 +74,7 @@ def _fill(ballast: Path, leave_bytes: int = 0) -> None:
     assert _free_bytes(ballast) <= leave_bytes
 
 
+@pytest.mark.long
 def test_a_full_disk(cluster: Cluster) -> None:
     disk = _disk(cluster)
     ballast = disk / "ballast"
