@@ -14,16 +14,18 @@ class UserAddOptions(_message.Message):
     def __init__(self, no_password: _Optional[bool] = ...) -> None: ...
 
 class User(_message.Message):
-    __slots__ = ("name", "password", "roles", "options")
+    __slots__ = ("name", "password", "roles", "options", "raftkv_since")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PASSWORD_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RAFTKV_SINCE_FIELD_NUMBER: _ClassVar[int]
     name: bytes
     password: bytes
     roles: _containers.RepeatedScalarFieldContainer[str]
     options: UserAddOptions
-    def __init__(self, name: _Optional[bytes] = ..., password: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[UserAddOptions, _Mapping]] = ...) -> None: ...
+    raftkv_since: int
+    def __init__(self, name: _Optional[bytes] = ..., password: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[UserAddOptions, _Mapping]] = ..., raftkv_since: _Optional[int] = ...) -> None: ...
 
 class Permission(_message.Message):
     __slots__ = ("permType", "key", "range_end")

@@ -205,6 +205,11 @@ class User:
         return not self.message.options.no_password
 
     @property
+    def since(self) -> int:
+        """The revision of users and roles since which there is this user; 0: not known."""
+        return self.message.raftkv_since
+
+    @property
     def size_bytes(self) -> int:
         """Size of its record."""
         return self.message.ByteSize()

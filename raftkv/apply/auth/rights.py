@@ -21,7 +21,7 @@ Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
 
 The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root the
 caller's present role counts, at any auth revision of its admission, as in etcd: an administrator need not log in anew
-after each change of users.
+after each change of users. What was let in for a user who was deleted is refused to the next one of the same name.
 
 To check a put costs 1.6 us with one permission and 1.9 us with 10,000; the first one after a change of the user's roles
 also joins these: 7 ms for a role of 10,000 permissions, 20 ms for two of 5,000.
@@ -196,6 +196,7 @@ class Rights:
 
         Raises:
             UserEmptyError, PermissionDeniedError: as of ``check``.
+            AuthOldRevisionError: let in was an earlier user of the same name.
         """
         if caller is None:
             raise errors.UserEmptyError
@@ -204,6 +205,8 @@ class Rights:
         user = self._auth.directory.users.get(caller.user)
         if user is None:
             raise errors.PermissionDeniedError
+        if caller.auth_revision < user.since:
+            raise errors.AuthOldRevisionError
         return user
 
     def check_user(self, caller: Caller | None) -> None:
@@ -211,11 +214,13 @@ class Rights:
         self._user(caller)
 
     def check_known(self, caller: Caller | None) -> None:
-        """Refuse None, and users that do not exist now. Raises as ``check``, but not for an older revision."""
+        """Refuse None, and users that do not exist now. Raises as ``check``, for an older revision only if the user is a
+        later one of the same name.
+        """
         self._named(caller)
 
     def check_root(self, caller: Caller | None) -> None:
-        """Refuse a caller without the role root. Raises as ``check``, but not for an older revision."""
+        """Refuse a caller without the role root. Raises as ``check_known``."""
         user = self._named(caller)
         if user is not None and not user.is_root:
             raise errors.PermissionDeniedError

@@ -18,6 +18,7 @@ Deliberately different from etcd
 - There are limits (``directory``).
 - A log holds hashes of passwords, never a password: an entry with one is malformed.
 - A token is granted only under the revision of the users by which its password was checked.
+- A user has the revision since which it exists, so that what was let in for a deleted one of the same name is refused.
 """
 
 from __future__ import annotations
@@ -189,7 +190,8 @@ class AuthStore:
         has_password = not request.options.no_password
         password_hash = _password_hash(request) if has_password else b""
         options = auth_pb2.UserAddOptions(no_password=not has_password)
-        self.directory.add_user(auth_pb2.User(name=name, password=password_hash, options=options))
+        user = auth_pb2.User(name=name, password=password_hash, options=options, raftkv_since=self.revision + 1)
+        self.directory.add_user(user)
         self._changed()
         return rpc_pb2.AuthUserAddResponse()
 

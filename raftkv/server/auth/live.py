@@ -53,15 +53,15 @@ TIMER_MAX_S: Final = 3600.0
 class LiveCall:
     """One call that lasts; made by ``LiveCalls``."""
 
-    __slots__ = ("__weakref__", "_calls", "_check", "_credential", "_timer", "call", "is_void", "recheck")
+    __slots__ = ("__weakref__", "_calls", "_check", "_credential", "_let_in_at", "_timer", "call", "recheck")
 
     def __init__(
         self, calls: LiveCalls, call: ServerCall, credential: Credential | None, check: CheckCaller | None
     ) -> None:
         self.call = call
         self.recheck: Recheck | None = None
-        self.is_void = False
-        """Whether the user is deleted in whose name it goes on: one of the same name that follows is another."""
+        self._let_in_at = 0
+        """The revision by which what goes on was let in: a user who came later has but the name of the one that asked."""
         self._calls = calls
         self._check = check
         self._credential: Credential | None = None
@@ -80,7 +80,8 @@ class LiveCall:
             credential.hold()
             self._set_timer(credential)
             # For the audit log and the dashboard.
-            self.call.caller = credential.caller(self._calls.auth.revision)
+            caller = self.call.caller = credential.caller(self._calls.auth.revision)
+            self._let_in_at = self._let_in_at or caller.auth_revision
 
     def _set_timer(self, credential: Credential) -> None:
         if credential.expires_at is not None:
@@ -104,14 +105,13 @@ class LiveCall:
 
     def _present(self) -> Caller | None:
         """Return the same, by the present users and roles: a signed token that is older may not ask, but goes on."""
-        credential = self._shown()
-        if self.is_void:
+        credential, auth = self._shown(), self._calls.auth
+        if credential is None:
+            return None
+        user = auth.users.get(credential.user)
+        if user is not None and self._let_in_at < user.since:
             raise errors.PermissionDeniedError
-        return None if credential is None else Caller(credential.user, self._calls.auth.revision)
-
-    def is_of(self, user: bytes) -> bool:
-        """Return whether it goes on in the name of a user."""
-        return self._credential is not None and self._credential.user == user
+        return Caller(credential.user, auth.revision)
 
     def check_lease(self, lease_id: int) -> Left:
         """Refuse to keep a lease alive, unless the client may write all its keys: as ``Rights.check_lease``."""
@@ -149,12 +149,13 @@ class LiveCall:
 
     def steps(self) -> Iterator[None]:
         """End what may not go on, with pauses."""
-        is_enabled = self._calls.auth.is_enabled
+        is_enabled, revision = self._calls.auth.is_enabled, self._calls.auth.revision
         if self.call.done or (self.recheck is None and not is_enabled):
             return
         if self.recheck is not None:
             yield from self.recheck(self.refusal_to_go_on)
-            self.is_void = self.is_void and not is_enabled  # what it is asked from now on is the next user's
+            if is_enabled:
+                self._let_in_at = revision  # what it is asked from now on is the next user's
             return
         caller: Caller | None = None
         try:
@@ -260,13 +261,6 @@ class LiveCalls:
         if self.auth.is_enabled:
             for callback in self.on_changed:
                 callback()
-
-    def forget_user(self, user: bytes) -> None:
-        """The tokens of a user are void. If it is deleted, what goes on in its name ends."""
-        if user not in self.auth.users:
-            for live in self._calls.values():
-                if live is not None and live.is_of(user):
-                    live.is_void = True
 
     def applied(self) -> None:
         """The entries of a turn are applied: look through all calls, if anything has changed."""

@@ -59,7 +59,7 @@ class Users:
         )
 
         applier.auth.on_token_grant.append(self.granted)
-        applier.auth.on_password_change += (self.tokens.forget_user, self.live.forget_user)
+        applier.auth.on_password_change.append(self.tokens.forget_user)
         applier.auth.on_change.append(self.changed)
 
     def serve(self, server: Server, responder: Responder) -> None:

@@ -168,6 +168,24 @@ def test_an_entry_let_in_under_an_older_revision_is_refused_whatever_changed() -
     assert machine.outcome(put(b"a"), "both").error is None
 
 
+def test_an_entry_let_in_for_a_deleted_administrator_is_refused_to_the_next_of_that_name() -> None:
+    machine = cluster()
+    machine.add_user("carol", "root")
+    caller = machine.caller("carol")
+    assert machine.change(role_add={"name": "unrelated"}) is None
+    compaction = rpc_pb2.CompactionRequest(revision=2)
+    for _ in range(2):
+        assert machine.change(user_delete={"name": "carol"}) is None
+        assert type(machine.outcome(compaction, caller).error) is errors.PermissionDeniedError
+        machine.add_user("carol", "root")
+        assert type(machine.outcome(compaction, caller).error) is errors.AuthOldRevisionError
+        assert machine.change(who=caller, user_add={"name": "backdoor"}) is errors.AuthOldRevisionError
+        with pytest.raises(errors.AuthOldRevisionError):
+            machine.applier.membership.check_caller(caller)
+        machine.applier.auth.reload()
+    assert machine.outcome(compaction, "carol").error is None
+
+
 def test_entries_without_a_user_are_refused_while_auth_is_enabled() -> None:
     machine = cluster()
     caller = machine.caller("none")

@@ -186,12 +186,12 @@ def test_an_interval_has_one_permission_in_a_role_and_the_last_one_counts() -> N
     assert_reads_back(machine)
 
 
-def test_records_are_those_of_etcd() -> None:
+def test_records_are_those_of_etcd_and_say_since_when_a_user_exists() -> None:
     machine = machine_of(True)
     _, users, roles = auth_records(machine)
     assert dict(auth_records(machine)[0]) == {b"authEnabled": b"\1", b"authRevision": (8).to_bytes(8)}
     assert auth_pb2.User.FromString(dict(users)[b"alice"]) == auth_pb2.User(
-        name=b"alice", password=HASH, roles=["r"], options=auth_pb2.UserAddOptions()
+        name=b"alice", password=HASH, roles=["r"], options=auth_pb2.UserAddOptions(), raftkv_since=5
     )
     assert auth_pb2.Role.FromString(dict(roles)[b"r"]) == auth_pb2.Role(
         name=b"r", keyPermission=[permission(READ, b"a", b"c")]

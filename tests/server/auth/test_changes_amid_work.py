@@ -272,21 +272,52 @@ def test_watches_go_on_while_users_change_all_the_time(monkeypatch: pytest.Monke
     main()
 
 
+def replace(world: World) -> None:
+    """Delete alice, and add another of that name and the same rights."""
+    world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
+    world.user("alice", role="role-alice")
+
+
 @on_loop
-async def test_observer_is_told_no_leader_behind_the_right() -> None:
+async def test_watch_is_not_passed_on_to_a_later_user_added_amid_the_look_at_it() -> None:
+    world = world_of_alice()
+    call = world.start(WATCH, watch(b"a1", b""), cn="alice")
+    count = RECHECKS_PER_STEP + 10
+    for _ in range(count - 1):
+        call.ask(watch(b"a1", b""))
+    await settled(call, count)
+    look = world.users.live.of(call).steps()
+    next(look)
+    replace(world)
+    for _ in look:
+        pass
+    world.put(b"a1")
+    world.node.let_go()
+    await settled(call, 2 * count)
+    assert {(each.canceled, len(each.events)) for each in answers(call)[count:]} == {(True, 0)}
+    call.ask(watch(b"a1", b""))  # the later user's
+    await settled(call, 2 * count + 1)
+    assert not answers(call)[-1].canceled
+    await stop(call)
+
+
+@pytest.mark.parametrize("ends", [revoke, replace])
+@on_loop
+async def test_observer_is_told_no_leader_behind_the_right(ends: Callable[[World], None]) -> None:
     world = world_of_alice()
     observe = election_pb2.LeaderRequest(name=b"a")
-    call: Any = world.start("v3electionpb.Election/Observe", observe, world.token("alice"))
+    call: Any = world.start("v3electionpb.Election/Observe", observe, cn="alice")
     await until(lambda: len(world.users.live) == 1)
     world.put(b"a/1", b"first")
     world.node.let_go()
     await until(lambda: len(call.answers) == 1)
     world.node.on_applied.remove(world.users.live.applied)  # the look does not come to this call
-    revoke(world)
+    ends(world)
     world.put(b"a/1", b"secret")
     world.node.let_go()
     await until(lambda: call.done)
-    assert (call.status, len(call.answers)) == ((errors.UNKNOWN, "etcdserver: permission denied"), 1)
+    text = "permission denied" if ends is revoke else "revision of auth store is old"
+    assert (call.status, len(call.answers)) == ((errors.UNKNOWN, f"etcdserver: {text}"), 1)
 
 
 @on_loop

@@ -87,6 +87,11 @@ def _delete_user(alice: Alice) -> None:
     alice.world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
 
 
+def _replace_user(alice: Alice) -> None:
+    _delete_user(alice)
+    alice.world.user("alice", role=alice.role)
+
+
 def _change_password(alice: Alice) -> None:
     alice.world.change(user_change_password=rpc_pb2.AuthUserChangePasswordRequest(name="alice"))
 
@@ -109,6 +114,7 @@ EVENTS: list[tuple[Event, dict[str, tuple[int, str] | None]]] = [
     (_revoke_role, {SIMPLE: DENIED, SIGNED: DENIED, CERTIFICATE: DENIED}),
     (_narrow_role, {SIMPLE: DENIED, SIGNED: DENIED, CERTIFICATE: DENIED}),
     (_delete_user, {SIMPLE: BAD_TOKEN, SIGNED: DENIED, CERTIFICATE: DENIED}),
+    (_replace_user, {SIMPLE: BAD_TOKEN, SIGNED: DENIED, CERTIFICATE: DENIED}),
     # Neither says anything of the password.
     (_change_password, {SIMPLE: BAD_TOKEN, SIGNED: None, CERTIFICATE: None}),
     (_expire, {SIGNED: BAD_TOKEN}),
