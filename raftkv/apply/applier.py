@@ -154,10 +154,11 @@ class Applier:
         self.quotas = Quotas(store)
         self.limits = Limits(store)
         self.auth = AuthStore(store)
-        self.rights = Rights(self.auth, store)
+        self.rights = Rights(self.auth, store, leases)
         membership.check_caller = self._check_change_of_members
         self.term = self.index = 0
         self._is_answered = True
+        self._user = b""
         self._has_room: Callable[[int], bool] | None = None
         self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome | Work]] = {
@@ -221,12 +222,13 @@ class Applier:
             UnknownEntryError: this version does not know the kind.
             InvariantError: the entry could not be executed for a reason that is not an answer.
         """
-        caller = None
+        caller, self._user = None, b""
         if kind == requests.IDENTIFIED:
             try:
                 caller, kind, body = requests.decode_identified(body)
             except errors.MalformedEntryError as error:
                 return Outcome(self.store.revision, error=error)
+            self._user = caller.user if self.auth.is_enabled else b""
         handler = self._handlers.get(kind)
         if handler is None:
             raise _unknown(kind, body)
@@ -474,7 +476,7 @@ class Applier:
         return Outcome(self.store.revision)
 
     def _lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> Outcome:
-        self.leases.grant(request.ID, request.TTL)
+        self.leases.grant(request.ID, request.TTL, self._user)
         return Outcome(self.store.revision, response.integer(2, request.ID) + response.integer(3, request.TTL))
 
     def _lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> Outcome | Work:

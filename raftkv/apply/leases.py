@@ -1,8 +1,9 @@
-"""The granted leases: which exist, and for how long each was granted.
+"""The granted leases: which exist, for how long each was granted, and to whom.
 
-Owns the lease bucket: id to TTL. Pure like all of applying: an entry grants, revokes, renews or ends leases, and does
-so on every member alike. *When* a lease ends is decided by the leader, which puts the decision into the log; nothing
-here reads a clock. A ``LeaseObserver``, which does, hears of each change.
+Owns the lease bucket: id to TTL, and behind it the name of the user, if users were asked for. Pure like all of
+applying: an entry grants, revokes, renews or ends leases, and does so on every member alike. *When* a lease ends is
+decided by the leader, which puts the decision into the log; nothing here reads a clock. A ``LeaseObserver``, which
+does, hears of each change.
 
     grant(7, 10) ... put(key, lease=7) ... end([7]): deletes the key, in one revision of its own
 
@@ -80,6 +81,23 @@ class _NoObserver:
         pass
 
 
+class _Read:
+    """What the bucket holds."""
+
+    def __init__(self) -> None:
+        self.granted: dict[int, int] = {}
+        self.owners: dict[int, bytes] = {}
+        self._names: dict[bytes, bytes] = {}
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Take a record."""
+        (lease_id,) = _ID.unpack(key)
+        (self.granted[lease_id],) = _ID.unpack_from(value)
+        if len(value) > _ID.size:
+            owner = value[_ID.size :]
+            self.owners[lease_id] = self._names.setdefault(owner, owner)  # a million leases may be of one user
+
+
 class Leases:
     """The leases that exist, by id.
 
@@ -88,14 +106,16 @@ class Leases:
 
     Attributes:
         granted: id to TTL (seconds).
+        owners: id to the name of the user that it was granted to; without an entry, it was granted to no user.
         observer: called with each change.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.granted: dict[int, int] = {}
+        self.owners: dict[int, bytes] = {}
         self.observer: LeaseObserver = _NoObserver()
-        self._received: dict[int, int] | None = None
+        self._received: _Read | None = None
         self.reload()
 
     def receive(self, read: ReadTxn) -> Generator[None, None, None]:
@@ -106,35 +126,37 @@ class Leases:
         Arguments:
             read: the database. No entry may be applied until ``reload``.
         """
-        granted: dict[int, int] = {}
+        received = _Read()
         with schema.reading(schema.LEASE):
             for number, (key, value) in enumerate(read.items(schema.LEASE), 1):
-                granted[_ID.unpack(key)[0]] = _ID.unpack(value)[0]
+                received.add(key, value)
                 if number % _LEASES_PER_PIECE == 0:
                     yield
-        yield from self.observer.receive(granted)
-        self._received = granted
+        yield from self.observer.receive(received.granted)
+        self._received = received
 
     def reload(self) -> None:
         """Take what was received, or read the leases back from the store: after a snapshot replaced it, at a start."""
-        granted, self._received = self._received, None
-        if granted is None:
-            items = self._store.meta_items(schema.LEASE)
+        read, self._received = self._received, None
+        if read is None:
+            read = _Read()
             with schema.reading(schema.LEASE):
-                granted = {_ID.unpack(key)[0]: _ID.unpack(value)[0] for key, value in items}
-        self.granted = granted
-        self.observer.reloaded(granted)
+                for key, value in self._store.meta_items(schema.LEASE):
+                    read.add(key, value)
+        self.granted, self.owners = read.granted, read.owners
+        self.observer.reloaded(self.granted)
 
     def exists(self, lease_id: int) -> bool:
         """Return whether a lease is granted and has not ended."""
         return lease_id in self.granted
 
-    def grant(self, lease_id: int, ttl_s: int) -> None:
+    def grant(self, lease_id: int, ttl_s: int, owner: bytes = b"") -> None:
         """Add a lease.
 
         Arguments:
             lease_id: its id, not 0.
             ttl_s: its TTL in seconds, at most ``TTL_MAX_S``.
+            owner: the user to whom it is granted; empty: none.
 
         Raises:
             LeaseExistsError: the id is in use.
@@ -148,7 +170,9 @@ class Leases:
         if ttl_s > TTL_MAX_S:
             raise errors.LeaseTTLTooLargeError
         self.granted[lease_id] = ttl_s
-        self._store.meta_put(schema.LEASE, _ID.pack(lease_id), _ID.pack(ttl_s))
+        if owner:
+            self.owners[lease_id] = owner
+        self._store.meta_put(schema.LEASE, _ID.pack(lease_id), _ID.pack(ttl_s) + owner)
         self.observer.granted(lease_id, ttl_s)
 
     def check(self, lease_id: int) -> None:
@@ -175,6 +199,7 @@ class Leases:
             if lease_id in self.granted:
                 yield from self._delete_keys(lease_id, changes_max)
                 del self.granted[lease_id]
+                self.owners.pop(lease_id, None)
                 self._store.meta_delete(schema.LEASE, _ID.pack(lease_id))
                 self.observer.ended(lease_id, expired=expired)
 

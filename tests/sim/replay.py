@@ -131,6 +131,7 @@ class Replay:
                 raise ViolationError(
                     "K9", f"request {request_id} is in the log twice, the second time at {entry.index}"
                 )
+            caller = None
             if kind == Kind.IDENTIFIED:
                 caller, kind, body = requests.decode_identified(body)
                 refusal = self.users.refusal(caller, kind, body)
@@ -139,7 +140,9 @@ class Replay:
             if refusal:
                 self.outcomes[request_id] = Outcome(self.revision, error=refusal)
             else:
-                self.outcomes[request_id] = self._execute(Kind(kind), body, entry.term)
+                outcome = self.outcomes[request_id] = self._execute(Kind(kind), body, entry.term)
+                if kind == Kind.LEASE_GRANT and not outcome.error:
+                    self.users.granted(rpc_pb2.LeaseGrantRequest.FromString(body).ID, caller)
         self.states[entry.index] = State(self.revision, self.compacted, len(self.leases), self.users.revision)
 
     def _execute(self, kind: Kind, body: bytes, term: int) -> Outcome:
@@ -202,6 +205,7 @@ class Replay:
         for lease_id in lease_ids:
             if self.leases.pop(lease_id, None) is not None:
                 self.ended.append((lease_id, expired))
+                self.users.ended(lease_id)
                 keys = sorted(key for key, kv in self._model.current.items() if kv.lease == lease_id)
                 if keys:
                     self._change(ops.Txn((), tuple(ops.Delete(key) for key in keys)))

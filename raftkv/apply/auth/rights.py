@@ -9,11 +9,11 @@ Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
 
 | kind | needs |
 |---|---|
-| PUT | WRITE on the key; READ with prev_kv; WRITE on all keys of the lease that it names |
+| PUT | WRITE on the key, for the owner of the lease too; READ with prev_kv; WRITE on all keys of the lease that it names |
 | DELETE_RANGE | WRITE on the interval; READ with prev_kv |
 | TXN | READ for every compare; both branches and all nested txns: each operation what it needs alone |
 | LEASE_GRANT | any user |
-| LEASE_REVOKE | WRITE on all keys of the lease |
+| LEASE_REVOKE | WRITE on all keys of the lease; one without keys only its owner revokes |
 | ALARM | any user to look, root to raise and disarm |
 | AUTH | root; the grant of a token a member, as no user has one yet |
 | COMPACT, PREFIX_QUOTA, DOWNGRADE, and kinds that have no row here | root |
@@ -22,6 +22,11 @@ Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
 The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root the
 caller's present role counts, at any auth revision of its admission, as in etcd: an administrator need not log in anew
 after each change of users. What was let in for a user who was deleted is refused to the next one of the same name.
+
+Two rules go beyond etcd's, so that no user locks another out of its lease, or ends it, by knowing the id: a key that
+the lease's owner may not write cannot be attached to it, and a lease without keys can be revoked by its owner alone.
+The owner is the user to whom it was granted, as long as there is one of that name; the name restricts others, and gives
+the owner no right: who may write all keys of a lease may renew and revoke it, as in etcd. Root may do all of it.
 
 To check a put costs 1.6 us with one permission and 1.9 us with 10,000; the first one after a change of the user's roles
 also joins these: 7 ms for a role of 10,000 permissions, 20 ms for two of 5,000.
@@ -42,6 +47,7 @@ from raftkv.apply.auth.directory import Directory
 from raftkv.apply.auth.permissions import KeySet
 from raftkv.apply.auth.records import User
 from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.leases import Leases
 from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store
@@ -61,14 +67,19 @@ Left = Generator[None, None, None] | None
 
 
 class _Asked:
-    """The rights of one user, and the leases that its request needs all keys of."""
+    """The rights of one user, and the leases that its request needs all keys of.
 
-    __slots__ = ("leases", "readable", "writable")
+    Attributes:
+        leases: with the keys that the request attaches to each; none: it ends the lease.
+    """
+
+    __slots__ = ("leases", "readable", "user", "writable")
 
     def __init__(self, directory: Directory, user: User) -> None:
+        self.user = user
         self.readable = directory.key_set(user, write=False)
         self.writable = directory.key_set(user, write=True)
-        self.leases: set[int] = set()
+        self.leases: dict[int, list[bytes]] = {}
 
 
 class Rights:
@@ -77,11 +88,13 @@ class Rights:
     Arguments:
         auth: users and roles.
         store: knows the keys of leases.
+        leases: knows their owners.
     """
 
-    def __init__(self, auth: AuthStore, store: Store) -> None:
+    def __init__(self, auth: AuthStore, store: Store, leases: Leases) -> None:
         self._auth = auth
         self._store = store
+        self._leases = leases
         self._found: dict[tuple[bytes, int, bool], bool] = {}
         """Whether a user may read, or write, all keys of a lease; as of one state of users and keys."""
         self._found_at = (0, 0)
@@ -90,7 +103,7 @@ class Rights:
             Kind.DELETE_RANGE: _delete_range,
             Kind.TXN: _txn,
             Kind.LEASE_GRANT: lambda request, asked: None,
-            Kind.LEASE_REVOKE: lambda request, asked: asked.leases.add(request.ID),
+            Kind.LEASE_REVOKE: _lease_revoke,
             Kind.ALARM: lambda request, asked: None,
         }
 
@@ -157,10 +170,30 @@ class Rights:
     def _lease_keys(self, asked: _Asked) -> Generator[None, None, None]:
         looks = 0
         for lease in sorted(asked.leases):
+            self._check_owner(lease, asked)
             for _ in self._parts(lease, asked.writable):
                 looks += 1
                 if looks % _LOOKS_PER_PIECE == 0:
                     yield
+
+    def _check_owner(self, lease: int, asked: _Asked) -> None:
+        """Refuse what would lock the owner out of its lease, or end one that has no keys yet.
+
+        Raises:
+            PermissionDeniedError: the lease is another user's.
+        """
+        directory = self._auth.directory
+        owner = directory.users.get(self._leases.owners.get(lease, b""))
+        if owner is None or owner is asked.user:
+            return
+        attached = asked.leases[lease]
+        if attached:
+            keys = None if owner.is_root else directory.key_set(owner, write=True)
+            is_refused = keys is not None and any(key not in keys for key in attached)
+        else:
+            is_refused = self._store.lease_key_from(lease, b"") is None
+        if is_refused:
+            raise errors.PermissionDeniedError
 
     def _parts(self, lease: int, keys: KeySet) -> Iterator[None]:
         """Leap over the keys of a lease that lie in one part of a set, one part at a time.
@@ -214,9 +247,7 @@ class Rights:
         self._user(caller)
 
     def check_known(self, caller: Caller | None) -> None:
-        """Refuse None, and users that do not exist now. Raises as ``check``, for an older revision only if the user is a
-        later one of the same name.
-        """
+        """Refuse None, users that do not exist now, and those who had the name of a later one. Raises as ``check``."""
         self._named(caller)
 
     def check_root(self, caller: Caller | None) -> None:
@@ -317,13 +348,17 @@ def _put(request: rpc_pb2.PutRequest, asked: _Asked) -> None:
     if key not in asked.writable or (request.prev_kv and key not in asked.readable):
         raise errors.PermissionDeniedError
     if request.lease:
-        asked.leases.add(request.lease)
+        asked.leases.setdefault(request.lease, []).append(key)
 
 
 def _delete_range(request: rpc_pb2.DeleteRangeRequest, asked: _Asked) -> None:
     _need(asked.writable, request.key, request.range_end)
     if request.prev_kv:
         _need(asked.readable, request.key, request.range_end)
+
+
+def _lease_revoke(request: rpc_pb2.LeaseRevokeRequest, asked: _Asked) -> None:
+    asked.leases[request.ID] = []
 
 
 def _txn(request: rpc_pb2.TxnRequest, asked: _Asked) -> None:

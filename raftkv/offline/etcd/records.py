@@ -43,8 +43,8 @@ here) its TTL."""
 
 
 def lease_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Return a lease as etcd keeps it: with its whole TTL, as after a restart."""
-    return key, _Lease(TTL=_LEASE_ID.unpack(key)[0], ID=_TTL.unpack(value)[0]).SerializeToString()
+    """Return a lease as etcd keeps it: with its whole TTL, as after a restart, and without its owner."""
+    return key, _Lease(TTL=_LEASE_ID.unpack(key)[0], ID=_TTL.unpack_from(value)[0]).SerializeToString()
 
 
 def lease_from_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:

@@ -61,7 +61,7 @@ class LiveCall:
         self.call = call
         self.recheck: Recheck | None = None
         self._let_in_at = 0
-        """The revision by which what goes on was let in: a user who came later has but the name of the one that asked."""
+        """The revision by which what goes on was let in: a user who was added later is another one."""
         self._calls = calls
         self._check = check
         self._credential: Credential | None = None

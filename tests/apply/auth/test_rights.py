@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -184,6 +185,65 @@ def test_an_entry_let_in_for_a_deleted_administrator_is_refused_to_the_next_of_t
             machine.applier.membership.check_caller(caller)
         machine.applier.auth.reload()
     assert machine.outcome(compaction, "carol").error is None
+
+
+def shared() -> AuthMachine:
+    """Alice may write a and b, bob b and c, carol is an administrator; lease 9 is alice's."""
+    machine = AuthMachine()
+    machine.apply(rpc_pb2.LeaseGrantRequest(ID=LEASE, TTL=60))
+    for name, first, end in (("alice", b"a", b"c"), ("bob", b"b", b"d")):
+        machine.add_role(name, permission(READWRITE, first, end))
+        machine.add_user(name, name)
+    machine.add_user("carol", "root")
+    machine.secure()
+    assert machine.outcome(rpc_pb2.LeaseGrantRequest(ID=9, TTL=60), "alice").error is None
+    machine.applier.leases.reload()
+    return machine
+
+
+def in_txn(request: rpc_pb2.PutRequest) -> rpc_pb2.TxnRequest:
+    return txn(then=[put(b"b")], otherwise=[txn(then=[request])])
+
+
+@pytest.mark.parametrize("make", [lambda request: request, in_txn])
+def test_no_key_is_attached_to_a_lease_whose_owner_may_not_write_it(
+    make: Callable[[rpc_pb2.PutRequest], Any],
+) -> None:
+    machine = shared()
+    assert type(machine.outcome(make(put(b"c", lease=9)), "bob").error) is errors.PermissionDeniedError
+    for who, key in (("bob", b"b"), ("alice", b"b"), ("alice", b"a"), ("root", b"x")):
+        assert machine.outcome(make(put(key, lease=9)), who).error is None, (who, key)
+    # What no user, an administrator, or a user who is gone was granted is no user's own.
+    assert machine.outcome(make(put(b"c", lease=LEASE)), "bob").error is None
+    assert machine.outcome(rpc_pb2.LeaseGrantRequest(ID=10, TTL=60), "carol").error is None
+    assert machine.outcome(make(put(b"c", lease=10)), "bob").error is None
+    assert machine.outcome(rpc_pb2.LeaseGrantRequest(ID=11, TTL=60), "alice").error is None
+    assert machine.change(user_delete={"name": "alice"}) is None
+    assert machine.outcome(make(put(b"c", lease=11)), "bob").error is None
+
+
+def test_a_lease_without_keys_is_revoked_by_its_owner_alone() -> None:
+    machine = shared()
+    revoke = rpc_pb2.LeaseRevokeRequest(ID=9)
+    assert type(machine.outcome(revoke, "bob").error) is errors.PermissionDeniedError
+    assert machine.outcome(put(b"b", lease=9), "alice").error is None
+    assert machine.outcome(revoke, "bob").error is None  # as in etcd: all its keys are bob's too
+    for owner, other in (("alice", "root"), ("carol", "carol"), ("alice", "alice")):
+        assert machine.outcome(rpc_pb2.LeaseGrantRequest(ID=9, TTL=60), owner).error is None
+        assert type(machine.outcome(revoke, "bob").error) is errors.PermissionDeniedError
+        assert machine.outcome(revoke, other).error is None
+    assert machine.outcome(rpc_pb2.LeaseRevokeRequest(ID=LEASE), "bob").error is None
+    assert not machine.applier.leases.owners
+
+
+def test_the_owner_of_a_lease_has_no_more_rights_than_others() -> None:
+    machine = shared()
+    assert machine.outcome(put(b"a", lease=9), "alice").error is None
+    assert machine.change(role_revoke_permission={"role": "alice", "key": b"a", "range_end": b"c"}) is None
+    for request in (put(b"b", lease=9), rpc_pb2.LeaseRevokeRequest(ID=9)):
+        assert type(machine.outcome(request, "alice").error) is errors.PermissionDeniedError
+    with pytest.raises(errors.PermissionDeniedError):
+        machine.applier.rights.check_lease(machine.caller("alice"), 9, write=True)
 
 
 def test_entries_without_a_user_are_refused_while_auth_is_enabled() -> None:

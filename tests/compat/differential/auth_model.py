@@ -39,6 +39,7 @@ class Model:
 
     Attributes:
         lease_keys: asks the oracle for the keys of a lease.
+        owners: users to whom leases were granted, for raftkv's own rules.
     """
 
     lease_keys: Callable[[int], list[bytes]]
@@ -46,6 +47,7 @@ class Model:
     users: dict[str, set[str]] = field(default_factory=dict)
     passwords: dict[str, str | None] = field(default_factory=dict)
     roles: dict[str, dict[Interval, int]] = field(default_factory=dict)
+    owners: dict[int, str] = field(default_factory=dict)
 
     def is_root(self, user: str | None) -> bool:
         return user is not None and ROOT in self.users.get(user, ())
@@ -62,14 +64,36 @@ class Model:
     def may_write(self, user: str, key: bytes, range_end: bytes = b"") -> bool:
         return self.is_root(user) or covered(self._parts(user, (WRITE, READWRITE)), key, range_end)
 
+    def _is_strange(self, user: str, lease: int) -> bool:
+        owner = self.owners.get(lease, user)
+        return owner != user and owner in self.users and not self.is_root(user)
+
+    def shuts_out(self, user: str, request: rpc_pb2.PutRequest) -> bool:
+        """Whether a put would attach a key to the lease of a user who may not write it."""
+        return self._is_strange(user, request.lease) and not self.may_write(self.owners[request.lease], request.key)
+
+    def may_attach(self, user: str, request: rpc_pb2.PutRequest) -> bool:
+        """Whether a user may do a put, as etcd has it."""
+        return (
+            self.may_write(user, request.key)
+            and (not request.prev_kv or self.may_read(user, request.key))
+            and (not request.lease or all(self.may_write(user, key) for key in self.lease_keys(request.lease)))
+        )
+
+    def ends_of_another(self, user: str, lease: int) -> bool:
+        """Whether a lease is another user's, and has no keys yet."""
+        return self._is_strange(user, lease) and not self.lease_keys(lease)
+
+    def may_revoke(self, user: str, lease: int) -> bool:
+        """Whether a user may end a lease."""
+        return not self.ends_of_another(user, lease) and all(
+            self.may_write(user, key) for key in self.lease_keys(lease)
+        )
+
     def may(self, user: str, request: Any) -> bool:
         """Whether a user may do a request of KV."""
         if isinstance(request, rpc_pb2.PutRequest):
-            return (
-                self.may_write(user, request.key)
-                and (not request.prev_kv or self.may_read(user, request.key))
-                and (not request.lease or all(self.may_write(user, key) for key in self.lease_keys(request.lease)))
-            )
+            return self.may_attach(user, request) and not self.shuts_out(user, request)
         if isinstance(request, rpc_pb2.RangeRequest):
             return self.may_read(user, request.key, request.range_end)
         if isinstance(request, rpc_pb2.DeleteRangeRequest):

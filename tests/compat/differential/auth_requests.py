@@ -63,6 +63,7 @@ HOLES: Final = {
     "interval": "3.5.1 takes intervals that hold no key",
     "reads without user": "3.5.1 shows status and members to nobody (CVE-2026-33413)",
     "keys of leases": "3.5.1 shows leases and their keys to whoever may not read them (CVE-2023-32082)",
+    "lease of another": "etcd, 3.6 too, lets any user revoke it without keys, or attach what its owner may not write",
     "user without name": "etcd, 3.6 too, takes nobody for the user without a name, whom it may ask for",
     "no password": "etcd says which users have no password",
     "maintenance": "3.5.1 refuses maintenance as UNKNOWN 'auth: permission denied'",
@@ -195,6 +196,12 @@ class AuthPlayer:
         """Follow the oracle."""
         if (oracle.code, oracle.text) == BAD_TOKEN_ANSWER:
             self._tokens.pop(call.who, None)
+        if oracle.message is not None and isinstance(
+            call.request, rpc_pb2.LeaseGrantRequest | rpc_pb2.LeaseRevokeRequest
+        ):
+            self.model.owners.pop(call.request.ID, None)
+            if self.model.is_enabled and isinstance(call.request, rpc_pb2.LeaseGrantRequest):
+                self.model.owners[call.request.ID] = call.who
         if oracle.message is not None and call.method.startswith(AUTH):
             self.model.learn(call.request)
             if isinstance(call.request, rpc_pb2.AuthUserDeleteRequest | rpc_pb2.AuthUserChangePasswordRequest):
@@ -238,6 +245,11 @@ class AuthPlayer:
             return "compact", EMPTY_USER if who == NOBODY else DENIED
         if isinstance(request, rpc_pb2.LeaseGrantRequest | rpc_pb2.LeaseRevokeRequest) and who == NOBODY:
             return "lease without user", EMPTY_USER
+        if isinstance(request, rpc_pb2.LeaseRevokeRequest) and self.model.ends_of_another(who, request.ID):
+            return "lease of another", DENIED
+        if isinstance(request, rpc_pb2.PutRequest) and who != NOBODY and self.model.shuts_out(who, request):
+            is_put = self.model.may_attach(who, request) and not _is_invalid(_alone(request))
+            return "lease of another", DENIED if is_put else None
         if isinstance(request, rpc_pb2.AlarmRequest) and not self.model.is_root(who):
             if who == NOBODY:
                 return "alarms without user", EMPTY_USER
@@ -396,6 +408,10 @@ class AuthPlayer:
             return self._txn(depth - 1)
         # At most one put in a branch may be of one key: deletions rule out puts of the same keys.
         return self._put() if roll < 0.5 else self._range() if roll < 0.8 else self._delete()
+
+
+def _alone(put: rpc_pb2.PutRequest) -> rpc_pb2.TxnRequest:
+    return rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=put)])
 
 
 def _is_invalid(request: rpc_pb2.TxnRequest) -> bool:

@@ -170,7 +170,8 @@ def test_the_status_of_a_foreign_database(
 def test_small_records_there_and_back() -> None:
     for lease_id, ttl_s in ((1, 0), (-1, 9_000_000_000), ((1 << 63) - 1, 1)):
         kept = lease_id.to_bytes(8, "big", signed=True), ttl_s.to_bytes(8, "big")
-        assert records.lease_from_etcd(*records.lease_to_etcd(*kept)) == kept
+        for owner in (b"", b"alice"):
+            assert records.lease_from_etcd(*records.lease_to_etcd(kept[0], kept[1] + owner)) == kept
     # Kinds of alarms may be of another version.
     for kind in (1, 2, 77):
         alarm = MEMBER_ID.to_bytes(8, "big") + kind.to_bytes(4, "big")

@@ -37,7 +37,6 @@ class Users:
 
     def __init__(self, keys_of: Callable[[int], list[bytes]]) -> None:
         self.revision = 1
-        self._keys_of = keys_of
         self._model = Model(keys_of)
 
     def begin(self, changes: list[raft_pb2.AuthChange]) -> None:
@@ -49,6 +48,15 @@ class Users:
         kind = change.WhichOneof("change")
         self._model.learn(getattr(change, kind or ""))
         self.revision += kind != "enable"
+
+    def granted(self, lease_id: int, caller: Caller | None) -> None:
+        """A lease was granted: the caller is its owner, if users were asked for. No id is granted twice."""
+        if caller is not None and caller.user and self._model.is_enabled:
+            self._model.owners[lease_id] = caller.user.decode()
+
+    def ended(self, lease_id: int) -> None:
+        """A lease is gone."""
+        self._model.owners.pop(lease_id, None)
 
     def refusal_without_user(self, kind: int) -> str:
         """Why an entry without a caller has no effect; empty: it has."""
@@ -68,7 +76,7 @@ class Users:
             return ""
         if kind == Kind.LEASE_REVOKE:
             lease_id = rpc_pb2.LeaseRevokeRequest.FromString(body).ID
-            return "" if all(self._model.may_write(user, key) for key in self._keys_of(lease_id)) else DENIED
+            return "" if self._model.may_revoke(user, lease_id) else DENIED
         return "" if self._model.may(user, _PARSERS[kind].FromString(body)) else DENIED
 
     def change(self, body: bytes) -> str:
