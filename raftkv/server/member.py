@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import MEMBER
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
@@ -257,7 +258,12 @@ class Member:
         MaintenanceService(
             responder, durable.store, config.quota_bytes or 0, replica.defragmenter, replica.hashes
         ).register(server)
-        self._snapshot_service = SnapshotService(durable.store, durable.backend, replica.damaged)
+        self._snapshot_service = SnapshotService(
+            durable.store,
+            durable.backend,
+            replica.damaged,
+            lambda call: responder.check_again(call, Rights.check_root),
+        )
         self._snapshot_service.register(server)
         QuotaService(responder, replica.throttle).register(server)
         health.register(server)

@@ -9,7 +9,7 @@ Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
 
 | kind | needs |
 |---|---|
-| PUT | WRITE on the key, for the owner of the lease too; READ with prev_kv; WRITE on all keys of the lease that it names |
+| PUT | WRITE on the key, for the lease's owner too; READ with prev_kv; WRITE on all keys of the lease that it names |
 | DELETE_RANGE | WRITE on the interval; READ with prev_kv |
 | TXN | READ for every compare; both branches and all nested txns: each operation what it needs alone |
 | LEASE_GRANT | any user |

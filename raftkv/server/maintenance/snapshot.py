@@ -9,6 +9,9 @@ file it found under the name: a file that was put in its place meanwhile is not 
 replaced afterwards is read to its end. Nothing is copied to the disk, and at most a pipe and a stream's send buffer lie
 in memory.
 
+The right is asked again when a state is pinned: what is sent from then on is as old. A call that loses its right while
+it lasts is ended (``server/auth/live``).
+
 A client that does not read, or reads too slowly for how much is written, loses its stream: a pinned state makes the
 database grow. Every member serves it, a learner too, with or without a leader.
 """
@@ -71,6 +74,10 @@ def _ignore(_error: errors.CorruptionError) -> None:
     """Leave it at the answer to the client."""
 
 
+def _allow(_call: StreamCall) -> None:
+    """Let every caller have it."""
+
+
 class SnapshotService:
     """Handler of Maintenance.Snapshot.
 
@@ -78,12 +85,18 @@ class SnapshotService:
         store: what is sent.
         backend: its database.
         on_damage: called when it turns out to be damaged.
+        check: raises the StatusError that refuses a caller by now.
     """
 
     def __init__(
-        self, store: Store, backend: LMDBBackend, on_damage: Callable[[errors.CorruptionError], None] = _ignore
+        self,
+        store: Store,
+        backend: LMDBBackend,
+        on_damage: Callable[[errors.CorruptionError], None] = _ignore,
+        check: Callable[[StreamCall], None] = _allow,
     ) -> None:
         self._on_damage = on_damage
+        self._check = check
         self._store = store
         self._backend = backend
         self._streams = 0
@@ -110,6 +123,7 @@ class SnapshotService:
     async def _serve(self, call: StreamCall) -> None:
         await flushed(self._store)
         for _ in range(ATTEMPTS_MAX):
+            self._check(call)
             stream = _Stream(self._backend)
             try:
                 if await stream.send(call):

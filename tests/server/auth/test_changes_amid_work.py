@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply import request as requests
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Kind
 from raftkv.loop import scheduler
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
@@ -20,7 +22,11 @@ from raftkv.pb import admin_pb2, election_pb2, rpc_pb2
 from raftkv.replica.watch.stream import RECHECKS_PER_STEP
 from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
+from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.services.cluster import ClusterService
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.mvcc import Store
 from tests.replica.maintenance.test_defragmenter import Fake, make
 from tests.rpc.loop import on_loop, until
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
@@ -186,6 +192,27 @@ def test_defragmentation_ends_with_the_right_to_it(monkeypatch: pytest.MonkeyPat
         for _ in range(3):
             await asyncio.sleep(0)
         assert (fake.runs, fake.is_waiting.is_set()) == (1, False)
+
+    main()
+
+
+def test_snapshot_that_waited_for_the_disk_shows_nothing_of_after_the_right(tmp_path: Path) -> None:
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice()
+        world.user("carol", role="root")
+        backend = LMDBBackend(tmp_path / "db", 16 << 20)
+        store = Store.open(backend, ThreadWriter(asyncio.get_running_loop().call_soon_threadsafe))
+        check = partial(world.responder.check_again, check=Rights.check_root)
+        SnapshotService(store, backend, check=check).register(cast(Any, world.registry))
+        call: Any = world.start("etcdserverpb.Maintenance/Snapshot", rpc_pb2.SnapshotRequest(), world.token("carol"))
+        await asyncio.sleep(0)  # the handler begins
+        assert not call.done
+        world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="carol", role="root"))
+        await until(lambda: call.done)
+        assert (call.status, call.answers) == (DENIED, [])
+        store.close()
+        backend.close()
 
     main()
 
