@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.client.arguments import function, limit, seconds, whole
 from raftkv.client.errors import EndpointsFailed, LeaseLost
 from raftkv.client.kv import KV, Txn
-from raftkv.client.operations import delete, lease_of
+from raftkv.client.operations import delete, lease_of, mod_revision, put
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.rpc.retry import Backoff, is_transient
@@ -517,8 +518,11 @@ class Leases(Part):
 # When its lease is lost (the process was paused, the cluster was away for longer than the TTL) a session tells its
 # owner,
 # gets a new lease as soon as the cluster answers, puts its keys again and tells its owner that too. Between the two,
-# calls that rely on it raise ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of
+# calls that rely on it raise ``LeaseLost``. A key that another client has put since is left to it, and kept no more; a
+# line in the log names it. ``generation`` counts leases: locks and terms do not survive a change of
 # it.
+
+_log = logging.getLogger(__name__)
 
 OnSession = Callable[["Session"], Any]
 
@@ -634,11 +638,13 @@ class Session:
     async def keep(self, key: Text, value: Text) -> None:
         """Put a key with its lease, now and after every time that it is established anew.
 
+        It is put now in any case, later unless another client has put it since: the user needs the right to read it.
+
         Arguments:
             key, value: as for ``put``.
 
         Raises:
-            LeaseLost: it is not established at present; the key is put when it is.
+            LeaseLost: it is not established at present; the key is put when it is, unless it is another client's.
             StatusError: the put failed; see ``definite``. It is put again with the next lease.
         """
         name = to_bytes(key)
@@ -686,12 +692,13 @@ class Session:
             self._tell(self._on_established)
 
     async def _establish_again(self) -> None:
-        backoff = Backoff()
+        backoff, own = Backoff(), {self.lease.id}
         while True:
             try:
                 lease = await Lease(self._scope, self._ttl)
+                own.add(lease.id)
                 try:
-                    await self._put_kept(lease)
+                    await self._put_kept(lease, own)
                 except asyncio.CancelledError:
                     self._lease = lease  # ``close`` of the session ends it
                     raise
@@ -705,17 +712,36 @@ class Session:
                 self._lease = lease
                 return
 
-    async def _put_kept(self, lease: Lease) -> None:
-        """Put the keys under a new lease, as they are at the end: some may be kept or dropped meanwhile."""
+    async def _put_kept(self, lease: Lease, own: set[int]) -> None:
+        """Put the keys under a new lease, as they are at the end: some may be kept or dropped meanwhile.
+
+        Arguments:
+            lease: the new one.
+            own: ids of leases under which a key is still this session's.
+        """
         there: dict[bytes, bytes] = {}
         while there != self._kept:
             for name in [name for name in there if name not in self._kept]:
                 await self._delete(name, lease)
                 del there[name]
             for name, value in [item for item in self._kept.items() if there.get(item[0]) != item[1]]:
-                if self._kept.get(name) == value:
-                    await self._kv.put(name, value, lease=lease)
+                if self._kept.get(name) != value:
+                    continue
+                if await self._put_again(name, value, lease, own):
                     there[name] = value
+                elif self._kept.get(name) == value:
+                    del self._kept[name]
+                    _log.warning("key %r was put by another client: the session keeps it no more", name)
+
+    async def _put_again(self, name: bytes, value: bytes, lease: Lease, own: set[int]) -> bool:
+        """Put a key that is gone, or that hangs on a lease of this session; False: it is another client's."""
+        while True:
+            found = await self._kv.get(name)
+            if found is not None and found.lease not in own:
+                return False
+            seen = mod_revision(name) == (0 if found is None else found.mod_revision)
+            if (await Txn(self._scope).when(seen).then(put(name, value, lease=lease)).commit()).succeeded:
+                return True
 
     def _tell(self, callback: OnSession | None) -> None:
         changed, self._changed = self._changed, asyncio.Event()

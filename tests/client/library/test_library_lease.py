@@ -329,18 +329,45 @@ def test_session_drops_no_key_that_another_client_has_put_since(play):
     play(scenario)
 
 
+def test_session_that_comes_back_takes_no_key_that_another_client_has_put_since(play, caplog):
+    async def scenario(kv):
+        async with kv.session(ttl=2) as session, kv.session(ttl=2) as other:
+            for name in ("mine", "plain", "of another session"):
+                await session.keep(name, "1")
+            await kv.put("plain", "2")
+            await other.keep("of another session", "2")
+            for generation in (2, 3):
+                await kv.revoke(session.id)
+                async with asyncio.timeout(90):
+                    await session.established(generation)
+                found = {item.key: (item.value, item.lease) for item in await kv.range("", prefix=True)}
+                assert found == {
+                    b"mine": (b"1", session.id),
+                    b"plain": (b"2", 0),
+                    b"of another session": (b"2", other.id),
+                }
+            await session.keep("plain", "3")  # asked for again, it is this session's again
+            assert (await kv.get("plain")).lease == session.id
+        assert [record.args for record in caplog.records if "keeps it no more" in record.msg] == [
+            (b"plain",),
+            (b"of another session",),
+        ]
+
+    play(scenario)
+
+
 def hold_puts_of(session):
     """Have the session's puts wait after they were done: returns what is set at the first, and what lets them go on."""
     begun, go_on = asyncio.Event(), asyncio.Event()
-    put_now = session._kv.put
+    put_now = session._put_again
 
-    async def put_and_wait(*args, **options):
-        done = await put_now(*args, **options)
+    async def put_and_wait(*args):
+        done = await put_now(*args)
         begun.set()
         await go_on.wait()
         return done
 
-    session._kv.put = put_and_wait
+    session._put_again = put_and_wait
     return begun, go_on
 
 
@@ -384,15 +411,17 @@ def test_a_session_whose_keys_cannot_be_put_keeps_no_lease_of_an_attempt(play):
     async def scenario(kv):
         async with kv.session(ttl=2) as session:
             await session.keep("kept", "1")
-            put_now, failures = session._kv.put, []
+            put_now, failures = session._put_again, []
 
-            async def put_in_vain(*args, **options):
+            async def put_in_vain(name, value, lease, own):
                 if len(failures) == 3:
-                    return await put_now(*args, **options)
-                failures.append(options["lease"])
+                    return await put_now(name, value, lease, own)
+                failures.append(lease)
+                if len(failures) == 2:
+                    await put_now(name, value, lease, own)  # it came through, and its answer was lost
                 raise errors.NoSpaceError()
 
-            session._kv.put = put_in_vain
+            session._put_again = put_in_vain
             await kv.revoke(session.id)
             async with asyncio.timeout(90):
                 await session.established(2)
