@@ -36,7 +36,7 @@ from raftkv.client.admin import Permission, interval
 from raftkv.client.credentials import announce_settings
 from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
-from raftkv.client.operations import Compare, Delete, mod_revision, version
+from raftkv.client.operations import Compare, Delete, lease_of, mod_revision
 from raftkv.dataset import keys as dataset_keys
 from raftkv.errors import (
     ConfigError,
@@ -175,7 +175,7 @@ def delete(invocation: Invocation) -> None:
 
     async def forget(kv: Client) -> int:
         # Each node that comes makes sure that there is an arbiter: without one, none has come since ``alive`` looked.
-        deleted = await _delete(kv, run_id, [] if invocation["force"] else [version(RunKeys(run_id).arbiter) == 0])
+        deleted = await _delete(kv, run_id, [] if invocation["force"] else [lease_of(RunKeys(run_id).arbiter) == 0])
         if deleted is None:
             raise CommandError(_in_use(run_id, await kv.count(RunKeys(run_id).nodes, prefix=True)), ERROR)
         return deleted
@@ -224,7 +224,7 @@ def _delete_ended(invocation: Invocation) -> None:
 
             async def forget(kv: Client, summary: RunSummary) -> int | None:
                 state = mod_revision(RunKeys(summary.run_id).state) == summary.revision
-                deleted = await _delete(kv, summary.run_id, [state, version(RunKeys(summary.run_id).arbiter) == 0])
+                deleted = await _delete(kv, summary.run_id, [state, lease_of(RunKeys(summary.run_id).arbiter) == 0])
                 update(advance=1)
                 return deleted
 

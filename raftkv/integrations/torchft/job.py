@@ -36,7 +36,7 @@ from raftkv.client.control import ClientControl, Reflector, below
 from raftkv.client.errors import is_client_closed
 from raftkv.client.lease import Lease
 from raftkv.client.library import Client
-from raftkv.client.operations import Operation, create_revision, delete, get, mod_revision, put, version
+from raftkv.client.operations import Operation, delete, get, lease_of, mod_revision, put
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import Event, KeyValue
@@ -282,7 +282,8 @@ class Job:
         self._last_id += ID_LEAP + secrets.randbelow(ID_LEAP)
 
     def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
-        self._arbiter = arbiter
+        # One without a lease is a stranger's, and would stay for ever.
+        self._arbiter = arbiter if arbiter is not None and arbiter.lease else None
         if quorum is not None and quorum.mod_revision > self._record_revision:
             self._record_revision = quorum.mod_revision
             try:
@@ -366,7 +367,7 @@ class Job:
         keys = self._keys
         result = await (
             self._kv.txn()
-            .when(version(keys.arbiter) == 0)
+            .when(lease_of(keys.arbiter) == 0)
             .then(put(keys.arbiter, self._daemon_id, lease=self._lease.lease), get(keys.arbiter), get(keys.quorum))
             .otherwise(get(keys.arbiter), get(keys.quorum))
             .commit(timeout_s=CALL_TIMEOUT_S)
@@ -511,7 +512,7 @@ class Job:
         result = await (
             self._kv.txn()
             .when(
-                create_revision(keys.arbiter) == self._arbiter.create_revision,
+                mod_revision(keys.arbiter) == self._arbiter.mod_revision,
                 mod_revision(keys.quorum) == self._record_revision,
             )
             .then(operation)

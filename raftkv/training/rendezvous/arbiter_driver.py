@@ -10,10 +10,10 @@ Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a 
 
 A member that does not come back for long is evicted by a third write: its key is deleted, and a fault says why.
 
-The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
-nothing any more. A decision whose answer was lost is either seen by the
-watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is too
-large or a user who may not, is made again ever more slowly, and those who wait learn why.
+The ``arbiter`` key ends with its holder's lease; one without a lease is no node's, and is taken over. A holder that was
+frozen, or that another node has replaced, decides nothing any more. A decision whose answer was lost is either seen by
+the watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is
+too large or a user who may not, is made again ever more slowly, and those who wait learn why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.control import RETRY_MAX_S, RETRY_MIN_S, Control, Reflector, below
-from raftkv.client.operations import Compare, Delete, GetRange, Operation, Put, mod_revision, version
+from raftkv.client.operations import Compare, Delete, GetRange, Operation, Put, lease_of, mod_revision, version
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
@@ -612,6 +612,8 @@ class ArbiterElection:
 
     def on_arbiter(self, item: KeyValue | None) -> None:
         """Take notice of the ``arbiter`` key as it is now; None: it is gone."""
+        if item is not None and not item.lease:
+            item = None  # a stranger's, which would stay for ever
         self._holder = item
         if self._closed:
             return
@@ -683,7 +685,7 @@ class ArbiterElection:
         while self._holder is None:
             await registration.registered.wait()
             grant = registration.grant
-            conditions = [version(keys.arbiter) == 0, version(keys.node(own_id)) > 0]
+            conditions = [lease_of(keys.arbiter) == 0, version(keys.node(own_id)) > 0]
             try:
                 if grant is not None:
                     put = [Put(keys.arbiter, own_id, lease=grant.id)]

@@ -23,7 +23,7 @@ from typing import Final
 from raftkv.client.control import Control, Grant, OnTrouble, until_answered
 from raftkv.client.errors import is_client_closed
 from raftkv.client.kv import Txn
-from raftkv.client.operations import Get, Operation, Put, mod_revision, version
+from raftkv.client.operations import Get, Operation, Put, lease_of, mod_revision, version
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
@@ -81,7 +81,7 @@ class Registration:
         self._declared = False
         self._left = False
         self._again: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._beat_at = 0.0
@@ -151,7 +151,9 @@ class Registration:
                 self._declared = False
                 self.lose(grant.id)
                 # An operator may have deleted the key alone of the arbiter: no key may live by that lease.
-                self._ending = self._loop.create_task(self._drop(grant))
+                ending = self._loop.create_task(self._drop(grant))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
 
     async def _write(self, grant: Grant) -> bool:
         """Have the node's key say what ``node`` says; False: it ended with its lease."""
@@ -236,7 +238,7 @@ class Registration:
         return [
             Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
             Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode())),
-            Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
+            Txn().when(lease_of(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
             *keys.record.reads(),
             *keys.calls.reads(),
         ]

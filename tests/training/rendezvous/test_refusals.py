@@ -87,6 +87,25 @@ def test_damaged_record_is_told_to_those_who_wait(record: str) -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+def test_arbiter_key_without_a_lease_is_taken_over() -> None:
+    """No node would ever have decided: the key of a stranger does not end."""
+
+    async def main() -> None:
+        control, keys = StoreWorld().control(), RunKeys("job")
+        await control.txn((), [Put(keys.arbiter, b"stranger")])
+        node = await Participant.start(control, CONFIG)
+        for generation in (1, 2):
+            world = await node.next_world()
+            assert world.generation == generation
+            await control.txn((), [Put(keys.arbiter, b"stranger")])  # over that of the node
+            await node.report(Fault(generation, node.node.id, node.node.host, cause=OUT_OF_MEMORY))
+        assert (await node.next_world()).generation == 3
+        await node.close()
+        await node.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 def test_fault_that_names_the_host_of_no_member_leaves_no_host_out() -> None:
     """A record below the run blames only a machine of the run: in a cluster a denial is that of all its runs."""
 

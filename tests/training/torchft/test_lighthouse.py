@@ -279,6 +279,21 @@ def test_another_daemon_takes_over_from_one_that_died_with_its_replicas(play):
     play(story)
 
 
+def test_arbiter_key_without_a_lease_is_taken_over(play):
+    """No daemon would ever have decided: the key of a stranger does not end."""
+
+    async def story(stage: Stage) -> None:
+        arbiter = JobKeys(JOB).arbiter
+        await stage.kv.put(arbiter, "stranger")
+        ports = [await stage.daemon(min_replicas=2) for _ in range(2)]
+        a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+        assert names(await together(a, b)) == "ab"
+        await stage.kv.put(arbiter, "stranger")  # over that of a daemon
+        assert names(await joined(stage.replica("c", ports[0]), a, b)) == "abc"
+
+    play(story)
+
+
 def test_the_id_goes_on_where_it_was_when_all_daemons_are_new(play):
     async def story(stage: Stage) -> None:
         ids = []
