@@ -61,8 +61,8 @@ _OF_MEMBERS = {
 }
 _OF_CALLS = {
     "raftkv/loop": "cork timers",
-    "raftkv/rpc": "framing h2 inbox limits protocol",
-    "raftkv/rpc/http2": "client connection control frames hpack sending server",
+    "raftkv/rpc": "framing inbox limits protocol",
+    "raftkv/rpc/http2": "connection frames hpack",
     "raftkv/rpc/server": "budget calls carrier core http2 known_heads router stream",
     "raftkv/rpc/sockets": "poller transport",
 }

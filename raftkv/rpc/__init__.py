@@ -2,11 +2,11 @@
 
 Owns bytes, calls, deadlines and every limit on what a peer can make grow; it knows no request of ours.
 
-    socket (sockets) -> protocol -> h2 (engine) -> core -> handler(call, message)               bytes in
+    socket (sockets) -> protocol -> http2 (engine) -> core -> handler(call, message)               bytes in
     handler: call.reply(message) -> core -> engine -> cork, end of the turn -> one write        bytes out
 
-Read in this order: ``status`` (gRPC's codes), ``framing`` (messages in a byte stream, metadata), ``h2`` (what gRPC
-makes of HTTP/2) on ``http2`` (the engine), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls out),
+Read in this order: ``status`` (gRPC's codes), ``framing`` (messages in a byte stream, metadata), ``http2`` (the
+engine), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls out),
 ``server`` and ``client`` (the asyncio shells), ``sockets`` (those of a server). ``loop.cork`` writes the output of a
 turn at its end; ``limits`` has all numbers; ``shares`` says who has which part of a budget.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
-from raftkv.rpc.h2 import CLOSED, ClientEngine, ConnectionFailedError, ErrorCode
+from raftkv.rpc.http2 import CLOSED, ClientConnection, ConnectionFailedError, ErrorCode
 from raftkv.rpc.http2.frames import MAX_CONCURRENT_STREAMS, name_of
 from raftkv.rpc.limits import ChannelOptions, TokenBucket
 from raftkv.rpc.protocol import DrainWatcher
@@ -118,7 +118,7 @@ class ClientCore:
     """
 
     def __init__(self, options: ChannelOptions, events: ClientEvents, clock: Callable[[], float]) -> None:
-        self.h2 = ClientEngine(self, options)
+        self.h2 = ClientConnection(self, options)
         self.options = options
         self.on_timed_ping: Callable[[], None] | None = None
         """Called once, when the next ``TIMED_PING`` is answered."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.client.calls import DEADLINE_TEXT
 from raftkv.rpc.framing import MessageAssembler, frame
-from raftkv.rpc.h2 import H2Error
+from raftkv.rpc.http2 import H2Error
 from raftkv.rpc.inbox import Inbox
 from raftkv.rpc.status import Code, Headers, RpcError
 

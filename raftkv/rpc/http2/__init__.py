@@ -5,26 +5,41 @@
     connection.answer(1, message)
     socket.send(connection.take(65_536))
 
-Arrows: ``hpack``, ``frames`` < ``sending`` < ``control`` < ``connection`` < ``server``,
-``client``.
+Arrows: ``frames`` < ``hpack`` < ``connection``.
 """
 
 from __future__ import annotations
 
-from raftkv.rpc.http2.client import ClientConnection, ClientListener
-from raftkv.rpc.http2.connection import Connection
-from raftkv.rpc.http2.control import Listener
-from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, H2Error
-from raftkv.rpc.http2.frames import PREFACE, goaway_frame, window_update_frame
+from raftkv.rpc.http2.connection import (
+    CLOSED,
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    SLICE_BYTES,
+    ClientConnection,
+    Connection,
+    Listener,
+    Request,
+    RequestListener,
+    ResponseListener,
+    ServerConnection,
+)
+from raftkv.rpc.http2.frames import (
+    PREFACE,
+    ConnectionFailedError,
+    ErrorCode,
+    H2Error,
+    goaway_frame,
+    window_update_frame,
+)
 from raftkv.rpc.http2.hpack import Headers
-from raftkv.rpc.http2.server import OK_TRAILERS, RESPONSE_HEADERS, Request, ServerConnection, ServerListener
 
 __all__ = [
+    "CLOSED",
     "OK_TRAILERS",
     "PREFACE",
     "RESPONSE_HEADERS",
+    "SLICE_BYTES",
     "ClientConnection",
-    "ClientListener",
     "Connection",
     "ConnectionFailedError",
     "ErrorCode",
@@ -32,8 +47,9 @@ __all__ = [
     "Headers",
     "Listener",
     "Request",
+    "RequestListener",
+    "ResponseListener",
     "ServerConnection",
-    "ServerListener",
     "goaway_frame",
     "window_update_frame",
 ]

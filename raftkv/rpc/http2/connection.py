@@ -5,10 +5,12 @@
     connection.send_data(1, body, end_stream=True)
     octets = connection.take(65_536)     # to be sent, at most so many
 
-Owned here: cutting octets into frames, header blocks, bodies and the windows of what is received. ``control`` has the
-other frames, ``sending`` what leaves, ``server`` and ``client`` what differs between the ends.
+``Connection`` has what both ends share: what is sent, what waits, frames, windows and header blocks.
+``ServerConnection`` opens no streams and answers those of its client: beside the general calls it has ``answer``, which
+makes a whole unary answer of gRPC at once, with the same octets of header and trailers each time, once the tables have
+settled. ``ClientConnection`` opens streams, and takes no pushed ones.
 
-Invariants:
+Invariants of what is received:
 
 - A rule that is broken ends the stream or the connection with the code of the section that states it (section 5.4);
   nothing that a peer sends raises out of ``receive``.
@@ -16,18 +18,272 @@ Invariants:
   without a stream at once: the connection's window never shrinks for good (section 6.9).
 - A header block goes through the decoder even if its stream is refused or closed (section 4.3).
 - What a peer makes us keep: a frame, a block of twice the limit of header lists, ``BLOCKS_MAX`` short blocks, a table.
+- The listener counts frames that cost the peer little and us something: ``on_reset`` (CVE-2023-44487, CVE-2025-8671),
+  ``on_settings`` (CVE-2019-9515), ``on_ping`` (CVE-2019-9512), ``on_window_update`` (CVE-2019-9517), ``on_priority``
+  and ``on_oddity`` (CVE-2019-9513).
+
+Invariants of what is sent:
+
+- No body leaves beyond the windows of its stream and of the connection (section 6.9.1).
+- A header block is encoded when its frame is written: blocks leave in the order in which they change the peer's table
+  (RFC 7541 section 2.2).
+- Output that may leave at once becomes frames at once; other output waits in the outbox of its stream: header blocks
+  for the socket only, bodies for the windows too, of which streams take turns.
+- While the socket takes nothing, ``DIRECT_BYTES`` of frames are made at most, and a frame that ends a stream is made
+  when it can leave: until then its stream counts as open, and so against the peer's limit of streams.
+
+Leaves out: priorities (section 5.3; RFC 9218), push (section 8.4), padding of our own (section 10.7).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final, Protocol
 
+from raftkv.rpc.framing import frame, prefix, prefix_of
 from raftkv.rpc.http2 import frames as f
-from raftkv.rpc.http2.control import Block, Controlled, Limits
-from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
-from raftkv.rpc.http2.hpack import Decoder, malformed
-from raftkv.rpc.http2.sending import Stream
+from raftkv.rpc.http2.frames import (
+    ConnectionFailedError,
+    ConnectionGoneError,
+    ErrorCode,
+    H2Error,
+    StreamFailedError,
+    StreamGoneError,
+)
+from raftkv.rpc.http2.hpack import (
+    FIELD_BYTES,
+    Decoder,
+    Encoder,
+    Headers,
+    check_request,
+    check_response,
+    check_trailers,
+    malformed,
+)
+from raftkv.rpc.limits import ChannelOptions, ServerLimits
+
+_uint32: Final = Struct(">I").unpack_from
+_entries: Final = Struct(">HI").iter_unpack
+_pack: Final = f.HEAD.pack
+_unpack_head: Final = f.HEAD.unpack_from
+
+
+class Listener(Protocol):
+    """Whom a connection calls. It may send from within each of these.
+
+    A server's connection calls ``prepare`` and ``on_request`` too; a client's ``on_response`` and ``on_trailers``.
+    """
+
+    def on_data(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        """Octets of a body have come."""
+
+    def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
+        """Octets have come for a stream that is closed."""
+
+    def on_closed(self, stream_id: int, code: int) -> None:
+        """A stream is closed: both ends have ended it (code 0), or one has reset it."""
+
+    def on_settings(self) -> None:
+        """The peer has sent settings."""
+
+    def on_window_update(self) -> None:
+        """The peer has opened a window."""
+
+    def on_priority(self) -> None:
+        """The peer has said which stream is dearer to it (RFC 9218 section 7.1)."""
+
+    def on_ping(self) -> None:
+        """The peer has sent a ping, which is answered already."""
+
+    def on_pong(self, opaque: bytes) -> None:
+        """A ping of ours has come back."""
+
+    def on_reset(self, stream_id: int) -> None:
+        """The peer has reset a stream, or has made us reset one."""
+
+    def on_oddity(self) -> None:
+        """A frame has come that is allowed and of no use: one of many is an attack."""
+
+    def on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
+        """The peer takes no more streams."""
+
+    def on_failed(self, error: ConnectionFailedError) -> None:
+        """The peer has broken a rule: the connection ends, and a GOAWAY that says so waits to be sent."""
+
+
+class RequestListener(Listener, Protocol):
+    """Whom a server's connection calls."""
+
+    def prepare(self, fields: Headers) -> Any:
+        """Return what ``on_request`` needs of the header of a request, apart from its ``VARYING`` field.
+
+        Asked once for headers that repeat, with or without another timeout.
+        """
+
+    def on_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
+        """A request has begun."""
+
+
+class ResponseListener(Listener, Protocol):
+    """Whom a client's connection calls."""
+
+    def on_response(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
+        """The header of a response has come."""
+
+    def on_trailers(self, stream_id: int, fields: Headers) -> None:
+        """The end of a response has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a connection allows its peer.
+
+    Attributes:
+        stream_window_bytes: body octets that a stream may send ahead.
+        connection_window_bytes: the same for the whole connection.
+        header_list_bytes: of the fields of a block (section 6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
+        header_count: fields of a block.
+        continuations: frames of a block after its first (CVE-2024-27316).
+        settings_entries: of one SETTINGS frame (CVE-2020-11080).
+        outbound_acks: answers to PING and SETTINGS that wait to be sent (CVE-2019-9512).
+    """
+
+    stream_window_bytes: int
+    connection_window_bytes: int
+    header_list_bytes: int
+    header_count: int = 1024
+    continuations: int = 8
+    settings_entries: int = 32
+    outbound_acks: int = 1000
+
+
+class Block:
+    """What a header block means.
+
+    Attributes:
+        fields: of it.
+        is_sound: all have octets that a header may have.
+        opening: what the listener has made of it, once it was asked.
+    """
+
+    __slots__ = ("fields", "is_sound", "opening")
+
+    def __init__(self, fields: Headers, is_sound: bool) -> None:
+        self.fields = fields
+        self.is_sound = is_sound
+        self.opening: Any = None
+
+
+class Stream:
+    """A stream that is open, or closed by one end only.
+
+    Attributes:
+        credit: body octets that the peer may still send (section 5.2).
+        send_extra: body octets that we may still send, beyond what the peer's SETTINGS_INITIAL_WINDOW_SIZE is now.
+            That setting moves the windows of all streams (section 6.9.2): so it costs nothing a stream.
+        returned: octets that were taken and of which the peer does not know yet.
+        content_left: body octets that are to come as content-length has it; None: it says nothing.
+        has_headers: the first header of the peer's message has come, those of 1xx aside.
+        is_remote_closed: the peer sends nothing more.
+        is_local_closed: we send nothing more; what waits in ``outbox`` goes first.
+        outbox: what waits; None: nothing does.
+    """
+
+    __slots__ = (
+        "content_left",
+        "credit",
+        "has_headers",
+        "is_local_closed",
+        "is_remote_closed",
+        "outbox",
+        "returned",
+        "send_extra",
+        "stream_id",
+    )
+
+    def __init__(self, stream_id: int, credit: int) -> None:
+        self.stream_id = stream_id
+        self.credit = credit
+        self.send_extra = 0
+        self.returned = 0
+        self.content_left: int | None = None
+        self.has_headers = False
+        self.is_remote_closed = False
+        self.is_local_closed = False
+        self.outbox: Outbox | None = None
+
+
+class Outbox:
+    """Output that waits: a header block, body octets in the pieces in which they came, and what ends them.
+
+    Attributes:
+        head: fields of a header block that goes before the octets; None: it has left.
+        size_bytes: of all pieces.
+        trailers: fields to send after them; None: an empty DATA frame ends the stream, or nothing yet.
+        ends: whether the stream ends after them.
+    """
+
+    __slots__ = ("_at", "_pieces", "ends", "head", "size_bytes", "trailers")
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._at = 0
+        self.head: Headers | None = None
+        self.size_bytes = 0
+        self.trailers: Headers | None = None
+        self.ends = False
+
+    def add(self, piece: bytes) -> None:
+        """Queue a piece; it is kept whole until its last octet is taken."""
+        if piece:
+            self._pieces.append(piece)
+            self.size_bytes += len(piece)
+
+    def take(self, size_bytes: int) -> bytes:
+        """Take so many octets, which are there."""
+        self.size_bytes -= size_bytes
+        parts: list[bytes] = []
+        while size_bytes:
+            piece = self._pieces[0]
+            part = piece[self._at : self._at + size_bytes]
+            size_bytes -= len(part)
+            self._at += len(part)
+            if self._at == len(piece):
+                self._pieces.popleft()
+                self._at = 0
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def drop_some(self, size_bytes: int) -> int:
+        """Drop pieces of so many octets, or of a few more; returns how many."""
+        before = self.size_bytes
+        while self.size_bytes and before - self.size_bytes < size_bytes:
+            self.drop()
+        return before - self.size_bytes
+
+    def drop(self) -> int:
+        """Drop the first piece; returns how many octets of it were left."""
+        freed = len(self._pieces.popleft()) - self._at
+        self._at = 0
+        self.size_bytes -= freed
+        return freed
+
+
+DIRECT_BYTES: Final = 64 * 1024
+"""Octets of frames that wait for ``take``; more wait in outboxes, where they are counted."""
+
+LEFT_BEHIND_BYTES: Final = 64 * 1024
+"""What a closed stream leaves behind is freed at once up to here: hundreds may be closed at once."""
+
+RESETS_REMEMBERED: Final = 256
+"""Streams that we have reset, and of which frames may still be under way (section 5.1, closed).
+
+Of older ones only the highest id is known; up to there all closed streams are taken for reset ones.
+"""
 
 BLOCKS_MAX: Final = 32
 BLOCK_BYTES_MAX: Final = 512
@@ -35,44 +291,417 @@ BLOCK_FIELDS_MAX: Final = 32
 """Header blocks of a connection whose meaning is remembered, how long they may be, and how many fields may be in one:
 an octet can name a field, which takes a hundred here."""
 
-_head: Final = f.HEAD.unpack_from
 
-
-class Connection(Controlled):
-    """One end. See ``server`` and ``client`` for what differs.
+class Connection(ABC):
+    """One end. See ``ServerConnection`` and ``ClientConnection`` for what differs.
 
     Arguments:
         listener: is called.
         limits: what the peer may do.
         settings: that the peer learns first.
         indexed: names of fields that are sent again and again.
+
+    Attributes:
+        is_blocked: the peer's socket takes nothing: frames are not made before ``take`` asks for them.
+        is_held: set by the listener, which has taken its time: whole frames are left for ``go_on``.
+        has_failed: a rule was broken, or the owner has ended the connection: nothing that comes is looked at.
+        left_behind: what waited on closed streams, where that was much, for the owner to be freed bit by bit; None: it
+            is freed at once.
+        peer_settings: by number, what the peer has said.
     """
 
     def __init__(self, listener: Any, limits: Limits, settings: dict[int, int], indexed: frozenset[bytes]) -> None:
-        super().__init__(listener, limits, indexed)
+        self._listener = listener
+        self._encoder = Encoder(indexed)
+        self._streams: dict[int, Stream] = {}
+        self._resets: dict[int, None] = {}
+        self._resets_forgotten = 0
+        self._send_window = self._peer_window = f.WINDOW_BYTES
+        self._extra_max = self._queued_bytes = 0
+        self._waiting: dict[int, Stream] = {}
+        self._waiting_heads: dict[int, Stream] = {}
+        self._stuck: dict[int, Stream] = {}
+        self._out: list[bytes] = [f.settings_frame(settings)]
+        self._out_bytes = self._acks = self._pings = 0
+        self._acks_max = limits.outbound_acks
+        self._goes = self.is_blocked = self.is_held = self.has_failed = False
+        self.left_behind: list[Outbox] | None = None
+        self._settings_max = limits.settings_entries
+        self._settings_sent = 1
+        self._is_settled = False
+        self.peer_settings: dict[int, int] = {}
         self._decoder = Decoder(limits.header_list_bytes, limits.header_count)
         self._known: dict[bytes, Block] = {}
-        self._awaited = b""
-        self._rest = b""
-        self.is_held = False
-        """Set by the listener, which has taken its time: whole frames are left for ``go_on``."""
+        self._awaited = self._rest = b""
         self._block: list[bytes] | None = None
         self._block_end_stream = False
-        self._block_stream_id = 0
-        self._block_room = 0
+        self._block_stream_id = self._block_room = 0
         self._block_room_max = 2 * limits.header_list_bytes
         self._continuations_max = limits.continuations
         self._stream_credit = limits.stream_window_bytes
-        self._window_bytes = limits.connection_window_bytes
-        self._credit = limits.connection_window_bytes
+        self._window_bytes = self._credit = limits.connection_window_bytes
         self._returned = 0
-        self._say_settings(settings)
         if limits.connection_window_bytes > f.WINDOW_BYTES:
             self._out.append(f.window_update_frame(0, limits.connection_window_bytes - f.WINDOW_BYTES))
 
     @abstractmethod
+    def _last_peer_stream(self) -> int:
+        """Return the last stream of the peer that we have looked at, for GOAWAY."""
+
+    @abstractmethod
+    def _is_idle(self, stream_id: int) -> bool:
+        """Return whether a stream was never opened (section 5.1)."""
+
+    @abstractmethod
     def _on_headers(self, stream_id: int, block: Block, end_stream: bool) -> None:
         """Take a whole header block."""
+
+    # ---- what is there to be sent
+
+    @property
+    def want_write(self) -> bool:
+        """Whether ``take`` would return something."""
+        return bool(self._out or self._waiting_heads or (self._waiting and self._send_window > 0))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come of this connection: it has failed, or goes and has no stream left."""
+        return self.has_failed or (self._goes and not self._streams)
+
+    @property
+    def open_streams(self) -> int:
+        """Streams that are not closed: those of which something waits to be sent, too."""
+        return len(self._streams)
+
+    @property
+    def send_window(self) -> int:
+        """Body octets that the peer takes of the whole connection."""
+        return self._send_window
+
+    def queued_body_size(self, stream_id: int | None = None) -> int:
+        """Return the body octets that wait for the peer's windows, or for the socket.
+
+        Arguments:
+            stream_id: of which stream; None: of all.
+        """
+        if stream_id is None:
+            return self._queued_bytes
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None or stream.outbox is None else stream.outbox.size_bytes
+
+    def is_held_up(self, stream_id: int) -> bool:
+        """Return whether what waits on a stream waits for the peer to open a window, and not for the socket.
+
+        Arguments:
+            stream_id: of a stream on which something waits.
+        """
+        return stream_id in self._stuck or self._send_window <= 0
+
+    # ---- messages
+
+    def send_headers(self, stream_id: int, fields: Headers, end_stream: bool = False) -> None:
+        """Send the header of a message, or its trailers: those go after all that waits.
+
+        Arguments:
+            stream_id: of the stream.
+            fields: in order.
+            end_stream: nothing follows.
+
+        Raises:
+            StreamGoneError: the stream is closed, or has ended.
+            ConnectionGoneError: the connection has failed.
+        """
+        stream = self._sending(stream_id)
+        outbox = stream.outbox
+        if outbox is None and not self.is_blocked and self._out_bytes < DIRECT_BYTES:
+            self._write(f.header_frames(stream_id, self._encoder.encode(fields), end_stream))
+            if end_stream:
+                self._end_local(stream)
+            return
+        if outbox is None:
+            outbox = stream.outbox = Outbox()
+            outbox.head = fields
+            self._waiting_heads[stream_id] = stream
+        else:
+            outbox.trailers = fields
+        if end_stream:
+            outbox.ends = stream.is_local_closed = True
+
+    def send_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
+        """Send octets of a body; what the windows do not let through waits.
+
+        Arguments:
+            stream_id: of the stream.
+            data: of any size.
+            end_stream: nothing follows.
+
+        Raises:
+            StreamGoneError: the stream is closed, or has ended.
+            ConnectionGoneError: the connection has failed.
+        """
+        stream = self._sending(stream_id)
+        size = len(data)
+        if stream.outbox is None and self._may_leave(stream, size):
+            self._send_window -= size
+            stream.send_extra -= size
+            flags = f.END_STREAM if end_stream else 0
+            self._write(_pack(size >> 8, size & 0xFF, f.DATA, flags, stream_id) + data)
+            if end_stream:
+                self._end_local(stream)
+            return
+        outbox = stream.outbox
+        if outbox is None:
+            outbox = stream.outbox = Outbox()
+            waiting = self._waiting if size else self._waiting_heads  # section 6.9.1: nothing needs no window
+            waiting[stream_id] = stream
+        outbox.add(data)
+        self._queued_bytes += size
+        if end_stream:
+            outbox.ends = stream.is_local_closed = True
+
+    def end_stream(self, stream_id: int) -> None:
+        """End our side of a stream.
+
+        Arguments:
+            stream_id: of the stream.
+        """
+        self.send_data(stream_id, b"", end_stream=True)
+
+    def _sending(self, stream_id: int) -> Stream:
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.is_local_closed:
+            if self.has_failed:
+                raise ConnectionGoneError("the connection has failed")
+            raise StreamGoneError(f"stream {stream_id} is closed")
+        return stream
+
+    def _may_leave(self, stream: Stream, size: int) -> bool:
+        return (
+            size <= self._send_window
+            and size <= self._peer_window + stream.send_extra
+            and size <= f.MAX_FRAME_BYTES
+            and self._out_bytes < DIRECT_BYTES
+            and not self.is_blocked
+            and not self._waiting
+        )
+
+    def _write(self, octets: bytes) -> None:
+        self._out.append(octets)
+        self._out_bytes += len(octets)
+
+    # ---- the end of streams
+
+    def _end_local(self, stream: Stream) -> None:
+        """Our end of a stream has ended, its last frame is written."""
+        stream.is_local_closed = True
+        if stream.is_remote_closed:
+            self._remove(stream, ErrorCode.NO_ERROR)
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """End a stream at once, and drop what waits on it; nothing happens if it is closed.
+
+        Arguments:
+            stream_id: of the stream.
+            code: why.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None or self.has_failed:
+            return
+        self._out.append(f.reset_frame(stream_id, code))
+        self._remember_reset(stream_id)
+        self._remove(stream, code)
+
+    def _remember_reset(self, stream_id: int) -> None:
+        if len(self._resets) >= RESETS_REMEMBERED:
+            oldest = next(iter(self._resets))
+            del self._resets[oldest]
+            self._resets_forgotten = max(self._resets_forgotten, oldest)
+        self._resets[stream_id] = None
+
+    def _was_reset(self, stream_id: int) -> bool:
+        """Return whether we have reset a stream that is closed, or may have done so: then its frames are left alone."""
+        return stream_id in self._resets or stream_id <= self._resets_forgotten
+
+    def _remove(self, stream: Stream, code: int) -> None:
+        stream_id = stream.stream_id
+        del self._streams[stream_id]
+        stream.is_local_closed = stream.is_remote_closed = True
+        outbox, stream.outbox = stream.outbox, None
+        if outbox is not None:
+            self._queued_bytes -= outbox.size_bytes
+            if outbox.size_bytes > LEFT_BEHIND_BYTES and self.left_behind is not None:
+                self.left_behind.append(outbox)
+            self._waiting.pop(stream_id, None)
+            self._waiting_heads.pop(stream_id, None)
+            self._stuck.pop(stream_id, None)
+        self._listener.on_closed(stream_id, code)
+
+    def drop(self, size_bytes: int) -> bool:
+        """Free some of what waits, of a connection that is gone.
+
+        Arguments:
+            size_bytes: about how much.
+
+        Returns:
+            Whether something is left.
+        """
+        for stream in self._streams.values():
+            outbox = stream.outbox
+            while outbox is not None and outbox.size_bytes and size_bytes > 0:
+                freed = outbox.drop()
+                self._queued_bytes -= freed
+                size_bytes -= freed
+            if size_bytes <= 0:
+                return True
+        return False
+
+    # ---- the connection
+
+    def ping(self, opaque: bytes) -> None:
+        """Send a ping of eight octets."""
+        self._pings += 1
+        self._out.append(f.frame(f.PING, 0, 0, opaque))
+
+    def send_goaway(self, code: int, debug_data: bytes = b"") -> None:
+        """Say that no further stream is taken; those that are open go on.
+
+        Arguments:
+            code: why.
+            debug_data: for people.
+        """
+        self._goes = True
+        self._out.append(f.goaway_frame(code, debug_data, self._last_peer_stream()))
+
+    def send_shutdown_notice(self) -> None:
+        """Say that no further stream will be taken soon (section 6.8)."""
+        self._out.append(f.goaway_frame(ErrorCode.NO_ERROR))
+
+    def fail(self, code: int, debug_data: bytes) -> None:
+        """End the connection (section 5.4.1): GOAWAY is the last that is sent, once, and nothing more is looked at.
+
+        Arguments:
+            code: why.
+            debug_data: for people.
+        """
+        if not self.has_failed:
+            self.send_goaway(code, debug_data)
+            self.stop()
+
+    def stop(self) -> None:
+        """Look at nothing more that the peer sends, not even at what has come already."""
+        self.has_failed = True
+        self._block, self._rest = None, b""
+
+    def _acknowledge_frame(self, frame: bytes) -> None:
+        self._acks += 1
+        if self._acks > self._acks_max:
+            raise ConnectionFailedError(ErrorCode.ENHANCE_YOUR_CALM, "too many acknowledgements wait to be read")
+        self._out.append(frame)
+
+    # ---- octets out
+
+    def take(self, amount: int) -> bytes:
+        """Return what is to be sent.
+
+        Arguments:
+            amount: most octets to return.
+        """
+        if self._waiting_heads:
+            self._fill_heads(amount)
+        if self._waiting and self._send_window > 0:
+            self._fill(amount)
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        self._acks = 0
+        if len(data) <= amount:
+            self._out = []
+            self._out_bytes = 0
+            return data
+        self._out = [data[amount:]]
+        self._out_bytes = len(data) - amount
+        return data[:amount]
+
+    def _fill_heads(self, amount: int) -> None:
+        """Write the header blocks and the empty ends that wait: no window holds them back (section 6.9)."""
+        heads = self._waiting_heads
+        while heads and self._out_bytes < amount:
+            stream = heads.pop(next(iter(heads)))
+            outbox = stream.outbox
+            if outbox is None:
+                continue
+            if outbox.head is None and not outbox.size_bytes:
+                self._fill_frame(stream, outbox, 0)
+                continue
+            head, outbox.head = outbox.head, None
+            has_more = outbox.size_bytes > 0 or outbox.trailers is not None
+            ends = outbox.ends and not has_more
+            if head is not None:
+                self._write(f.header_frames(stream.stream_id, self._encoder.encode(head), ends))
+            if outbox.size_bytes:
+                self._waiting[stream.stream_id] = stream
+            else:
+                self._finish(stream, outbox)
+
+    def _fill(self, amount: int) -> None:
+        """Make frames of bodies that wait, a frame of each stream in turn."""
+        waiting = self._waiting
+        while waiting and self._out_bytes < amount:
+            stream_id = next(iter(waiting))
+            stream = waiting.pop(stream_id)
+            outbox = stream.outbox
+            if outbox is None:
+                continue
+            left = min(self._peer_window + stream.send_extra, self._send_window)
+            size = min(outbox.size_bytes, f.MAX_FRAME_BYTES, max(left, 0))
+            if not size and outbox.size_bytes:
+                if self._send_window <= 0:
+                    waiting[stream_id] = stream
+                    return
+                self._stuck[stream_id] = stream  # until the peer opens this stream's window
+                continue
+            self._fill_frame(stream, outbox, size)
+            if stream.outbox is not None:
+                waiting[stream_id] = stream
+
+    def _fill_frame(self, stream: Stream, outbox: Outbox, size: int) -> None:
+        self._send_window -= size
+        stream.send_extra -= size
+        self._queued_bytes -= size
+        is_done = size == outbox.size_bytes
+        ends = is_done and outbox.ends and outbox.trailers is None
+        if size or ends:
+            flags = f.END_STREAM if ends else 0
+            self._write(_pack(size >> 8, size & 0xFF, f.DATA, flags, stream.stream_id) + outbox.take(size))
+        if is_done:
+            self._finish(stream, outbox)
+
+    def _finish(self, stream: Stream, outbox: Outbox) -> None:
+        """All of the body that waited is written."""
+        stream.outbox = None
+        if outbox.trailers is not None:
+            self._write(f.header_frames(stream.stream_id, self._encoder.encode(outbox.trailers), end_stream=True))
+        if outbox.ends:
+            self._end_local(stream)
+
+    def _open_window(self, stream: Stream, increment: int) -> bool:
+        """Obey a WINDOW_UPDATE of a stream; returns whether its window is not above the maximum (section 6.9.1)."""
+        stream.send_extra += increment
+        self._extra_max = max(self._extra_max, stream.send_extra)
+        if self._stuck.pop(stream.stream_id, None) is not None:
+            self._waiting[stream.stream_id] = stream
+        return self._peer_window + stream.send_extra <= f.MAX_WINDOW_BYTES
+
+    def _move_windows(self, window_bytes: int) -> bool:
+        """Obey SETTINGS_INITIAL_WINDOW_SIZE; returns whether no window is above the maximum (section 6.9.2)."""
+        if window_bytes > self._peer_window:
+            self._waiting.update(self._stuck)
+            self._stuck.clear()
+        self._peer_window = window_bytes
+        if window_bytes + self._extra_max > f.MAX_WINDOW_BYTES:  # the stream that had so much may be gone
+            self._extra_max = max((stream.send_extra for stream in self._streams.values()), default=0)
+        return window_bytes + self._extra_max <= f.MAX_WINDOW_BYTES
 
     # ---- octets in
 
@@ -111,11 +740,6 @@ class Connection(Controlled):
         self.is_held = False
         self.receive(b"")
 
-    def stop(self) -> None:
-        """Look at nothing more that the peer sends, not even at what has come already."""
-        super().stop()
-        self._block, self._rest = None, b""
-
     def _preface(self, data: bytes) -> int:
         """Skip the octets that a client begins with (section 3.4); returns where frames begin."""
         size = min(len(self._awaited), len(data))
@@ -128,7 +752,7 @@ class Connection(Controlled):
         """Take all whole frames from a position on; returns where the rest begins."""
         end = len(data)
         while end - at >= f.HEAD_BYTES and not self.has_failed and not self.is_held:
-            high, low, kind, flags, stream_id = _head(data, at)
+            high, low, kind, flags, stream_id = _unpack_head(data, at)
             size = high << 8 | low
             if size > f.MAX_FRAME_BYTES:  # section 4.2
                 raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {size} octets")
@@ -283,6 +907,170 @@ class Connection(Controlled):
                 stream.credit += stream.returned
                 stream.returned = 0
 
+    # ---- control frames (sections 6.3 to 6.9)
+
+    def _control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take a frame that carries neither a body nor a header."""
+        if not self._is_settled and (kind != f.SETTINGS or flags & f.ACK):
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")  # section 3.4
+        take = _FRAMES.get(kind)
+        if take is None:
+            self._listener.on_oddity()  # section 5.5: an unknown kind is ignored
+        else:
+            take(self, flags, stream_id, payload)
+
+    def _priority_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.3: taken, and left alone."""
+        del flags
+        if not stream_id:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
+        self._listener.on_oddity()
+        if len(payload) != f.PRIORITY_BYTES:
+            if self._is_idle(stream_id):  # which takes no RST_STREAM (section 6.4)
+                raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 octets")
+            raise StreamFailedError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 octets")
+
+    def _reset_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.4."""
+        del flags
+        if len(payload) != 4:
+            raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 octets")
+        if not stream_id or self._is_idle(stream_id):
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of a stream that was never open")
+        self._listener.on_reset(stream_id)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._remove(stream, _uint32(payload)[0])
+
+    def _settings_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.5."""
+        if stream_id:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if flags & f.ACK:
+            self._settings_acknowledged(payload)
+            return
+        if len(payload) % 6:
+            raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS is not of 6 octets each")
+        if len(payload) > 6 * self._settings_max:
+            raise ConnectionFailedError(ErrorCode.ENHANCE_YOUR_CALM, "too many settings in one frame")
+        for key, value in _entries(payload):
+            self._setting(key, value)
+        self._is_settled = True
+        self._acknowledge_frame(f.frame(f.SETTINGS, f.ACK, 0))
+        self._listener.on_settings()
+
+    def _settings_acknowledged(self, payload: bytes) -> None:
+        if payload:
+            raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with settings")
+        if not self._settings_sent:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "an acknowledgement of SETTINGS that were not sent")
+        self._settings_sent -= 1
+
+    def _setting(self, key: int, value: int) -> None:
+        """Section 6.5.2."""
+        if key == f.INITIAL_WINDOW_SIZE:
+            if value > f.MAX_WINDOW_BYTES or not self._move_windows(value):
+                raise ConnectionFailedError(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2^31 octets or more")
+        elif key == f.HEADER_TABLE_SIZE:
+            self._encoder.limit(value)
+        elif key == f.ENABLE_PUSH:
+            self._check_push(value)
+        elif key == f.MAX_FRAME_SIZE and not f.MAX_FRAME_BYTES <= value < 2**24:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {value}")
+        if key <= f.MAX_HEADER_LIST_SIZE:  # others are left alone, and not kept
+            self.peer_settings[key] = value
+
+    def _check_push(self, value: int) -> None:
+        if value > 1:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
+
+    def _push_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Sections 6.6 and 8.4: a client pushes nothing, and we have told servers not to."""
+        del flags, stream_id, payload
+        raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
+
+    def _ping_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.7."""
+        if stream_id:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != 8:
+            raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "PING is not of 8 octets")
+        if flags & f.ACK:
+            self._pong(payload)
+            return
+        self._acknowledge_frame(f.frame(f.PING, f.ACK, 0, payload))
+        self._listener.on_ping()
+
+    def _pong(self, payload: bytes) -> None:
+        if self._pings:
+            self._pings -= 1
+            self._listener.on_pong(payload)
+        else:
+            self._listener.on_oddity()
+
+    def _goaway_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.8."""
+        del flags
+        if stream_id:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+        if len(payload) < 8:
+            raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is of less than 8 octets")
+        last, code = _uint32(payload)[0] & f.LAST_STREAM, _uint32(payload, 4)[0]
+        self._on_goaway(last, code, payload[8:])
+
+    def _on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
+        self._goes = True
+        self._listener.on_goaway(last_stream_id, code, debug_data)
+
+    def _window_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.9."""
+        del flags
+        if len(payload) != 4:
+            raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 octets")
+        increment = _uint32(payload)[0] & f.MAX_WINDOW_BYTES
+        self._listener.on_window_update()
+        if not stream_id:
+            if not increment:
+                raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            self._send_window += increment
+            if self._send_window > f.MAX_WINDOW_BYTES:
+                raise ConnectionFailedError(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2^31 octets or more")
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self._is_idle(stream_id):
+                raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was never open")
+            return
+        if not increment:
+            raise StreamFailedError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+        if not self._open_window(stream, increment):
+            raise StreamFailedError(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2^31 octets or more")
+
+    def _stray_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Section 6.10: it follows HEADERS only."""
+        del flags, stream_id, payload
+        raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+
+    def _update_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """RFC 9218 section 7.1: a priority, which is left alone."""
+        del flags, payload
+        if stream_id:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PRIORITY_UPDATE of a stream")
+        self._listener.on_priority()
+
+
+_FRAMES: Final[dict[int, Callable[[Connection, int, int, bytes], None]]] = {
+    f.PRIORITY: Connection._priority_frame,
+    f.RST_STREAM: Connection._reset_frame,
+    f.SETTINGS: Connection._settings_frame,
+    f.PUSH_PROMISE: Connection._push_frame,
+    f.PING: Connection._ping_frame,
+    f.GOAWAY: Connection._goaway_frame,
+    f.WINDOW_UPDATE: Connection._window_frame,
+    f.CONTINUATION: Connection._stray_continuation,
+    f.PRIORITY_UPDATE: Connection._update_frame,
+}
+
 
 def _unpadded(payload: bytes, flags: int, needed_bytes: int) -> bytes:
     """Sections 6.1 and 6.2: what is left without its padding, beginning with octets that must be there."""
@@ -295,3 +1083,397 @@ def _unpadded(payload: bytes, flags: int, needed_bytes: int) -> bytes:
     if payload[0] > size:
         raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "more padding than there are octets")
     return payload[1 : len(payload) - payload[0]]
+
+
+# -- server ---------------------------------------------------------------------------------------------------------
+
+RESPONSE_HEADERS: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
+
+_SERVER_INDEXED: Final = frozenset((b"content-type", b"grpc-status"))
+"""Fields whose few values are in nearly every answer."""
+
+_pack_id: Final = Struct(">I").pack
+_pack_data: Final = Struct(">HBBBIBI").pack
+"""The head of a DATA frame, and the prefix of the message in it."""
+_PREFIX_BYTES: Final = 5
+_ID_AT: Final = 5
+
+
+VARYING: Final = b"grpc-timeout"
+"""The field whose value differs with each request: what the others ask for is remembered without it."""
+
+SHAPES_MAX: Final = 16
+SHAPE_BYTES_MAX: Final = 2048
+"""Requests but for ``VARYING`` of which a connection remembers what they ask for; their size, as RFC 7541 section 4.1
+counts it."""
+
+
+def _headers(block: bytes, flags: int) -> tuple[bytes, bytes]:
+    """Return a HEADERS frame without the id of its stream: what comes before it, and after it."""
+    return f.HEAD.pack(0, len(block), f.HEADERS, flags, 0)[:_ID_AT], block
+
+
+class Request:
+    """The header of a request; the same object for headers that repeat.
+
+    Attributes:
+        fields: in order.
+        timeout: value of ``VARYING``; None: there is none.
+        content_length: what it says; None: it says nothing.
+        prepared: what the listener has made of the fields.
+    """
+
+    __slots__ = ("content_length", "fields", "prepared", "timeout")
+
+    def __init__(self, fields: Headers, timeout: bytes | None, content_length: int | None, prepared: Any) -> None:
+        self.fields = fields
+        self.timeout = timeout
+        self.content_length = content_length
+        self.prepared = prepared
+
+
+SLICE_BYTES: Final = 16 * 1024
+"""Large messages of streams are queued in pieces of this size."""
+
+
+class ServerConnection(Connection):
+    """The server's end.
+
+    Arguments:
+        listener: is called.
+        limits: what the client may do.
+    """
+
+    def __init__(self, listener: RequestListener, limits: ServerLimits) -> None:
+        settings = {
+            f.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
+            f.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            f.MAX_HEADER_LIST_SIZE: limits.header_list_bytes,
+        }
+        allowed = Limits(
+            stream_window_bytes=limits.stream_window_bytes,
+            connection_window_bytes=limits.connection_window_bytes,
+            header_list_bytes=limits.header_list_bytes,
+            header_count=limits.header_count,
+            continuations=limits.continuations,
+            settings_entries=limits.settings_entries,
+            outbound_acks=limits.outbound_acks,
+        )
+        super().__init__(listener, allowed, settings, _SERVER_INDEXED)
+        self._streams_max = limits.max_concurrent_streams
+        self._last_id = self._last_taken = 0
+        self._refuses = False
+        self.left_behind = []
+        self._awaited = f.PREFACE
+        self._answer_head = self._answer_tail = _headers(b"", 0)
+        self._answer_changes = -1
+        self._shapes: dict[tuple[int, Headers], tuple[int | None, Any]] = {}
+
+    # ---- octets in
+
+    def _last_peer_stream(self) -> int:
+        return self._last_taken if self._refuses else self._last_id  # section 6.8: it never grows
+
+    def _is_idle(self, stream_id: int) -> bool:
+        return stream_id > self._last_id or not stream_id & 1
+
+    def _on_headers(self, stream_id: int, block: Block, end_stream: bool) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._on_trailers(stream, block, end_stream)
+            return
+        if not stream_id & 1:
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "a client's stream has an odd id")  # section 5.1.1
+        if stream_id <= self._last_id:
+            if not self._was_reset(stream_id):
+                raise ConnectionFailedError(ErrorCode.STREAM_CLOSED, "HEADERS of a stream that is closed")  # 5.1
+            self._listener.on_oddity()
+            return
+        self._last_id = stream_id
+        if self._refuses:
+            self._remember_reset(stream_id)  # above what our GOAWAY says: left alone (section 6.8)
+            self._listener.on_oddity()
+            return
+        if len(self._streams) >= self._streams_max:
+            self._remember_reset(stream_id)
+            raise StreamFailedError(ErrorCode.REFUSED_STREAM, "too many streams are open")  # section 5.1.2
+        request: Request | None = block.opening
+        if request is None:
+            request = block.opening = self._request(block)
+        stream = self._streams[stream_id] = Stream(stream_id, self._stream_credit)
+        stream.has_headers = True
+        stream.is_remote_closed = end_stream
+        if request.content_length is not None:
+            self._expect(stream, request.content_length, end_stream)
+        self._listener.on_request(stream_id, request, end_stream)
+        if end_stream:
+            self._ended(stream)
+
+    def _request(self, block: Block) -> Request:
+        if not block.is_sound:
+            raise malformed("octets that no header field may have")
+        fields, timeout, at = block.fields, None, -1
+        for place in range(len(fields) - 1, -1, -1):  # of several the last one counts, as for grpc-go
+            if fields[place][0] == VARYING:
+                timeout, at = fields[place][1], place
+                break
+        shape = (at, fields if at < 0 else fields[:at] + fields[at + 1 :])
+        known = self._shapes.get(shape)
+        if known is None:
+            known = check_request(fields), self._listener.prepare(fields)
+            if sum(len(name) + len(value) + FIELD_BYTES for name, value in fields) <= SHAPE_BYTES_MAX:
+                if len(self._shapes) >= SHAPES_MAX:
+                    self._shapes.clear()
+                self._shapes[shape] = known
+        return Request(fields, timeout, *known)
+
+    def _on_trailers(self, stream: Stream, block: Block, end_stream: bool) -> None:
+        if stream.is_remote_closed:
+            raise ConnectionFailedError(ErrorCode.STREAM_CLOSED, "HEADERS of a stream that has ended")
+        if not end_stream:
+            raise malformed("a second header that does not end the message")  # section 8.1
+        if not block.is_sound:
+            raise malformed("octets that no header field may have")
+        check_trailers(block.fields)
+        self._check_content(stream)
+        stream.is_remote_closed = True
+        self._listener.on_data(stream.stream_id, b"", True)
+        self._ended(stream)
+
+    # ---- what is sent
+
+    def send_goaway(self, code: int, debug_data: bytes = b"") -> None:
+        """Say that no further stream is taken; those that are open go on."""
+        if not self._refuses:
+            self._refuses, self._last_taken = True, self._last_id
+        super().send_goaway(code, debug_data)
+
+    def _end_local(self, stream: Stream) -> None:
+        stream.is_local_closed = True
+        if not stream.is_remote_closed:
+            # Section 8.1: the answer is whole, and the rest of the request is of no use.
+            self._out.append(f.reset_frame(stream.stream_id, ErrorCode.NO_ERROR))
+            self._remember_reset(stream.stream_id)
+        self._remove(stream, ErrorCode.NO_ERROR)
+
+    def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
+        """Send a whole answer of gRPC, if it may leave at once.
+
+        Arguments:
+            stream_id: of a stream that nothing was sent on.
+            body: of the answer: its message, or all of its messages.
+            has_prefix: whether each message stands behind its prefix.
+
+        Returns:
+            Whether it was sent; the stream is closed then, and the listener does not hear of it.
+        """
+        stream = self._streams.get(stream_id)
+        size = len(body) if has_prefix else len(body) + _PREFIX_BYTES
+        if stream is None or not stream.is_remote_closed or not self._may_leave(stream, size):
+            return False
+        encoder = self._encoder
+        head, tail = self._answer_head, self._answer_tail
+        changes = encoder.changes
+        if self._answer_changes != changes:
+            head = _headers(encoder.encode(RESPONSE_HEADERS), f.END_HEADERS)
+            tail = _headers(encoder.encode(OK_TRAILERS), f.END_HEADERS | f.END_STREAM)
+            if encoder.changes == changes:  # so they will be the same the next time
+                self._answer_head, self._answer_tail, self._answer_changes = head, tail, changes
+        self._send_window -= size
+        name = _pack_id(stream_id)
+        if has_prefix:
+            data_head = f.HEAD.pack(size >> 8, size & 0xFF, f.DATA, 0, stream_id)
+        else:
+            data_head = _pack_data(size >> 8, size & 0xFF, f.DATA, 0, stream_id, 0, size - _PREFIX_BYTES)
+        octets = b"".join((head[0], name, head[1], data_head, body, tail[0], name, tail[1]))
+        self._out.append(octets)
+        self._out_bytes += len(octets)
+        del self._streams[stream_id]
+        stream.is_local_closed = True
+        return True
+
+    def answer_later(self, stream_id: int, message: bytes) -> None:
+        """Queue a whole unary answer of which not all may leave at once."""
+        self.send_headers(stream_id, RESPONSE_HEADERS)
+        self.send_data(stream_id, frame(message))
+        self.send_headers(stream_id, OK_TRAILERS, end_stream=True)
+
+    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers) -> None:
+        """Queue a large answer (not copied behind a prefix), or one with trailing metadata."""
+        self.send_headers(stream_id, RESPONSE_HEADERS)
+        self.send_data(stream_id, prefix_of(message))
+        self.send_data(stream_id, message)
+        self.send_headers(stream_id, OK_TRAILERS + trailers, end_stream=True)
+
+    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
+        """Queue an answer whose pieces are never put together."""
+        self.send_headers(stream_id, RESPONSE_HEADERS)
+        self.send_data(stream_id, prefix(sum(map(len, pieces))))
+        for piece in pieces:
+            self.send_data(stream_id, piece)
+        self.send_headers(stream_id, OK_TRAILERS, end_stream=True)
+
+    def send_in_slices(self, stream_id: int, message: bytes) -> None:
+        """Queue a large message in pieces that are free as soon as they have left; one piece would stay whole."""
+        self.send_data(stream_id, prefix_of(message))
+        for start in range(0, len(message), SLICE_BYTES):
+            self.send_data(stream_id, message[start : start + SLICE_BYTES])
+
+
+# -- client ---------------------------------------------------------------------------------------------------------
+
+_CLIENT_INDEXED: Final = frozenset(
+    (b":path", b":authority", b"content-type", b"te", b"user-agent", b"grpc-accept-encoding")
+)
+"""Fields that a client repeats with every call."""
+
+
+class ClientConnection(Connection):
+    """The client's end; the preface is what it sends first.
+
+    Arguments:
+        listener: is called.
+        options: what the server may do.
+    """
+
+    def __init__(self, listener: ResponseListener, options: ChannelOptions) -> None:
+        settings = {
+            f.ENABLE_PUSH: 0,
+            f.INITIAL_WINDOW_SIZE: options.stream_window_bytes,
+            f.MAX_HEADER_LIST_SIZE: options.header_list_bytes,
+        }
+        allowed = Limits(options.stream_window_bytes, options.connection_window_bytes, options.header_list_bytes)
+        super().__init__(listener, allowed, settings, _CLIENT_INDEXED)
+        self._next_id = 1
+        self._out.insert(0, f.PREFACE)
+
+    # ---- octets in
+
+    def _last_peer_stream(self) -> int:
+        return 0
+
+    def _is_idle(self, stream_id: int) -> bool:
+        return stream_id >= self._next_id or not stream_id & 1
+
+    def _on_headers(self, stream_id: int, block: Block, end_stream: bool) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.is_remote_closed:
+            self._on_stray_headers(stream_id, stream)
+            return
+        if not block.is_sound:
+            raise malformed("octets that no header field may have")
+        if stream.has_headers:
+            self._on_trailers(stream, block, end_stream)
+            return
+        if block.opening is None:
+            block.opening = check_response(block.fields)
+        status, length = block.opening
+        if status < 200:
+            if end_stream:
+                raise malformed("an interim response that ends the stream")  # section 8.1
+            self._listener.on_oddity()
+            return
+        stream.has_headers = True
+        if length is not None:
+            self._expect(stream, length, end_stream)
+        stream.is_remote_closed = end_stream
+        self._listener.on_response(stream_id, block.fields, end_stream)
+        if end_stream:
+            self._ended(stream)
+
+    def _on_stray_headers(self, stream_id: int, stream: Stream | None) -> None:
+        if self._is_idle(stream_id):
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "HEADERS of a stream that we have not opened")
+        if stream is not None:
+            raise StreamFailedError(ErrorCode.STREAM_CLOSED, "HEADERS of a stream that has ended")
+        if not self._was_reset(stream_id):
+            raise StreamFailedError(ErrorCode.STREAM_CLOSED, "HEADERS of a stream that is closed")
+
+    def _on_trailers(self, stream: Stream, block: Block, end_stream: bool) -> None:
+        if not end_stream:
+            raise malformed("a second header that does not end the message")
+        check_trailers(block.fields)
+        self._check_content(stream)
+        stream.is_remote_closed = True
+        self._listener.on_trailers(stream.stream_id, block.fields)
+        self._ended(stream)
+
+    def _check_push(self, value: int) -> None:
+        if value:  # section 6.5.2: only clients may say so
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "a server with ENABLE_PUSH")
+
+    def _on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
+        super()._on_goaway(last_stream_id, code, debug_data)
+        for stream in [one for one in self._streams.values() if one.stream_id > last_stream_id]:
+            if stream.stream_id in self._streams:  # the end of one call may end another
+                self._remove(stream, ErrorCode.REFUSED_STREAM)  # section 6.8: the server has not processed them
+
+    # ---- what is sent
+
+    def send_request(self, fields: Headers) -> int:
+        """Open a stream with the header of a request.
+
+        Arguments:
+            fields: in order.
+
+        Returns:
+            The stream's id.
+
+        Raises:
+            ConnectionGoneError: the connection has failed or goes, or has no ids left (section 5.1.1).
+        """
+        stream_id = self._next_id
+        if self.has_failed or self._goes or stream_id > f.LAST_STREAM:
+            raise ConnectionGoneError("the connection takes no more streams")
+        self._next_id = stream_id + 2
+        self._streams[stream_id] = Stream(stream_id, self._stream_credit)
+        self._write(f.header_frames(stream_id, self._encoder.encode(fields), end_stream=False))
+        return stream_id
+
+    def send_message(self, stream_id: int, message: bytes) -> None:
+        """Queue a message behind its prefix, in two pieces."""
+        self.send_data(stream_id, prefix_of(message))
+        self.send_data(stream_id, message)
+
+
+# -- neither --------------------------------------------------------------------------------------------------------
+
+
+class _NoListener:
+    """Hears nothing: the listener where there is no connection."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} of a connection that has gone")
+
+
+class _Closed(ServerConnection):
+    """Takes the place of a connection that has gone: holds nothing, and sends nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(_NoListener(), ServerLimits())
+        self.has_failed = True
+        self._out = []
+
+    def acknowledge(self, amount: int, stream_id: int) -> None:
+        """Ignore it: the connection is closed."""
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """All streams are closed."""
+
+    def ping(self, opaque: bytes) -> None:
+        """Ignore it: no peer answers."""
+
+    def send_goaway(self, code: int, debug_data: bytes = b"") -> None:
+        """Ignore it: no peer reads it."""
+
+    def send_shutdown_notice(self) -> None:
+        """Ignore it: no peer reads it."""
+
+    def send_request(self, fields: Headers) -> int:
+        """Refuse a call of a client whose connection has gone."""
+        del fields
+        raise H2Error("the connection has gone")
+
+
+CLOSED: Final[Any] = _Closed()

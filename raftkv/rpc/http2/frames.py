@@ -1,11 +1,13 @@
-"""Frames (RFC 9113 sections 4.1 and 6): kinds, flags, settings, and how they are written."""
+"""Frames (RFC 9113 sections 4.1 and 6): kinds, flags, settings, how they are written, and the errors that end with one.
+
+A stream or a connection ends with an error of section 5.4, which carries a code of section 7.
+"""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from struct import Struct
 from typing import Final
-
-from raftkv.rpc.http2.errors import ErrorCode
 
 DATA: Final = 0
 HEADERS: Final = 1
@@ -51,6 +53,61 @@ HEAD: Final = Struct(">HBBBI")
 """Length (two parts), kind, flags, stream."""
 
 _head: Final = HEAD.pack
+
+
+class ErrorCode(IntEnum):
+    """Why a stream or a connection ends, as RST_STREAM and GOAWAY carry it."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class H2Error(Exception):
+    """Base of all that this package raises."""
+
+
+class StreamGoneError(H2Error):
+    """Something is to be sent on a stream that is closed, or whose own end has ended."""
+
+
+class ConnectionGoneError(H2Error):
+    """Something is to be sent on a connection that has ended."""
+
+
+class ConnectionFailedError(H2Error):
+    """The peer has broken a rule that ends the connection.
+
+    Attributes:
+        code: for the GOAWAY.
+    """
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class StreamFailedError(H2Error):
+    """The peer has broken a rule that ends one stream.
+
+    Attributes:
+        code: for the RST_STREAM.
+    """
+
+    def __init__(self, code: ErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

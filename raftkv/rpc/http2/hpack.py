@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
+from raftkv.rpc.http2.frames import ConnectionFailedError, ErrorCode, StreamFailedError
 
 # -- tables ---------------------------------------------------------------------------------------------------------
 #

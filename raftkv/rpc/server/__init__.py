@@ -26,5 +26,5 @@ Example::
 Modules: ``server`` (listeners, registration), ``accept`` (connections), ``http2`` (their timers), ``core``, ``router``,
 ``calls`` and ``stream`` (the handler's side), ``budget``, ``http``, ``http1``, ``http2_plain``.
 
-Leaves out: what methods mean; the engine (``rpc.h2``).
+Leaves out: what methods mean; the engine (``rpc.http2``).
 """

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from raftkv.loop.cycle_free import forget_frames, release
 from raftkv.loop.limiter import Limiter
-from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
+from raftkv.rpc.http2 import PREFACE, ErrorCode, goaway_frame
+from raftkv.rpc.http2.frames import settings_frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.core import ServerCore
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 _SNIFF_BYTES = 4
 _TLS_HANDSHAKE: Final = 22
 
-TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
+TOO_MANY = settings_frame({}) + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
 """Sent on a connection above the limit: no call of it was served."""
 
 

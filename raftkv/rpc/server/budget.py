@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from raftkv.rpc.h2 import SLICE_BYTES
+from raftkv.rpc.http2 import SLICE_BYTES
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.shares import Identity, greedier, refusal, totals
 from raftkv.rpc.status import Code, RpcError

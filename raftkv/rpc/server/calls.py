@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler, user_metadata
-from raftkv.rpc.h2 import H2Error
+from raftkv.rpc.http2 import H2Error
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:

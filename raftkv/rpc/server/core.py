@@ -34,17 +34,17 @@ from raftkv.rpc.framing import (
     PackedAssembler,
     decode_timeout,
 )
-from raftkv.rpc.h2 import (
+from raftkv.rpc.http2 import (
     CLOSED,
     RESPONSE_HEADERS,
     ConnectionFailedError,
     ErrorCode,
     H2Error,
     Request,
-    ServerEngine,
+    ServerConnection,
     goaway_frame,
 )
-from raftkv.rpc.http2.sending import Outbox
+from raftkv.rpc.http2.connection import Outbox
 from raftkv.rpc.limits import PingPolicy, ResetAllowance, ServerLimits, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
@@ -71,7 +71,7 @@ class ServerCore(Carrier):
 
     def __init__(self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
         super().__init__(limits, environment, peer)
-        self.h2 = ServerEngine(self, limits)
+        self.h2 = ServerConnection(self, limits)
         self.closing = False
         self.drop_unsent = False
         self.settled = False
@@ -148,7 +148,7 @@ class ServerCore(Carrier):
         if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
             self.h2.is_held = True
 
-    def _received(self, h2: ServerEngine) -> None:
+    def _received(self, h2: ServerConnection) -> None:
         if h2.unread_bytes != self._unread_bytes:
             self._count_unread(h2.unread_bytes)
         if h2.open_streams > OPEN_CALLS_FREE or self._calls_bytes:

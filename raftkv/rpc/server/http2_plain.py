@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from raftkv.rpc.h2 import ErrorCode, H2Error
+from raftkv.rpc.http2 import ErrorCode, H2Error
 from raftkv.rpc.server.calls import ANSWERED, CANCELLED, OPEN, ServerCall
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, close_body, http_date, text_response
 from raftkv.rpc.server.router import Route

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from raftkv.rpc.framing import frame
-from raftkv.rpc.h2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
+from raftkv.rpc.http2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
 from raftkv.rpc.inbox import Inbox
 from raftkv.rpc.server.calls import ANSWERED, CANCELLED, LARGE_BYTES, OPEN, ServerCall
 from raftkv.rpc.status import Code, Headers, RpcError

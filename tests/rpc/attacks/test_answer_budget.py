@@ -12,7 +12,7 @@ import pytest
 
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
 from raftkv.rpc import Channel, Code, RpcError, ServerLimits, UnaryCall
-from raftkv.rpc.h2 import RESPONSE_HEADERS, ServerEngine
+from raftkv.rpc.http2 import RESPONSE_HEADERS, ServerConnection
 from raftkv.rpc.server import core as server_core
 from raftkv.rpc.server.budget import CONNECTION_FULL, GREEDIEST, NOT_FINISHED, NOT_READ, AnswerAccount, AnswerBudget
 from tests.rpc import raw
@@ -354,7 +354,7 @@ class Deaf:
 
 @pytest.mark.parametrize(("streams", "size_bytes"), [(2, 40 * MIB), (1_000, 40_000)])
 def test_queues_of_streams_are_freed_in_steps(streams: int, size_bytes: int) -> None:
-    h2 = ServerEngine(Deaf(), ServerLimits())
+    h2 = ServerConnection(Deaf(), ServerLimits())
     h2.receive(CLOSED_WINDOWS + ask(1, streams, 1))
     for stream_id in range(1, 2 * streams, 2):
         h2.send_headers(stream_id, RESPONSE_HEADERS)

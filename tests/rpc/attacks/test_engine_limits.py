@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from raftkv.rpc import ChannelOptions, ServerLimits
-from raftkv.rpc.h2 import OK_TRAILERS, RESPONSE_HEADERS, ClientEngine, ServerEngine
-from raftkv.rpc.http2.connection import BLOCKS_MAX
-from raftkv.rpc.http2.sending import DIRECT_BYTES
-from raftkv.rpc.http2.server import SHAPE_BYTES_MAX, SHAPES_MAX
+from raftkv.rpc.http2 import OK_TRAILERS, RESPONSE_HEADERS, ClientConnection, ServerConnection
+from raftkv.rpc.http2.connection import BLOCKS_MAX, DIRECT_BYTES, SHAPE_BYTES_MAX, SHAPES_MAX
 from tests.rpc import raw
 
 OPENED = raw.PREFACE + raw.settings() + raw.frame(raw.SETTINGS, raw.ACK, 0)
@@ -39,9 +37,9 @@ class Heard:
         return [name for name, *_ in self.calls]
 
 
-def served(limits: ServerLimits | None = None) -> tuple[ServerEngine, Heard]:
+def served(limits: ServerLimits | None = None) -> tuple[ServerConnection, Heard]:
     heard = Heard()
-    engine = ServerEngine(heard, limits or ServerLimits())
+    engine = ServerConnection(heard, limits or ServerLimits())
     engine.receive(OPENED)
     engine.take(1 << 20)
     heard.calls.clear()
@@ -172,7 +170,7 @@ def test_blocks_are_remembered_to_a_limit() -> None:
 
 def test_answers_to_thousands_of_cancelled_calls_do_not_end_a_clients_connection() -> None:
     heard = Heard()
-    engine = ClientEngine(heard, ChannelOptions())
+    engine = ClientConnection(heard, ChannelOptions())
     engine.receive(raw.settings())
     ids = [engine.send_request(raw.grpc_headers("/a/b")) for _ in range(10_000)]
     for one in ids:

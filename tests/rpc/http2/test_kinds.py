@@ -9,7 +9,7 @@ import hpack
 import pytest
 
 from raftkv.rpc.http2 import Headers
-from raftkv.rpc.http2.server import ServerConnection
+from raftkv.rpc.http2.connection import ServerConnection
 from raftkv.rpc.limits import ServerLimits
 from tests.rpc.http2.ends import PREFACE, REQUEST, SETTLED, Recorder, ServerEnd
 from tests.rpc.raw import END_HEADERS, END_STREAM, HEADERS, frame

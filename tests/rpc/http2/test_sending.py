@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from raftkv.rpc.http2.errors import ConnectionGoneError, StreamGoneError
+from raftkv.rpc.http2.frames import ConnectionGoneError, StreamGoneError
 from raftkv.rpc.limits import ServerLimits
 from tests.rpc.http2.ends import REQUEST, RESPONSE, TRAILERS, ClientEnd, End, ServerEnd, ending, headers
 from tests.rpc.raw import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raftkv.rpc.http2.sending import RESETS_REMEMBERED
+from raftkv.rpc.http2.connection import RESETS_REMEMBERED
 from raftkv.rpc.limits import ServerLimits
 from tests.rpc.http2.ends import (
     PRIORITY,

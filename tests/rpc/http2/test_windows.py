@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from raftkv.rpc.framing import frame
 from raftkv.rpc.http2 import PREFACE
+from raftkv.rpc.http2.frames import settings_frame
 from raftkv.rpc.limits import ChannelOptions, ServerLimits
 from tests.rpc.http2.ends import REQUEST, RESPONSE, TRAILERS, ClientEnd, End, ServerEnd, frames_of
 from tests.rpc.raw import DATA, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE
@@ -153,7 +154,9 @@ class Pipe:
 
     def narrow(self, who: int, size: int) -> None:
         """Tell an end of another SETTINGS_INITIAL_WINDOW_SIZE, which is not above what its peer takes."""
-        self.ends[1 - who].connection._say_settings({INITIAL_WINDOW_SIZE: size})
+        connection = self.ends[1 - who].connection
+        connection._settings_sent += 1
+        connection._out.append(settings_frame({INITIAL_WINDOW_SIZE: size}))
 
     def check(self) -> None:
         """All that was written has come, and no octet of a window is lost."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.rpc.h2 import ErrorCode
+from raftkv.rpc.http2 import ErrorCode
 from raftkv.rpc.status import (
     CODE_OF_RESET,
     Code,
