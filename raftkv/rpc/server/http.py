@@ -7,7 +7,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.websocket import WebSocket
 
 HttpHeaders = tuple[tuple[str, str], ...]
 
@@ -25,6 +28,7 @@ class HttpRequest:
         tls: True if it came encrypted.
         loopback: True if it came to a loopback address of this machine.
         certificate: verified, that the client has shown, as ``ssl.SSLSocket.getpeercert`` gives it; None: none.
+        can_switch: whether its connection can become another protocol's, for which the client has asked.
     """
 
     method: str
@@ -35,6 +39,7 @@ class HttpRequest:
     tls: bool = False
     loopback: bool = False
     certificate: dict[str, Any] | None = field(default=None, repr=False)
+    can_switch: bool = False
 
     @property
     def path(self) -> str:
@@ -82,6 +87,8 @@ class HttpResponse:
     Attributes:
         user: on whose behalf it was made, for the audit log; not sent. Empty: no user.
         is_call: whether a method's handler was asked: what looks at calls (``router.Around``) has seen it.
+        socket: takes the connection over, with the body as its messages; of an answer 101 to a request that
+            ``can_switch``.
     """
 
     status: int = 200
@@ -89,6 +96,7 @@ class HttpResponse:
     headers: HttpHeaders = field(default=(("content-type", "text/plain; charset=utf-8"),))
     user: bytes = b""
     is_call: bool = False
+    socket: WebSocket | None = None
 
 
 class HttpDate:

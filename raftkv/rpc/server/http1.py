@@ -11,7 +11,10 @@ waits for it counts with the answers of all connections (``budget``): a whole on
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
 
-Left out on purpose: answering pipelined requests side by side, upgrades, trailers, compression.
+A request may turn the connection into a websocket, whose frames ``websocket`` reads and writes; their bytes wait, count
+and are policed as those of requests and answers.
+
+Left out on purpose: answering pipelined requests side by side, other upgrades, trailers, compression.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ import contextlib
 import http
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import h11
 
-from raftkv.loop.cycle_free import forget_frames
+from raftkv.loop.cycle_free import forget_frames, nothing
 from raftkv.loop.fair import Identity
 from raftkv.rpc.protocol import StallGuard
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount
@@ -40,6 +44,7 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
+from raftkv.rpc.server.websocket import GOING_AWAY, NORMAL, WebSocket
 from raftkv.rpc.shares import queue_of
 
 if TYPE_CHECKING:
@@ -100,6 +105,8 @@ class Http1Protocol(asyncio.Protocol):
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
+        self._socket: WebSocket | None = None
+        """Set once the connection is a websocket."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._room = asyncio.Event()
@@ -130,6 +137,8 @@ class Http1Protocol(asyncio.Protocol):
         self._last_read_s = self._loop.time()
         if self._is_behind:
             pass  # as what was decrypted with what is behind
+        elif self._socket is not None:
+            self._read_frames(self._socket)
         elif self._task is None and not self._begin_known():
             if self._idle:
                 self._await_header()
@@ -146,6 +155,8 @@ class Http1Protocol(asyncio.Protocol):
         """Count what is kept of requests with the unfinished messages of all connections."""
         budget, before = self._budget, self._held_bytes
         size = len(self._inbox) + len(self._body) + self._served_bytes
+        if self._socket is not None:
+            size += self._socket.held_bytes
         budget.held_bytes += size - before
         self._held_bytes = size
 
@@ -211,21 +222,28 @@ class Http1Protocol(asyncio.Protocol):
                 if event is not h11.NEED_DATA:
                     self._on_event(event)
                 if self._loop.time() > until_s and self._task is None and not self._finished:
-                    self._is_behind = True
-                    self._transport.pause_reading()
-                    self._server.backlog().add(self.go_on, self.queue)
+                    self._fall_behind()
                     return
         except h11.RemoteProtocolError as error:
             forget_frames(error)
             too_long = error.error_status_hint == _HEADER_TOO_LARGE and self._request is None
             self._refuse(error.error_status_hint, _HEADER_TEXT if too_long else "malformed request")
 
+    def _fall_behind(self) -> None:
+        """Read what is left in a later turn."""
+        self._is_behind = True
+        self._transport.pause_reading()
+        self._server.backlog().add(self.go_on, self.queue)
+
     def go_on(self) -> None:
         """Read on in what has come: it is this connection's turn."""
         self._is_behind = False
         if self._finished:
             return
-        self._read_events()
+        if self._socket is not None:
+            self._read_frames(self._socket)
+        else:
+            self._read_events()
         self._hold()
         if not self._is_behind and not self._is_full and not self._finished:
             self._read_on()
@@ -291,7 +309,9 @@ class Http1Protocol(asyncio.Protocol):
         if head is None:
             raise RuntimeError("a body ended without a request")
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
-        return self._make_request(head.method.decode("ascii"), head.target.decode("latin-1"), headers, body)
+        request = self._make_request(head.method.decode("ascii"), head.target.decode("latin-1"), headers, body)
+        can_switch = self._h11.their_state not in (h11.DONE, h11.MUST_CLOSE) and not self._draining
+        return replace(request, can_switch=True) if can_switch else request
 
     def _make_request(self, method: str, target: str, headers: HttpHeaders, body: bytes) -> HttpRequest:
         if not target.startswith("/"):
@@ -338,7 +358,10 @@ class Http1Protocol(asyncio.Protocol):
     async def _answer(self, request: HttpRequest, response: HttpResponse) -> None:
         try:
             try:
-                await self._send(response, head_only=request.method == "HEAD")
+                if response.socket is not None:
+                    await self._switch(response, response.socket)
+                else:
+                    await self._send(response, head_only=request.method == "HEAD")
             finally:
                 await close_body(response.body)
         except asyncio.CancelledError:
@@ -375,20 +398,20 @@ class Http1Protocol(asyncio.Protocol):
         if self._draining:
             headers.append(("Connection", "close"))
         self._write(h11.Response(status_code=response.status, headers=headers, reason=_reason(response.status)))
-        if not head_only:
-            await self._send_body(body)
+        if isinstance(body, bytes) and not head_only:
+            self._write(h11.Data(data=body))
+        elif not isinstance(body, bytes) and not head_only:
+            await self._send_pieces(body, lambda piece: self._write(h11.Data(data=piece)))
         self._write(h11.EndOfMessage())
 
-    async def _send_body(self, body: bytes | AsyncIterator[bytes]) -> None:
-        if isinstance(body, bytes):
-            self._write(h11.Data(data=body))
-            return
+    async def _send_pieces(self, body: AsyncIterator[bytes], send: Callable[[bytes], None]) -> None:
+        """Send pieces as the client reads them, and as there is room for what waits for all clients."""
         account = self._account
         async for piece in body:
             await self._writable.wait()
             while len(piece) > account.room and account.budget.short:
                 await self._wait_for_room()
-            self._write(h11.Data(data=piece))
+            send(piece)
 
     async def _wait_for_room(self) -> None:
         """Wait until less waits for all clients, or it is time to look again for some that do not read."""
@@ -405,6 +428,61 @@ class Http1Protocol(asyncio.Protocol):
         if data and not self._transport.is_closing():
             self._wrote_s = self._loop.time()
             self._put(data)
+
+    # ---- websockets
+
+    async def _switch(self, response: HttpResponse, socket: WebSocket) -> None:
+        """Make the connection a websocket, and send the pieces of the body as its messages."""
+        headers = [(_usual(name), value) for name, value in response.headers]
+        self._write(h11.InformationalResponse(status_code=101, headers=headers, reason=_reason(101)))
+        self._inbox[:0] = self._h11.trailing_data[0]
+        self._socket = socket
+        socket.on_taken = self._taken
+        self._is_full = False
+        self.go_on()
+        if not isinstance(response.body, bytes):
+            await self._send_pieces(response.body, lambda piece: self._send_frame(socket, piece))
+        self._close_socket(socket, NORMAL)
+
+    def _send_frame(self, socket: WebSocket, piece: bytes) -> None:
+        if not socket.is_over and not self._finished:
+            self._put(socket.frame(piece))
+
+    def _read_frames(self, socket: WebSocket) -> None:
+        until_s = self._loop.time() + READ_S
+        while not self._finished and socket.read_frame(self._inbox):
+            self._say(socket)
+            if self._loop.time() > until_s and not self._finished:
+                self._fall_behind()
+                return
+        if socket.is_full and not self._is_full and not self._finished:
+            self._transport.pause_reading()
+            self._is_full = True
+            self._time(self._limits.http1_idle_timeout_s, self._check_full)
+
+    def _say(self, socket: WebSocket) -> None:
+        """Send a pong, if the client reads; or the close, which is the last."""
+        if socket.is_over:
+            self._put(socket.take_control())
+            self._finish()
+        elif self._writable.is_set() and (said := socket.take_control()):
+            self._put(said)
+
+    def _taken(self) -> None:
+        """The handler has taken a message: there is room for more."""
+        if self._is_full and not self._finished and not self._is_behind:
+            self._is_full = False
+            self._timer.cancel()
+            self.go_on()
+        else:
+            self._hold()
+
+    def _close_socket(self, socket: WebSocket, code: int) -> None:
+        if not socket.is_over and not self._finished:
+            socket.close(code)
+            self._say(socket)
+
+    # ---- what leaves
 
     def _put(self, data: bytes) -> None:
         """Write, and count what the client does not read at once."""
@@ -524,7 +602,9 @@ class Http1Protocol(asyncio.Protocol):
     def drain(self) -> None:
         """Close after the request under way, or now."""
         self._draining = True
-        if self._task is None:
+        if self._socket is not None:
+            self._close_socket(self._socket, GOING_AWAY)
+        elif self._task is None:
             self._finish()
 
     def pause_writing(self) -> None:
@@ -539,6 +619,8 @@ class Http1Protocol(asyncio.Protocol):
         self._count_unread()
         if not self._finished:
             self._stall.disarm()
+            if self._socket is not None:
+                self._say(self._socket)
 
     def eof_received(self) -> bool | None:
         """A client that half-closes may read on, or have left: what it has asked for is answered soon, or never."""
@@ -569,8 +651,12 @@ class Http1Protocol(asyncio.Protocol):
         self._account.close()
         self._writable.set()
         self._finished = True
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
+        if self._socket is not None:
+            self._socket.on_taken = nothing
+            self._socket = None
+        task, self._task = self._task, None  # one that was cancelled holds the frames that hold this
+        if task is not None and not task.done():
+            task.cancel()
         self._inbox.clear()
         self._body.clear()
         self._served_bytes = 0

@@ -67,8 +67,9 @@ class PlainCall(ServerCall):
             self._core.account.leave(self.stream_id, self._queued)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        if self._state == CANCELLED and self._task is not None and not self._task.done():
-            self._task.cancel()
+        task, self._task = self._task, None  # one that was cancelled holds the frames that hold this
+        if self._state == CANCELLED and task is not None and not task.done():
+            task.cancel()
 
     def fail(self, code: int, text: str = "", *, details: bytes = b"", trailers: Headers = ()) -> None:
         """Answer 500: there is no gRPC status here."""

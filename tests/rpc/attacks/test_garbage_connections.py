@@ -8,7 +8,7 @@ import gc
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -16,6 +16,8 @@ from raftkv.loop.cycle_free import forget_frames
 from raftkv.rpc import Channel, ChannelOptions, ServerLimits
 from raftkv.rpc.protocol import read_buffer
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
+from raftkv.rpc.server.websocket import WebSocket, accepted
+from tests import websocket as ws
 from tests.long import long_except
 from tests.rpc import raw
 from tests.rpc import services as s
@@ -28,7 +30,22 @@ SPARE = 12
 
 
 async def handle(request: HttpRequest) -> HttpResponse:
+    if request.path == "/pieces":
+        return HttpResponse(body=_begun())
+    if request.can_switch:
+        socket = WebSocket(1000)
+        return HttpResponse(101, _taken(socket), accepted(request), socket=socket)
     return HttpResponse(body=request.body)
+
+
+async def _begun() -> AsyncIterator[bytes]:
+    yield b"begun"
+    await asyncio.Event().wait()
+
+
+async def _taken(socket: WebSocket) -> AsyncIterator[bytes]:
+    while (message := await socket.take()) is not None:
+        yield message + b"\n"
 
 
 @contextlib.contextmanager
@@ -92,10 +109,11 @@ HANGING = raw.headers(3) + raw.message(3, b"\0\0\0\0\1x", raw.END_STREAM)
 STREAM = raw.headers(5, raw.grpc_headers(s.BIDI)) + raw.message(5, b"\0\0\0\0\1x")
 FLOOD = raw.headers(7, raw.grpc_headers(s.FLOOD))
 UNFINISHED = raw.headers(9, raw.grpc_headers(s.UNARY)) + raw.message(9, b"\0\0\0\1\0x")
-PLAIN = raw.headers(
-    1,
-    ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"x")),
-) + raw.message(1, b"body", raw.END_STREAM)
+PLAIN, PIECES = (
+    raw.headers(1, ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x")))
+    + raw.message(1, b"body", raw.END_STREAM)
+    for path in (b"/x", b"/pieces")
+)
 CLEAR = {
     "says nothing": (b"",),
     "stops in the preface": (b"PRI",),
@@ -103,10 +121,14 @@ CLEAR = {
     "h2 with a call": (GREETING, CALL),
     "h2 with open calls": (GREETING, HANGING + STREAM + FLOOD + UNFINISHED),
     "h2, plain requests": (GREETING, PLAIN),
+    "h2, amid a plain answer": (GREETING, PIECES),
     "h2 against the protocol": (GREETING, raw.message(1, b"data of no stream")),
     "h2, too many pings": (GREETING, raw.frame(raw.PING, 0, 0, bytes(8)) * 5),
     "wrong preface": (b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n",),
     "http/1.1": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+    "http/1.1, amid an answer": (b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n",),
+    "websocket": (ws.handshake("/"), ws.frame(ws.TEXT, b"x")),
+    "websocket against the protocol": (ws.handshake("/"), ws.frame(3)),
     "half of http/1.1": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",),
     "malformed http/1.1": (b"\0\r\n\r\n",),
 }
