@@ -3,7 +3,7 @@
     POST /v3/kv/put {"key":"Zm9v"}  ->  binding -> decoder -> exchange: guard, audit, handler -> encoder -> 200 {...}
 
 One handler for all paths, which ``proto/`` names (``raftkv.pb.bindings``). Answers are those of etcd 3.5, whose gateway
-is grpc-gateway 1.16: statuses, bodies, headers. Other paths go to the handler behind it.
+is grpc-gateway 1.16: statuses, bodies, headers. Other paths go to the handler behind it, websockets to ``sockets``.
 
 A call that comes through here is never its certificate's (CVE-2018-16886): it is marked as passed on.
 """
@@ -23,6 +23,7 @@ from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.websocket import is_handshake
 from raftkv.rpc.shares import Identity, identity_of_peer, queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
@@ -30,6 +31,7 @@ from raftkv.server.gateway import openapi
 from raftkv.server.gateway.decoder import JsonError, Requests, decode_base64
 from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, error_body, http_status
 from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody, Surroundings
+from raftkv.server.gateway.sockets import Sockets
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
 
 PREFIX: Final = "/v3/"
@@ -72,6 +74,7 @@ class Gateway:
         self._methods: dict[str, tuple[Method, Route]] = {}
         self._surroundings: Surroundings | None = None
         self._server: Server | None = None
+        self._sockets = Sockets(self._around, self._open, slices)
 
     def serve(self, server: Server) -> None:
         """Serve the methods of a server, all of which are registered.
@@ -107,6 +110,8 @@ class Gateway:
             return HttpResponse(200, openapi.document(), _JSON)
         if found is None:
             return HttpResponse(404, b"Not Found\n", _TEXT)
+        if found[0].client_streaming and is_handshake(request):
+            return self._sockets.answer(request, *found)
         if request.method == "HEAD":  # as etcd 3.7; 405 before
             return HttpResponse(400, b"", _JSON)
         if request.method != "POST":
@@ -156,7 +161,7 @@ class Gateway:
             rest = None if requests.are_over else requests
         else:
             message = await self._only_request(request, method)
-        exchange = StreamExchange(self._around(), _peer(request), headers)
+        exchange = self._open(request, headers)
         try:
             exchange.feed(exchange.open(route, timeout_s), message, rest, method)
             await exchange.begun()
@@ -164,6 +169,9 @@ class Gateway:
         except BaseException:
             exchange.close()
             raise
+
+    def _open(self, request: HttpRequest, headers: Headers) -> StreamExchange:
+        return StreamExchange(self._around(), _peer(request), headers)
 
     def _begun(self, exchange: StreamExchange, method: Method) -> HttpResponse:
         error = exchange.early_error

@@ -5,11 +5,11 @@ A page that a browser loaded from elsewhere can point its own name at this machi
 it names none, at loopback addresses the member's own, localhost, and addresses: who answers on the local network may
 point every other name here, private ones too. Encrypted requests prove the name.
 
-A page can also send requests whose answers it may not read (CVE-2018-1098). Browsers name its origin, which must be
-allowed for all that changes something, and JSON of browsers is taken only under its own content type, for which they
-ask first. A member's own pages (the dashboard) may do all: their origin is the name that the request asks for, and that
-name is one that no stranger can point here. Texts and headers are etcd's; its defaults are not: there every name and
-every origin is allowed.
+A page can also send requests whose answers it may not read (CVE-2018-1098), and open websockets, which browsers let it
+read. Browsers name its origin, which must be allowed for all that changes something and for websockets, and JSON of
+browsers is taken only under its own content type, for which they ask first. A member's own pages (the dashboard) may do
+all: their origin is the name that the request asks for, and that name is one that no stranger can point here. Texts and
+headers are etcd's; its defaults are not: there every name and every origin is allowed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Final
 from raftkv import cluster_id
 from raftkv.config import ServerConfig
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, Origins, text_response
+from raftkv.rpc.server.websocket import is_handshake
 
 _MISDIRECTED: Final = """
 etcd received your request, but the Host header was unrecognized.
@@ -142,7 +143,8 @@ class HttpAccess:
         headers = self._cors_headers(origin)
         if request.method == "OPTIONS":
             return HttpResponse(200, b"", headers)
-        if request.method not in _HARMLESS and origin and not self._may_change(request, origin, host):
+        may_change = request.method not in _HARMLESS or is_handshake(request)
+        if may_change and origin and not self._may_change(request, origin, host):
             return text_response(403, "pages of this origin may change nothing here; see --cors and --host-whitelist")
         if request.method == "POST" and request.path.startswith(_JSON_PATHS) and _is_form_of_page(request):
             return text_response(415, "the content type must be application/json")

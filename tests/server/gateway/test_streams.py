@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -60,6 +60,7 @@ class World:
         self.server = Server(limits)
         self.server.stream(WATCH, self._watch)
         self.refusal: RpcError | None = None
+        self.on_keep_alive: Callable[[ListenedCall], None] = lambda call: None
         self.server.listened(KEEP_ALIVE, self._keep_alive)
         self.server.stream(SNAPSHOT, self._snapshot)
         self.gateway.serve(self.server)
@@ -67,6 +68,7 @@ class World:
     def _keep_alive(self, call: ListenedCall) -> None:
         if self.refusal is not None:
             raise self.refusal
+        self.on_keep_alive(call)
         call.listen(KeepAlives(call, self.ended))
 
     async def _watch(self, call: StreamCall) -> None:
