@@ -31,8 +31,11 @@ INSTALL = [
     "sortedcontainers>=2.4",
 ]
 
+# For raftkv.grpcio: stubs on a channel of grpcio.
+GRPCIO = ["grpcio>=1.67.1"]
+
 TEST = [
-    "grpcio>=1.67.1",
+    *GRPCIO,
     "h2>=4.3,<5",
     "hpack>=4.1,<5",
     "hypothesis>=6.100",
@@ -122,6 +125,7 @@ setup(
     package_dir={"raftkv": "raftkv", "raftkv.storage": "storage"},
     package_data={
         "raftkv": ["py.typed"],
+        "raftkv.grpcio": ["*.pyi"],
         "raftkv.pb": ["descriptors.bin", "*.pyi"],
         "raftkv.ui": ["static/*", "static/*/*"],
     },
@@ -132,6 +136,7 @@ setup(
         "checkpoint": FILES,
         "tracing": TRACING,
         "dns": DNS,
+        "grpcio": GRPCIO,
         "docs": DOCS,
         "prove": PROVE,
         "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DNS, *DOCS, *BROWSER],

@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "client": {"rpc", "loop", "pb", "errors", "suspend_clock", "urls"},
     "aio": {"client", "errors"},
+    "grpcio": {"client", "pb", "errors"},
     "pytest_plugin": {"client", "errors"},
     "checkpoint": {"client", "loop", "pb", "errors"},
     "dataset": {"client", "pb", "errors"},

@@ -239,7 +239,7 @@ class WebSocket:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ---- what it is told
+    # ---- what the server says
 
     def take_control(self) -> bytes:
         """Return what is to be sent of its own accord: a pong, or the frame that closes."""

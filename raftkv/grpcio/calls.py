@@ -1,0 +1,237 @@
+"""One call of a stub, of each kind: unary or with a stream of answers, on ``grpc`` or on ``grpc.aio``.
+
+Arguments of calls beside request and ``timeout_s`` are grpcio's own: ``metadata``, ``credentials``, ``wait_for_ready``,
+``compression``. ``plain`` is grpcio's object below a stub's method, for what is not here, such as ``plain.future``; it
+raises grpcio's own errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from operator import methodcaller
+from typing import Any, Final, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.retry import BASE_S, MAX_S
+from raftkv.grpcio.failures import error_of
+from raftkv.pb.services import SERVICES, Method
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+_PEERS: Final = "raftkvpb.Peer"
+"""The one service that clients do not call."""
+
+_serialized: Final = methodcaller("SerializeToString")
+
+
+class Unary(Generic[Request, Answer]):
+    """A call with one answer.
+
+    Attributes:
+        plain: grpcio's object.
+    """
+
+    def __init__(self, channel: Any, method: Method) -> None:
+        self.plain: Any = channel.unary_unary(method.path, _serialized, method.response.FromString)
+
+    def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answer:
+        """Call and wait.
+
+        Arguments:
+            request: the message.
+            timeout_s: for the answer; None: for ever.
+            **how: grpcio's further arguments.
+
+        Raises:
+            StatusError: the call failed.
+        """
+        try:
+            answer: Answer = self.plain(request, timeout_s, **how)
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+        return answer
+
+
+class Stream(Generic[Request, Answer]):
+    """A call with a stream of answers.
+
+    Attributes:
+        plain: grpcio's object.
+    """
+
+    def __init__(self, channel: Any, method: Method) -> None:
+        open_stream = channel.stream_stream if method.client_streaming else channel.unary_stream
+        self.plain: Any = open_stream(method.path, _serialized, method.response.FromString)
+
+    def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answers[Answer]:
+        """Begin the call.
+
+        Arguments:
+            request: the message; of a watch and of keep-alives, an iterator of messages.
+            timeout_s: for the whole stream; None: for ever.
+            **how: grpcio's further arguments.
+        """
+        return Answers(self.plain(request, timeout_s, **how))
+
+
+class Answers(Iterator[Answer]):
+    """The answers of a stream, as they come; as a context it ends the call.
+
+    Attributes:
+        call: grpcio's object.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self._is_left = False
+
+    def __next__(self) -> Answer:
+        try:
+            answer: Answer = next(self.call)
+        except grpc.RpcError as failure:
+            if self._is_left:
+                raise StopIteration from None
+            raise error_of(failure) from failure
+        return answer
+
+    def cancel(self) -> None:
+        """End the call, and with it the answers."""
+        self._is_left = True
+        self.call.cancel()
+
+    def __enter__(self) -> Answers[Answer]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+
+class AsyncUnary(Generic[Request, Answer]):
+    """The same for asyncio: ``Unary``."""
+
+    def __init__(self, channel: Any, method: Method) -> None:
+        self.plain: Any = channel.unary_unary(method.path, _serialized, method.response.FromString)
+
+    async def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answer:
+        """Call and wait; see ``Unary``.
+
+        Raises:
+            StatusError: the call failed.
+        """
+        try:
+            answer: Answer = await self.plain(request, timeout=timeout_s, **how)
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+        return answer
+
+
+class AsyncStream(Generic[Request, Answer]):
+    """The same for asyncio: ``Stream``."""
+
+    def __init__(self, channel: Any, method: Method) -> None:
+        open_stream = channel.stream_stream if method.client_streaming else channel.unary_stream
+        self.plain: Any = open_stream(method.path, _serialized, method.response.FromString)
+
+    def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> AsyncAnswers[Answer]:
+        """Begin the call; see ``Stream``. The requests of a watch may be an async iterator."""
+        return AsyncAnswers(self.plain(request, timeout=timeout_s, **how))
+
+
+class AsyncAnswers(AsyncIterator[Answer]):
+    """The same for asyncio: ``Answers``."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self._is_left = False
+
+    async def __anext__(self) -> Answer:
+        try:
+            answer: Answer = await self.call.read()
+        except grpc.RpcError as failure:
+            raise error_of(failure) from failure
+        except asyncio.CancelledError:
+            if self._is_left:
+                raise StopAsyncIteration from None
+            raise
+        if answer is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return answer
+
+    def cancel(self) -> None:
+        """End the call, and with it the answers."""
+        self._is_left = True
+        self.call.cancel()
+
+    async def __aenter__(self) -> AsyncAnswers[Answer]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+
+# -- services --------------------------------------------------------------------------------------------------------
+
+
+def name_of(method: str) -> str:
+    """Return raftkv's name of a method.
+
+    >>> name_of("LeaseTimeToLive"), name_of("HashKV")
+    ('lease_time_to_live', 'hash_kv')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", method).lower()
+
+
+def stubs(module: str, unary: type[Any], stream: type[Any]) -> dict[str, type[Any]]:
+    """Return the stub classes of all services that clients call.
+
+    Arguments:
+        module: in which they stand.
+        unary, stream: kinds of their calls.
+    """
+    return {
+        service.rpartition(".")[2]: _stub(service, found, module, unary, stream)
+        for service, found in SERVICES.items()
+        if service != _PEERS
+    }
+
+
+def _stub(service: str, found: dict[str, Method], module: str, unary: type[Any], stream: type[Any]) -> type[Any]:
+    def init(self: Any, channel: Any) -> None:
+        for name, method in found.items():
+            kind = stream if method.server_streaming else unary
+            setattr(self, name_of(name), kind(channel, method))
+
+    attributes = {"__init__": init, "__module__": module, "__doc__": f"Call the methods of ``{service}``."}
+    return type(service.rpartition(".")[2], (), attributes)
+
+
+def _repeated() -> str:
+    """Return what grpcio is to call again, as the library does: repeatable calls that no member could serve."""
+    of_path: dict[str, bool] = {}
+    for method in vars(methods).values():
+        if isinstance(method, methods.Method):
+            of_path[method.path] = of_path.get(method.path, True) and method.repeatable
+    parts = [path[1:].split("/") for path, is_repeatable in of_path.items() if is_repeatable]
+    policy = {
+        "maxAttempts": 5,
+        "initialBackoff": f"{BASE_S}s",
+        "maxBackoff": f"{MAX_S}s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    names = [{"service": service, "method": name} for service, name in parts]
+    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
+
+
+OPTIONS: Final = (
+    ("grpc.service_config", _repeated()),
+    ("grpc.max_receive_message_length", -1),
+)
+"""Options of a channel with which grpcio does as the library: it repeats what may be repeated, and limits no answer."""
