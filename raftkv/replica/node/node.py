@@ -165,7 +165,7 @@ class Node(AwaitableNode):
         self._scheduled = self._in_turn = self._has_conf_changes = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
-        self._forwarded, self._pace = Forwarded(), Pace()
+        self._forwarded, self._pace = Forwarded(self._loop.time, settings.request_timeout_s), Pace()
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -507,8 +507,7 @@ class Node(AwaitableNode):
             bytes_max = min(PROPOSE_BYTES_MAX, pace.left_bytes)
             unsent = self.proposals.take_unsent(bytes_max, pace.apply_s)
             forwarded = self._forwarded.take(bytes_max)
-            datas = [data for _, data in unsent]
-            datas += forwarded
+            datas = [data for _, data in (*unsent, *forwarded)]
             if not datas:
                 return
             try:
@@ -541,9 +540,9 @@ class Node(AwaitableNode):
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
                 raise ProposalDropped("the leader does not keep up")
 
-    def _give_back_forwarded(self, datas: list[bytes]) -> None:
+    def _give_back_forwarded(self, items: list[tuple[int, bytes]]) -> None:
         """The log took none of these. A leader tries again; one that leads no more forgets what others sent it."""
-        self._forwarded.give_back(datas)
+        self._forwarded.give_back(items)
         if self.role != StateRole.LEADER:
             self.proposals_dropped += self._forwarded.clear()
 

@@ -18,6 +18,7 @@ import itertools
 import logging
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final, final
@@ -521,11 +522,24 @@ class Forwarded:
 
     An entry of a kind that a member does not know stops it, and again at each start. So proposals of unknown kinds are
     dropped here: one faulty member, or one flipped bit in its memory, must not stop all others through the log.
+
+    Those that have waited here for as long as a member waits for the outcome are dropped too: their callers have been
+    told that they were not in time.
+
+    Arguments:
+        clock: seconds, monotonic.
+        patience_s: how long members wait for the outcome of a proposal.
     """
 
-    def __init__(self) -> None:
-        self._datas: list[bytes] = []
-        self._numbers = itertools.count()
+    def __init__(self, clock: Callable[[], float], patience_s: float) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._unsorted: list[tuple[int, bytes]] = []
+        self._numbers = itertools.count(1)
+        self._came: deque[tuple[float, int]] = deque()
+        """When proposals came that are not late yet, and the last number of each message."""
+        self._late = 0
+        """The number up to which proposals are late."""
         self._crowd = _Crowd()
         """While more waits than one append takes: what came first, by user or member."""
         self.size_bytes = 0
@@ -534,39 +548,56 @@ class Forwarded:
         """Keep proposals for the next turn; how many were dropped: those get no answer, and time out."""
         if self.size_bytes > FORWARDED_BYTES_MAX:
             return len(datas)
-        known = [data for data in datas if requests.is_known(data)]
-        self._datas += known
-        self.size_bytes += cost_bytes(known)
+        known = [(next(self._numbers), data) for data in datas if requests.is_known(data)]
+        if known:
+            self._look()
+            self._came.append((self._clock(), known[-1][0]))
+            self._unsorted += known
+            self.size_bytes += _cost_bytes(known)
         if dropped := len(datas) - len(known):
             _log.warning("dropped %d proposals of other members, of a kind that this version does not know", dropped)
         return dropped
 
-    def take(self, bytes_max: int) -> list[bytes]:
-        """Take the oldest, as many as fit into ``bytes_max``, but at least one; of users in turn, if more wait."""
+    def _look(self) -> None:
+        oldest = self._clock() - self._patience_s
+        while self._came and self._came[0][0] <= oldest:
+            self._late = self._came.popleft()[1]
+
+    def take(self, bytes_max: int) -> list[tuple[int, bytes]]:
+        """Take the oldest, as many as fit into ``bytes_max``, but at least one; of users in turn, if more wait.
+
+        Returns:
+            each with the number under which it waited; none if all of those that were looked at are late.
+        """
+        self._look()
         if self.size_bytes <= bytes_max and not self._crowd.queue.length:
-            taken, self._datas, self.size_bytes = self._datas, [], 0
-            return taken
-        first, self._datas = self._datas[:SORTED_AT_ONCE], self._datas[SORTED_AT_ONCE:]
-        for data in first:
-            self._crowd.add(_origin_of(data), next(self._numbers), data)
-        taken = [data for _, data in self._crowd.take(bytes_max, lambda number: False)[0]]
-        self.size_bytes -= cost_bytes(taken)
+            taken, self._unsorted, self.size_bytes = self._unsorted, [], 0
+            return taken if not taken or taken[0][0] > self._late else [one for one in taken if one[0] > self._late]
+        first, self._unsorted = self._unsorted[:SORTED_AT_ONCE], self._unsorted[SORTED_AT_ONCE:]
+        for number, data in first:
+            self._crowd.add(_origin_of(data), number, data)
+        taken, dropped_bytes = self._crowd.take(bytes_max, lambda number: number <= self._late)
+        self.size_bytes -= _cost_bytes(taken) + dropped_bytes
         return taken
 
-    def give_back(self, datas: list[bytes]) -> None:
+    def give_back(self, items: list[tuple[int, bytes]]) -> None:
         """Keep again, in front, what the log did not take."""
-        self.size_bytes += cost_bytes(datas)
+        self.size_bytes += _cost_bytes(items)
         if not self._crowd.queue.length:
-            self._datas = datas + self._datas
+            self._unsorted = items + self._unsorted
             return
-        for data in reversed(datas):
-            self._crowd.put_back(_origin_of(data), next(self._numbers), data)
+        for number, data in reversed(items):
+            self._crowd.put_back(_origin_of(data), number, data)
 
     def clear(self) -> int:
         """Drop all; how many."""
-        count, self._datas, self.size_bytes = len(self._datas) + len(self._crowd.datas), [], 0
+        count, self._unsorted, self.size_bytes = len(self._unsorted) + len(self._crowd.datas), [], 0
         self._crowd.clear()
         return count
+
+
+def _cost_bytes(items: list[tuple[int, bytes]]) -> int:
+    return cost_bytes([data for _, data in items])
 
 
 def _origin_of(data: bytes) -> Identity:

@@ -224,17 +224,34 @@ def test_a_leader_takes_users_and_members_in_turn_from_what_is_forwarded() -> No
     datas: list[bytes] = []
     for user, member in [(b"mallory", 2)] * 50 + [(b"", 2)] * 50 + [(b"alice", 2), (b"", 3)]:
         datas.append(forwarded(Kind.PUT, member, user, b"%04d" % len(datas) + bytes(100)))
-    waiting = Forwarded()
+    waiting = Forwarded(lambda: 0.0, 7.0)
     assert waiting.add(datas) == 0
-    taken = waiting.take(8_000)
-    waiting.give_back(taken)
+    waiting.give_back(waiting.take(8_000))
     assert waiting.size_bytes == module.cost_bytes(datas)
-    taken = waiting.take(8_000)
+    taken = [data for _, data in waiting.take(8_000)]
     assert {datas[100], datas[101]} <= {*taken}
     while waiting.size_bytes:
-        taken += waiting.take(8_000)
+        taken += [data for _, data in waiting.take(8_000)]
     assert sorted(taken) == sorted(datas)
     assert [one for one in taken if one in datas[:50]] == datas[:50]
+
+
+@pytest.mark.parametrize("bytes_max", [1 << 20, 1_000], ids=["few", "crowd"])
+def test_forwarded_proposals_that_waited_too_long_are_dropped(bytes_max: int) -> None:
+    now = [0.0]
+    waiting = Forwarded(lambda: now[0], 7.0)
+    late, others = ([encode(Kind.PUT, number, bytes(100))] * 20 for number in range(2))
+    waiting.add(late)
+    waiting.give_back(waiting.take(bytes_max))
+    now[0] = 6.0
+    waiting.add(others)
+    now[0] = 7.0
+    taken: list[bytes] = []
+    while waiting.size_bytes:
+        taken += [data for _, data in waiting.take(bytes_max)]
+    assert taken == others
+    waiting.add(late)  # again, and in time
+    assert waiting.take(bytes_max)[0][1] == late[0]
 
 
 def test_expiry_tells_sent_from_unsent(proposals: Proposals) -> None:
