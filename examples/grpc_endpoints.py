@@ -45,7 +45,7 @@ GRACE_S = 30.0
 
 
 class ServiceChannel:
-    """A channel to whatever servers a service has; made by ``dial``.
+    """A channel to the servers that a service has; made by ``dial``.
 
     Each call goes over the channel of the moment; one that is replaced is closed when its calls have ended.
     """

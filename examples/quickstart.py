@@ -34,14 +34,14 @@ with client() as kv:
     kv.put_many({"jobs/b": b"2", "jobs/c": b"3"})
     print([one.key for one in kv.range("jobs/", prefix=True, limit=2)])
 
-    # Written only if nobody has; else what is there is read, at the same revision.
+    # Written only if the key is absent; else its value is read, at the same revision.
     for _ in range(2):
         ok, results = (
             kv.txn().when(kv.version("jobs/d") == 0).then(put("jobs/d", b"4")).otherwise(get("jobs/d")).commit()
         )
         print("created" if ok else f"is there already: {results[0].value!r}")
 
-    # A read and a write that depend on each other, tried again until nobody interfered.
+    # A read and a write that depend on each other, tried again until no other write came between.
     def increment(transaction: raftkv.Transaction) -> int:
         """Count one up."""
         count = int(transaction.get("counter") or 0) + 1

@@ -12,7 +12,7 @@ def test_a_client_of_an_empty_cluster(raftkv_client: raftkv.Client) -> None:
 
 
 def test_keys_of_another_test_are_gone(raftkv_client: raftkv.Client) -> None:
-    """Whatever it did."""
+    """Independent of the test before."""
     assert raftkv_client.get("greeting") is None
 
 

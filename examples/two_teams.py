@@ -56,7 +56,7 @@ def train(cluster: raftkv.LocalCluster, user: str, run_id: str, directory: str) 
 
 
 def refused(what: str, action) -> None:
-    """Print that the cluster lets nobody do it."""
+    """Print that the cluster refuses it."""
     try:
         action()
     except errors.PermissionDeniedError as error:

@@ -29,7 +29,7 @@ def follow(kv: raftkv.Client, config: dict[str, str], changed: threading.Event) 
 
 
 def insist(write: Callable[[], object]) -> None:
-    """Write what may be written twice: when a leader dies, nobody knows if its last writes were done."""
+    """Write what may be written twice: when a leader dies, it is unknown if its last writes were done."""
     for attempt in range(10):
         try:
             write()

@@ -91,7 +91,7 @@ class Client:
         self._values = 0
 
     def fresh_value(self) -> str:
-        """Return a value that nobody else in the run writes."""
+        """Return a value that no other client of the run writes."""
         self._values += 1
         return f"{self.name}.{self._values}"
 

@@ -138,7 +138,7 @@ class Probe:
         """
         path, response_class = _KV[type(message).__name__]
         deadline = time.monotonic() + timeout_s
-        last = "nobody was asked"
+        last = "no member was asked"
         while time.monotonic() < deadline:
             for member in self._cluster.serving():
                 try:

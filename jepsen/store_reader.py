@@ -6,7 +6,7 @@ cheap; elsewhere (writes of unknown fate) the whole store is, and if nothing was
 found by comparing the keys of two revisions. Whole states are read at some revisions besides, so that a change outside
 the keys asked for cannot hide.
 
-Compaction destroys what is to be read, so whoever compacts must have read that far first: ``Compactor``.
+Compaction destroys history that is to be read, so ``Compactor`` reads that far first.
 """
 
 from __future__ import annotations

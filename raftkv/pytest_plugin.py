@@ -11,7 +11,7 @@ Installed with raftkv; pytest finds it by itself. What a test may rely on:
 
 1. The cluster is started when the first test asks for it, and lives until the end of the session (one a worker under
    pytest-xdist): a test pays milliseconds, not a start.
-2. A test finds no keys, no leases, and all members running, whatever the tests before it did.
+2. A test finds no keys, no leases, and all members running, independent of the tests before it.
 3. Revisions go on: they are not the same in every run, so take them from answers.
 4. Clients that the test opened with ``raftkv_cluster.connect()`` are closed after it.
 

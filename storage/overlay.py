@@ -443,7 +443,7 @@ class Overlay:
         self.space_error = None
 
     def exchanged(self) -> None:
-        """Call back who waits for ``flush``: all that is known of the other database is in its place now."""
+        """Call back the waiters of ``flush``: all that is known of the other database is in its place now."""
         # Everything that was flushed is contained in it.
         self._durable = self._filling
         self._filling += 1

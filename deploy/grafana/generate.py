@@ -245,7 +245,7 @@ CLUSTER: Final[tuple[Row, ...]] = (
                     (f"raftkv_loop_turn_longest_seconds{{{MEMBER}}}", "longest {{instance}}"),
                     (f"raftkv_loop_turn_longest_own_seconds{{{MEMBER}}}", "longest, own work {{instance}}"),
                 ),
-                text="While a turn lasts the member hears nobody. None should be above 50 ms.",
+                text="While a turn lasts the member answers no request. None should be above 50 ms.",
             ),
             Panel(
                 "Busy share of the loop",

@@ -142,7 +142,7 @@ class _Book:
         for element in seen:
             author = self._author.get((key, element))
             if author is None:
-                self._report("phantom element", f"{key} holds {element}, which nobody appended", node)
+                self._report("phantom element", f"{key} holds {element}, which no client appended", node)
             elif self._transactions[author].aborted:
                 self._report("aborted read", f"{key} holds {element}, refused for certain", author, node)
         if seen:

@@ -4,7 +4,7 @@
     L2 not early   not before the TTL has passed since the last acknowledged renewal was *sent*, unless revoked
     L3 not late    once the cluster works: within the TTL, two election timeouts and a second
     L5 for good    what has ended is not renewed, given keys, or reported alive again
-    L6 unique      an id is not granted while a lease of that id lives; no refusal of an id that nobody has
+    L6 unique      an id is not granted while a lease of that id lives; no refusal of an id that no lease has
 
 A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
 anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
@@ -198,7 +198,7 @@ class _LeaseCheck:
 
     def _refused_for_nothing(self) -> None:
         if all(op.kind == "fail" for op in self._lease.asked(Grant)):
-            self._report("L6 refused", "said to exist, and nobody made it", *self._lease.asked(Grant))
+            self._report("L6 refused", "said to exist, and no client made it", *self._lease.asked(Grant))
 
 
 def _says_gone(operation: Operation) -> bool:

@@ -8,10 +8,10 @@ Which operations count: those that touch exactly one key, now, linearizably. A k
 over several keys, deletes of intervals, the server itself) is left to replay. Keep keys to a few hundred operations
 each: the cost grows with concurrency and length, and running out of steps is a violation ("undecided"), never a pass.
 
-Writes of unknown fate: a write whose value nobody saw may be left out, for then its presence and absence allow the
-same answers (whatever followed it overwrote it); a write whose value was seen happened before the first who saw it
-returned. Both rest on values being unique, and the first on nobody having noticed a key without being shown its value
-(a failed guard with no read, say, or the guard of another write of unknown fate); all are looked up, not assumed.
+Writes of unknown fate: a write whose value no reader saw may be left out, for then its presence and absence allow the
+same answers (a later write replaced its value); a write whose value was seen happened before the first reader that saw
+it returned. Both rest on unique values. The first also rests on this: no client noticed a key without seeing its value
+(a failed guard with no read, say, or the guard of another write of unknown fate). All are looked up, not assumed.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _after_txn(state: State, request: Txn, result: Result | None) -> State:
     verdicts = [_holds(state, guard) for guard in request.compares]
     if False in verdicts:
         succeeded = False
-    elif None in verdicts:  # A guard on revisions: take the store's word, or that it held, if somebody saw the write.
+    elif None in verdicts:  # A guard on revisions: take the store's word, or that it held, if a reader saw the write.
         succeeded = answer.succeeded if answer is not None else True
     else:
         succeeded = True

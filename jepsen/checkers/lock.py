@@ -4,10 +4,10 @@ The holder of a name at a revision is the living key under it that was created f
 ``Campaign`` says so; the token of the holder is the create revision of that key.
 
     M1 order     tokens strictly grow from one holder to the next, and the token in the answer is the true one
-    M1 alone     while a holder certainly holds (its lease renewed, nothing given up), nobody else gets the lock
+    M1 alone     while a holder certainly holds (its lease renewed, nothing given up), no other client gets the lock
     M1 fenced    no update of a list is lost that is written only if the holder's key is still there (``lost``)
     M2 checked   a lock is answered only if it was held at a moment between call and answer (etcd issue 11456)
-    E1 leader    ``Leader`` answers who led at a moment between call and answer, or that nobody did
+    E1 leader    ``Leader`` answers who led at a moment between call and answer, or that no client did
     E1 observed  observers get true leaders only, and never an earlier leadership or value again
     E2 proclaim  a proclamation is acknowledged only to the leader, and is in the store
 
@@ -162,7 +162,7 @@ class _Check:
         return _Holder(operation, token or holds[-1].token, self._certain(operation))
 
     def _certain(self, operation: Operation) -> float:
-        """Until when it held for certain: its lease was renewed, and nobody gave it up."""
+        """Until when it held for certain: its lease was renewed, and no client gave it up."""
         request = operation.request
         lease = request.lease if isinstance(request, Lock | Campaign) else 0
         key = operation.result.key if isinstance(operation.result, HeldResult) else ""

@@ -1,4 +1,4 @@
-"""The checker of logs: a member of raftkv never writes some things, whatever is done to it.
+"""The checker of logs: some lines a member of raftkv must never write, under any fault.
 
 That another member ended its connection for a flood is one, for then members break their own rules; a failure that
 it knows no words for, and survives, is another. Leaves out what faults of a run do bring: lost connections, elections,

@@ -48,10 +48,10 @@ class _Shown:
 
 
 def check_monotone(history: History) -> list[Violation]:
-    """Check that what a member shows never goes back, whatever happens to its process: revision and applied index.
+    """Check that what a member shows never goes back, under any fault of its process: revision and applied index.
 
     An answer is compared with those that were returned before its request was called; kills and restarts in between
-    excuse nothing, because whoever asks a member cannot see them.
+    excuse nothing, because clients of a member cannot see them.
     """
     revisions: dict[int, list[_Shown]] = defaultdict(list)
     applied: dict[int, list[_Shown]] = defaultdict(list)

@@ -100,7 +100,7 @@ class Model:
         return {key: kv for key, (at, kv) in last.items() if at == rev}
 
     def force(self, rev: int, kvs: tuple[KeyValue, ...], deleted: tuple[str, ...]) -> None:
-        """Take over what the store says of a revision nobody can explain, so that checking can go on.
+        """Take over what the store says of a revision that no request explains, so that checking can go on.
 
         Arguments:
             rev: the revision.

@@ -57,7 +57,7 @@ class Replayed:
 
 
 def replayed(history: History) -> Replayed:
-    """Replay, whatever violations are found on the way."""
+    """Replay to the end, past violations."""
     replay = _Replay(history.operations, history.store or StoreRecord())
     replay.run()
     return Replayed(replay.model, frozenset(replay.servers))

@@ -19,7 +19,7 @@ def check(history: History, prefix: str) -> list[Violation]:
     """
     final = _final_read(history, prefix)
     if final is None:
-        return [Violation("no final read", f"nobody read all of {prefix} at the end")]
+        return [Violation("no final read", f"no client read all of {prefix} at the end")]
     fate = {op.request.key: (op, op.request.value) for op in history.operations if isinstance(op.request, Put)}
     found = []
     for key, (operation, value) in fate.items():
@@ -29,7 +29,7 @@ def check(history: History, prefix: str) -> list[Violation]:
             found.append(Violation("refused but done", f"{key} was refused for certain", (operation.id,)))
         if key in final and final[key] != value:
             found.append(Violation("wrong value", f"{key} holds {final[key]}", (operation.id,)))
-    found += [Violation("phantom element", f"{key}, which nobody added") for key in final if key not in fate]
+    found += [Violation("phantom element", f"{key}, which no client added") for key in final if key not in fate]
     return found
 
 

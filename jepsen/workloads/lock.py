@@ -1,4 +1,4 @@
-"""Locks: lists that are read, made longer and written back whole, by whoever holds the lock, in two ways.
+"""Locks: lists that are read, made longer and written back whole by the holder of the lock, in two ways.
 
 *Fenced*: the write is a txn that demands the holder's key (its token) to be there still; nothing may be lost. *Plain*:
 the holder just writes. Some holders stall for longer than their lease lives, as a program does whose machine swaps: the

@@ -95,7 +95,7 @@ class _Operator:
             await self._listed()
 
     def _fresh_url(self) -> str:
-        """Return a URL that nobody else uses, and where nobody is."""
+        """Return a URL that no member uses, and where no process listens."""
         self._urls += 1
         return f"http://127.0.{self._number + 1}.{self._urls % 250 + 1}:{1000 + self._urls // 250}"
 
@@ -112,7 +112,7 @@ class _Operator:
         self._scene.recorder.event("change", answer=answer, **details)
 
     async def _listed(self) -> list[tuple[int, list[str]]]:
-        """Read the list, confirmed by a quorum, as soon as somebody answers."""
+        """Read the list, confirmed by a quorum, as soon as a member answers."""
         while True:
             call = time.monotonic_ns()
             try:

@@ -147,7 +147,7 @@ class CheckpointManager:
     ) -> bool:
         """Save a tree of arrays; False: the step is not to be saved. Waits for the save before.
 
-        Call it at every step: when the job was told to end (SIGTERM), the next step is saved whatever the interval. A
+        Call it at every step: when the job was told to end (SIGTERM), the next step is saved at any interval. A
         single process then ends; several go on until they are killed, as JAX has it.
 
         Arguments:

@@ -125,7 +125,7 @@ class RaftKVCluster(ClusterEnv):
         return cls._place
 
 
-# Whoever names a run means it, on Slurm and on Kubernetes too: asked before JAX's own.
+# A run that is named wins, on Slurm and on Kubernetes too: asked before JAX's own.
 ClusterEnv._cluster_types.remove(RaftKVCluster)
 ClusterEnv._cluster_types.insert(0, RaftKVCluster)
 

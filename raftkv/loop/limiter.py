@@ -14,7 +14,7 @@
 
 One event may let thousands continue: a key that all of them waited for has changed, the leader is lost, one pass over
 the sockets brought the first bytes of as many handshakes. All at once they would hold the loop. Identities that wait
-are served in turn (``fair``), and what waits of one keeps its order.
+are served in turn (``fair``), and the requests of one keep their order.
 
 Leaves out: work that is long in itself and pauses by itself (``scheduler``).
 """

@@ -225,7 +225,7 @@ class Archiver(Collector):
         _log.warning("%s: tried again in %.0f s; %d segments wait", explain(error), pause_s, len(waiting))
 
     def _hold(self) -> None:
-        """Keep what waits from being deleted, the newest of it first, up to the budget."""
+        """Keep segments that are not archived yet, the newest first, up to the budget."""
         kept, held_bytes = self._progress.next_sequence, 0
         for name in reversed(self._waiting()):
             held_bytes += _size_bytes(self._directory / str(name))

@@ -43,8 +43,9 @@ PEER_LIMITS: Final = ServerLimits(
 A member pings for two reasons that know nothing of each other, silence and the time of a round trip, and nothing comes
 back on its stream that would forgive two pings at once: there is no shortest interval, only a rate.
 
-One that is cut off, or loses its power, leaves a connection behind whose end nobody tells this member. It has a stream,
-so it is never idle, and each takes one of few places. As members ping every few seconds, silence tells of them soon.
+A member that is cut off, or loses its power, leaves a connection behind, and no packet tells of its end. It has a
+stream, so it is never idle, and each takes one of few places. As members ping every few seconds, silence tells of them
+soon.
 """
 
 METRICS_LIMITS: Final = ServerLimits(
@@ -154,7 +155,7 @@ def check_free(urls: Iterable[str]) -> None:
             if port and (host, port) in seen:
                 raise _in_words(url, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
             seen.add((host, port))
-            # Bound, not listening: nobody who waits for this member is taken and dropped.
+            # Bound, not listening: no client that waits for this member is taken and dropped.
             probe = bound.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

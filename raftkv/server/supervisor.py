@@ -38,7 +38,7 @@ class Supervisor:
     """The program that started this process, if it wants to hear from it.
 
     Arguments:
-        address: of its socket: a path, or ``@`` and a name outside the file system; empty: nobody listens.
+        address: of its socket: a path, or ``@`` and a name outside the file system; empty: no supervisor listens.
         watchdog_s: silence after which it takes this process for hung; 0: it does not watch.
     """
 
@@ -56,7 +56,9 @@ class Supervisor:
             environment.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
         )
         if address and address[0] not in "/@":
-            _log.warning("NOTIFY_SOCKET=%s is no socket of this machine: nobody hears that this member serves", address)
+            _log.warning(
+                "NOTIFY_SOCKET=%s is no socket of this machine: no supervisor learns that this member serves", address
+            )
             address = ""
         is_watched = interval.isascii() and interval.isdigit() and pid in ("", str(os.getpid()))
         return cls(address, int(interval) / 1e6 if is_watched else 0.0)

@@ -12,7 +12,7 @@ promise:
 - **No wait outlasts the generation.** torch's agent gives out ranks by ``get`` and ends by ``wait``, with 300 s of
   patience and no way back: a node that dies between joining and that moment would take all others with it. Here such a
   wait ends when the run says that the generation is over. A missing rank is made up then: the workers that are started
-  with it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
+  with it can reach no rank, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
   torch's client waits for a host that has frozen for ever, so its calls are made on a thread, which is left there.
 - **It can be let go.** The agent holds the store of one generation until it has that of the next. ``drop`` leaves it an
   empty shell, so that the server ends, and a node that has one port for it (``store_port``) can do so again.
@@ -115,7 +115,7 @@ def _probe(host: str, port: int) -> str:
         with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
             connection.sendall(_PROBE)
             connection.settimeout(_PROBE_TIMEOUT_S)
-            connection.recv(4)  # anything, even the end: somebody is alive there
+            connection.recv(4)  # anything, even the end: a process is alive there
     except OSError as error:
         return str(error)
     return ""
@@ -202,7 +202,7 @@ class AgentStore(Store):
         self._timeout = timeout
 
     def drop(self) -> None:
-        """Let go of the store; whoever asks from here on is answered as after the end of the generation."""
+        """Let go of the store; later calls are answered as after the end of the generation."""
         self._is_over = lambda: True
         self._store = _Gone()
         if self._caller is not None:

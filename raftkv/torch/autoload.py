@@ -20,7 +20,7 @@ def autoload() -> None:
         from raftkv.torch.init_method import register
 
         register()
-    except Exception as error:  # whatever it is, torch must stay importable
+    except Exception as error:  # of any kind: torch must stay importable
         import warnings
 
         warnings.warn(f"raftkv:// is not known to torch: {type(error).__name__}: {error}", stacklevel=1)

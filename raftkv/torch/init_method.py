@@ -122,7 +122,7 @@ def _number(url: str, name: str, query: Mapping[str, list[str]], environment: Ma
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, Any]:
-    # Whoever imports torch alone, with the scheme registered, does not pay for a client.
+    # A program that imports torch alone, with the scheme registered, does not pay for a client.
     from raftkv.client.credentials import client_settings
 
     return client_settings(environment)

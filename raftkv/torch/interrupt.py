@@ -48,7 +48,7 @@ def cut_gloo(ignore: frozenset[int] = frozenset()) -> int:
     """Shut down every connection between gloo devices; returns how many there were.
 
     Arguments:
-        ignore: devices that are somebody else's, as ``gloo_devices`` has told them.
+        ignore: devices of other code, as ``gloo_devices`` has told them.
     """
     connections = [target for device, targets in _devices() if device not in ignore for target in targets]
     return sum(_shut_down(descriptor) for descriptor in connections)
@@ -247,7 +247,7 @@ def _wait_in_slices(work: Any, timeout: timedelta = timedelta(0)) -> bool:
 ENVIRONMENT: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # the watchdog sleeps four times as long, whatever is dumped
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # the watchdog sleeps four times as long, dump or no dump
 }
 STUCK_S: Final = 10.0
 """For so long after the end of a generation its communicators may still be in the making."""

@@ -220,7 +220,7 @@ class States:
 
 
 KNOWN_STORES: Final = 8
-"""How many of the first ranks everybody can reach without a look-up: any of them can be the next rank 0."""
+"""How many of the first ranks all ranks can reach without a look-up: any of them can be the next rank 0."""
 CONNECT_TIMEOUT_S: Final = 2.0
 """For one attempt to reach rank 0's store; between attempts it is asked whether the generation goes on."""
 RECOVERIES_MAX: Final = 8
@@ -276,7 +276,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None:
-            # After a settle the state was changed: then the step is done, whatever happens to the generation.
+            # After a settle the state was changed: then the step is done, even if the generation ends.
             self.failure = None if self._group.is_settled else self._group.find_abort()
             return False
         if not self._group.is_recoverable(error):
@@ -315,7 +315,7 @@ class ElasticGroup:
         ConfigError: there is a process group already, this process is an agent's worker, or the run has no place for
             checkpoints.
         CheckpointError: the latest checkpoint cannot be loaded.
-        StateLost: whoever had the state was lost while it handed it out, and there is no checkpoint to load.
+        StateLost: the rank with the state was lost while it handed it out, and there is no checkpoint to load.
         RunClosed, JoinTimeout: no generation begins any more.
     """
 
@@ -410,7 +410,7 @@ class ElasticGroup:
                     self._in_a_row = 0
                     self._states.save_if_due(self)
                 else:
-                    self.run.barrier(_DONE)  # all are through: nobody is left alone in the last step
+                    self.run.barrier(_DONE)  # all are through: no rank is left alone in the last step
                     return
             except (TrainingError, RuntimeError, OSError) as error:
                 if not self.is_recoverable(error):
@@ -419,7 +419,7 @@ class ElasticGroup:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Raise ``GenerationOver`` in place of whatever torch raises in this block because the generation broke.
+        """Raise ``GenerationOver`` in place of the error that torch raises in this block because the generation broke.
 
         For loops of one's own. Then call ``recover``, and do again what was not completed.
         """
@@ -541,7 +541,7 @@ class ElasticGroup:
         own = join_address(member.address or member.host, self._server.port)
         self._meeting = resolve_address(own if rank == 0 else self._find_store())
         if rank == 0:
-            self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
+            self.run.publish_nowait(own)  # for newcomers: no rank here waits for it
         self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
         told = self._progress.told
         self._store.set(f"rank/{rank}", json.dumps([member.id, own, told.step, told.has_state]))

@@ -69,7 +69,7 @@ from raftkv.training.rendezvous.world import World
 
 BACKEND: Final = "raftkv"
 FAILED: Final = "failed: "
-"""How the reason begins with which a run is closed that did not end well: then nobody goes on."""
+"""How the reason begins with which a run is closed that did not end well: then no node goes on."""
 FIRST_CONTACT_S: Final = 4.0
 _PUBLISH_TIMEOUT_S: Final = 60.0
 _GOODBYE_S: Final = 1.0
@@ -198,7 +198,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return self._participant is not None and self._participant.closed
 
     def set_closed(self) -> None:
-        """End the run for everybody."""
+        """End the run for all nodes."""
         with _torch_errors():
             self._open().close("closed by an agent")
 
@@ -222,7 +222,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             raise
         except KeyboardInterrupt:
             if _is_torchrun():
-                raise SystemExit(_INTERRUPTED) from None  # nobody needs to see where it was waiting
+                raise SystemExit(_INTERRUPTED) from None  # a traceback of the wait helps no user
             raise
 
     def shutdown(self) -> bool:
@@ -371,7 +371,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         store, world = self._agent_store, self._world
         if store is None or world is None:
             return
-        with contextlib.suppress(Exception):  # nobody needs it any more; the agent ends well or badly for other reasons
+        with contextlib.suppress(Exception):  # not needed any more; the agent ends well or badly for other reasons
             count = store.add(_GOODBYE_KEY, 1)
             deadline = time.monotonic() + _GOODBYE_S
             pause = threading.Event()
@@ -380,7 +380,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
                 count = store.add(_GOODBYE_KEY, 0)
 
     def _leave(self) -> None:
-        """Leave the run; harmless when repeated. Called at the end of the process too, whatever ends it."""
+        """Leave the run; harmless when repeated. Called at every end of the process too."""
         if self._has_left:
             return
         self._has_left = True

@@ -89,7 +89,7 @@ def read(params: RendezvousParameters) -> Settings:
     for name in _ON_COMMAND_LINE:
         if name in options:
             raise ConfigError(
-                f"--rdzv-conf: everybody on the machine can read a {name} there, and torchrun logs it: give "
+                f"--rdzv-conf: every user of the machine can read a {name} there, and torchrun logs it: give "
                 f"{name}_file, or RAFTKV_{name.upper()}_FILE in the environment"
             )
         if file := connection.pop(f"{name}_file", ""):

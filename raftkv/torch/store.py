@@ -171,7 +171,7 @@ class Store(TorchStore):
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; absent is 0. Returns the sum; nobody else gets the same one by the same addition.
+        """Add to a number; absent is 0. Returns the sum; no other caller gets the same one by the same addition.
 
         Arguments:
             key: of the number.

@@ -304,7 +304,7 @@ def test_a_cluster_that_is_not_there() -> None:
         ({"password_file": __file__}, "a password needs a user"),
         ({"ca_file": "/does/not/exist"}, "cannot use the certificates"),
         ({"rank_policy": "best"}, "rank_policy is one of"),
-        ({"user": "a", "password": "pw"}, "everybody on the machine can read a password there.*give password_file"),
+        ({"user": "a", "password": "pw"}, "every user of the machine can read a password there.*give password_file"),
         ({"token": "jwt"}, "give token_file, or RAFTKV_TOKEN_FILE"),
         ({"user": "a", "password_file": "/no/such"}, "cannot read the file of a secret, /no/such"),
     ],

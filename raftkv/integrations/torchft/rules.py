@@ -148,7 +148,7 @@ def _counts(there: Mapping[str, Ask], view: View) -> str:
 
 # -- roster ---------------------------------------------------------------------------------------------------------
 #
-# The replicas that one daemon serves: who is heard of, over which connections, and who waits for a quorum.
+# The replicas that one daemon serves: who is heard of, over which connections, and which replicas wait for a quorum.
 #
 # No clock, no socket, no store: times are given, an answer is a callback.
 #
@@ -175,7 +175,7 @@ class Replica:
         connections: those it has spoken on that are open.
         ask: the ask that is not answered yet.
         asked_s: since when.
-        waiting: who waits for it, by any name.
+        waiting: the replicas that wait for it, by any name.
     """
 
     heard_s: float

@@ -191,7 +191,7 @@ def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 def _tell(told: asyncio.Future[None], run: asyncio.Task[None]) -> None:
-    """Tell who waits for a run how it ended."""
+    """Tell the waiters of a run how it ended."""
     if run.cancelled():
         told.cancel()
     elif not told.done():

@@ -358,7 +358,7 @@ def _work(work: Work, until: float) -> Outcome | None:
 
 
 class Backlog:
-    """What is committed and not applied: how much of it there may be, and who waits when there is too much.
+    """What is committed and not applied: how much of it there may be, and which callers wait when there is too much.
 
     A member commits what the others have, however slowly it applies itself: behind one entry that takes minutes, or a
     database whose disk hangs. Its entries are in memory until they are applied and in the database. So above

@@ -12,7 +12,7 @@ A member that joins a running cluster (``Origin``) begins with the cluster's id 
 configuration: it stands for no election, and gets everything else as a database from the leader.
 
 A restart reads the database first: its applied index is where replay of the log begins. It ends, before the member
-serves anybody, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
+serves any client, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
 last marker lies beyond the database is that of a member that was stopped while it installed a snapshot; the
 installation is finished, or, if what was received is damaged by now, forgotten.
 """

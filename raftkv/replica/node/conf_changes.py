@@ -47,7 +47,7 @@ class _Handed(NamedTuple):
     """A change of this member's that is in a log, or on its way to one.
 
     Attributes:
-        request_id: of who waits for it.
+        request_id: of the waiter.
         change: what was handed on.
         way: where to.
         applied: index up to which entries were applied here then.
@@ -98,7 +98,7 @@ class ConfChanges:
         """Queue a change that was asked for here.
 
         Arguments:
-            request_id: of who waits for it.
+            request_id: of the waiter.
             change: with that id in its context.
         """
         self._own.append((request_id, change))

@@ -99,7 +99,7 @@ class Node(AwaitableNode):
         on_fatal: called once, with the error that stopped the member.
         install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
             has; the loop goes on meanwhile, but for applying and acknowledging.
-        note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
+        note_applied: keeps the index and term of the last applied entry through a kill, before any client is shown it.
         cork: held while a turn lasts, so that all its answers leave together and at once when it ends; hears who asks.
         stages: hears how far requests have come; None: requests are not traced.
     """
@@ -257,7 +257,7 @@ class Node(AwaitableNode):
         return record.request_id
 
     def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """Forget who waits for a request.
+        """Forget the waiter of a request.
 
         Arguments:
             request_id: as ``submit`` returned it.
@@ -495,7 +495,7 @@ class Node(AwaitableNode):
         self._wake()
 
     def _propose_unsent(self) -> None:
-        """Propose what waits, as much as fits into the pace and into one message."""
+        """Propose the queue, as much as fits into the pace and into one message."""
         self._refused = False
         pace = self._pace
         if pace.mark and self._is_paced():
@@ -708,7 +708,7 @@ class Node(AwaitableNode):
 
         Arguments:
             entry: of the change.
-            answers: gets who waits for it here, and the outcome.
+            answers: gets the waiter for it here, and the outcome.
         """
         failpoint("beforeApplyOneConfChange")
         membership = self.applier.membership

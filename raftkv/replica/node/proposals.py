@@ -1,4 +1,4 @@
-"""Proposals on their way through the log, and who waits for each.
+"""Proposals on their way through the log, and the waiter of each.
 
 A proposal is *unsent* until the Raft core took it (there may be no leader for a while), then *sent* until its entry is
 applied here. The caller's answer comes from the entry as this member applies it, wherever the leader is.
@@ -116,7 +116,7 @@ class Waiter:
 
 
 class Proposals:
-    """Queues the proposals of a member, and knows who waits for each.
+    """Queues the proposals of a member, and knows the waiter of each.
 
     Arguments:
         ids: fresh request ids.
@@ -125,7 +125,7 @@ class Proposals:
         on_wait: called with an identity, and how long one of its proposals has waited for its turn.
 
     Attributes:
-        unsent_bytes: what waits to be proposed.
+        unsent_bytes: size of the entries that are not proposed yet.
         failed: proposals whose time was up.
         late: those that were refused since they would have been applied after their deadline.
     """
@@ -205,7 +205,7 @@ class Proposals:
             raise errors.TooManyRequestsError from None
 
     def expect(self, waiter: Waiter, now: float, size_bytes: int = 0) -> int:
-        """Note who waits for an entry that another part proposes.
+        """Note the waiter for an entry that another part proposes.
 
         Arguments:
             waiter: gets the outcome.
@@ -321,7 +321,7 @@ class Proposals:
         return True
 
     def pop(self, request_id: int) -> Waiter | None:
-        """Return who waits for the id of an entry that is in the log, if anybody here, and forget it."""
+        """Return the waiter for the id of an entry that is in the log, if one is here, and forget it."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
             self.shares.give_back(waiter.held_by, waiter.held_bytes)

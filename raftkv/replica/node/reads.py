@@ -3,7 +3,7 @@
     read arrives --> waiting --> round started --> index confirmed by a quorum --> applied >= index --> served
                      (while another round is under way)
 
-Owns who waits for which round. A reader joins only a round that starts after it arrived: a round already under way
+Owns the readers of each round. A reader joins only a round that starts after it arrived: a round already under way
 may have been confirmed before the last write that the reader must see.
 
 A round is asked again with a **fresh** id when no answer comes: an id used twice could be answered by an old

@@ -2,7 +2,7 @@
 
     NodeSettings    who it is, and how long things take
     Sender          messages to other members (``server.peer.transport``)
-    Stages          hears how far requests have come (``server.tracing``), if anybody wants to know
+    Stages          hears how far requests have come (``server.tracing``), if tracing is on
 
 And, the other way round, what services see of a node: ``MemberLoop``.
 
@@ -64,7 +64,7 @@ class Sender(Protocol):
         """Send, or drop: Raft repairs any loss."""
 
     def backlog_bytes(self, peer_id: int) -> int | None:
-        """Return what waits to be sent to a peer; None while it is away."""
+        """Return the messages that are not sent to a peer yet; None while it is away."""
 
     def connected_since(self, peer_id: int) -> float | None:
         """Loop time since when a peer is connected."""
@@ -92,7 +92,7 @@ class Stages(Protocol):
         """Everything up to an entry is in the state; callers are answered next."""
 
     def reading(self, reader: Reader) -> Reader:
-        """A reader waits for a recent state; return who waits in its place."""
+        """A reader waits for a recent state; return the waiter in its place."""
 
     def asking(self, ask: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Return what begins read rounds in place of ``ask``."""
@@ -114,7 +114,7 @@ class MemberLoop(Protocol):
         """Put a request into the log; its request id."""
 
     def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """Forget who waits for a request; whether it never will be under way."""
+        """Forget the waiter of a request; return whether the request never leaves this member."""
 
     async def propose(
         self,

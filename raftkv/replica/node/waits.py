@@ -39,7 +39,7 @@ class AwaitableNode:
         raise NotImplementedError
 
     def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """Forget who waits for a request. See ``Node``."""
+        """Forget the waiter of a request. See ``Node``."""
         raise NotImplementedError
 
     def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:

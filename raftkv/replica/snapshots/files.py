@@ -215,7 +215,7 @@ async def when_durable(
 
     A commit that finds no room is tried again for as long as the member lives, so a wait for it could last for days.
 
-    A member that stops in the middle of an entry commits nothing any more: who waits then must not want it for ever.
+    A member that stops in the middle of an entry commits nothing any more: a reader must not wait for it for ever.
 
     Arguments:
         store: whose commit it is.

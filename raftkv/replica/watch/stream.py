@@ -1,4 +1,4 @@
-"""One client's watch stream: its watchers by id, its requests, and what waits to be sent.
+"""One client's watch stream: its watchers by id, its requests, and the events that are not sent yet.
 
 Messages of a turn are gathered and leave as one piece. How much is queued in the connection decides whether live events
 may be added (``has_room``): beyond ``QUEUED_MAX_BYTES`` the watchers that have events fall behind and are served from

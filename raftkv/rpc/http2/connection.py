@@ -498,7 +498,7 @@ class Connection(ABC):
             self._remove(stream, ErrorCode.NO_ERROR)
 
     def reset(self, stream_id: int, code: int) -> None:
-        """End a stream at once, and drop what waits on it; nothing happens if it is closed.
+        """End a stream at once, and drop its queue; nothing happens if it is closed.
 
         Arguments:
             stream_id: of the stream.
@@ -537,7 +537,7 @@ class Connection(ABC):
         self._listener.on_closed(stream_id, code)
 
     def drop(self, size_bytes: int) -> bool:
-        """Free some of what waits, of a connection that is gone.
+        """Free some of the queue of a connection that is gone.
 
         Arguments:
             size_bytes: about how much.

@@ -166,7 +166,7 @@ class SocketTransport:
             self._protocol.pause_writing()
 
     def on_writable(self) -> None:
-        """Send what waits."""
+        """Send the queue."""
         if not self._waiting:
             return
         try:
@@ -190,7 +190,7 @@ class SocketTransport:
     # ---- the end
 
     def close(self) -> None:
-        """Read nothing more, send what waits, and end."""
+        """Read nothing more, send the queue, and end."""
         if not self._is_closing:
             self._is_closing = True
             if self._waiting:

@@ -4,7 +4,7 @@
 
 Each message of the client is one or more JSON values, each answer one text message. Pages cannot set headers there, so
 their token is a subprotocol, ``Bearer, TOKEN``, or the cookie ``token``; other programs may send ``Authorization``.
-Pages are let in where ``http.access`` lets them change something: a browser asks nobody before it opens a websocket.
+Pages are let in where ``http.access`` lets them change something: a browser opens a websocket without asking first.
 
 Leaves out, as etcd does: metadata and timeouts of the handshake.
 """
