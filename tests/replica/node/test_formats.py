@@ -81,6 +81,7 @@ def _contents(data: Path) -> dict[str, bytes]:
         (3 | 1 << 24, "raftkv 1.0 or later"),
     ],
 )
+@pytest.mark.interpreted
 def test_a_later_format_is_refused_and_nothing_is_changed(
     tmp_path: Path, write: Callable[[Path, int], None], stated: int, named: str
 ) -> None:
