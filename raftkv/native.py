@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.machinery
 
-from raftkv.raft import progress
+from raftkv.raft import tracker
 
 
 def is_compiled() -> bool:
     """Tell it by one module that is always among them."""
-    return str(progress.__file__).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
+    return str(tracker.__file__).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))

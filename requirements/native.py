@@ -46,13 +46,13 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OF_MEMBERS = {
     "raftkv/apply": "applier check compares plain quotas ranges request response txn",
-    "raftkv/raft": "confchange core log memory_log progress raw_node read_lease tracker types",
+    "raftkv/raft": "confchange core log memory_log raw_node read_lease tracker types",
     "raftkv/replica": "codec",
     "raftkv/replica/lease": "graces lessor renewals times",
     "raftkv/replica/node": "applying node proposals reads waits",
     "raftkv/server/services": "kv responder",
     "raftkv/server/streams": "keep_alives",
-    "raftkv/replica/watch": "hub index intervals messages piece stream",
+    "raftkv/replica/watch": "hub index messages piece stream",
     "raftkv/storage": (
         "applied_mark failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay restore "
         "revision schema selection"
@@ -63,7 +63,7 @@ _OF_CALLS = {
     "raftkv/loop": "cork timers",
     "raftkv/rpc": "framing inbox limits protocol",
     "raftkv/rpc/http2": "connection frames hpack",
-    "raftkv/rpc/server": "budget calls carrier core http2 known_heads router stream",
+    "raftkv/rpc/server": "budget calls core known_heads router stream",
     "raftkv/rpc/sockets": "poller transport",
 }
 

@@ -160,5 +160,6 @@ class HeaderEncoder:
         elif revision == self._revision and self._encoded:  # reads of one moment
             return self._encoded
         self._revision = revision
-        self._encoded = field(1, self._prefix + integer(3, revision) + self._term_field)
+        fields = self._prefix + (b"\x18" + varint(revision) if revision else b"") + self._term_field
+        self._encoded = bytes((0x0A, len(fields))) + fields  # four numbers take less than 128 bytes
         return self._encoded

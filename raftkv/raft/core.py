@@ -56,9 +56,8 @@ from .errors import (
 )
 from .log import REJECTED, RaftLog
 from .memory_log import MemoryLog
-from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
 from .read_lease import LEASE_NS, ReadLease
-from .tracker import ReadIndexQueue, ReadRequest, Tracker, VoteResult
+from .tracker import PROBE, REPLICATE, SNAPSHOT, Progress, ReadIndexQueue, ReadRequest, Tracker, VoteResult
 from .types import (
     INDEX_MAX,
     NO_LIMIT,
@@ -692,7 +691,7 @@ class Raft:
             self.heartbeat_elapsed = 0
             self.heartbeat_due = True
         # The acknowledgements may all have come while the lease of another leader held.
-        if self.role == StateRole.LEADER and self.lease.is_waiting():
+        if self.role == StateRole.LEADER and self.lease.wait_until_ns:
             self._maybe_commit()
 
     def _check_quorum(self) -> None:
@@ -798,10 +797,14 @@ class Raft:
         log = self.log
         index = self.tracker.committed()
         # Entries of earlier terms commit only together with one of our own: counting them alone is unsafe (Figure 8).
-        if index <= log.committed or index < self.term_start_index or self.lease.must_wait():
+        if index <= log.committed or index < self.term_start_index:
+            return False
+        lease = self.lease
+        if lease.wait_until_ns and lease.must_wait():
             return False
         log.commit_to(index)
-        self.lease.committed(index)
+        if lease.allowed:
+            lease.committed(index)
         self.append_due = True
         # The first commit of the term: now we know what our predecessors committed, and can answer reads.
         if self.reads.deferred:
@@ -901,7 +904,8 @@ class Raft:
 
     def _append(self, entries: list[Entry]) -> None:
         self.log.append(entries)
-        self.lease.appended(self.log.last_index)
+        if self.lease.allowed:
+            self.lease.appended(self.log.last_index)
         # Our own acknowledgement, once our disk has them.
         self.messages_to_self.append(Message(_APPEND_RESPONSE, self.id, self.id, self.term, index=self.log.last_index))
         self.append_due = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .core import Raft
-from .progress import Progress, ProgressState
+from .tracker import Progress, ProgressState
 from .types import ConfChange, ConfChangeTransition, ConfChangeType, ConfState, StateRole
 
 STEP_LETTERS = {

@@ -54,6 +54,7 @@ class ReadLease:
 
     Attributes:
         allowed: whether this member, leading, may serve reads by its lease.
+        wait_until_ns: until when ``must_wait`` may hold; 0: it does not in this term any more.
     """
 
     __slots__ = (
@@ -63,8 +64,8 @@ class ReadLease:
         "_received_ns",
         "_released_term",
         "_until_ns",
-        "_wait_until_ns",
         "allowed",
+        "wait_until_ns",
     )
 
     def __init__(self, clock_ns: Callable[[], int] | None, starts_within_lease: bool) -> None:
@@ -74,7 +75,7 @@ class ReadLease:
         self._received_ns = clock_ns() if clock_ns is not None and starts_within_lease else 0
         # The term whose leader gave its lease up in favour of this member.
         self._released_term = 0
-        self._wait_until_ns = 0
+        self.wait_until_ns = 0
         self._until_ns = 0
         self._given_up = False
         # Entries that are not committed yet: index, and when it was appended at the earliest; ascending.
@@ -108,24 +109,20 @@ class ReadLease:
         self._end()
         self._given_up = False
         is_free = not self._received_ns or self._released_term == term - 1
-        self._wait_until_ns = 0 if is_free else self._received_ns + WAIT_NS
+        self.wait_until_ns = 0 if is_free else self._received_ns + WAIT_NS
 
     def must_wait(self) -> bool:
         """Return whether the lease of an earlier leader may still hold, so that nothing may be committed."""
-        if not self._wait_until_ns:
+        if not self.wait_until_ns:
             return False
-        if self._clock_ns is not None and self._clock_ns() < self._wait_until_ns:
+        if self._clock_ns is not None and self._clock_ns() < self.wait_until_ns:
             return True
-        self._wait_until_ns = 0
+        self.wait_until_ns = 0
         return False
-
-    def is_waiting(self) -> bool:
-        """Return whether ``must_wait`` held when last asked in this term."""
-        return self._wait_until_ns != 0
 
     def marks(self) -> bool:
         """Return whether entries that leave now are marked."""
-        return self.allowed or self._wait_until_ns != 0
+        return self.allowed or self.wait_until_ns != 0
 
     def appended(self, index: int) -> None:
         """Note that this leader is about to send entries up to an index."""

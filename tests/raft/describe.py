@@ -15,7 +15,7 @@ from raftkv.raft.confchange import Configuration
 from raftkv.raft.core import Raft
 from raftkv.raft.describe import describe_conf_change, describe_data
 from raftkv.raft.errors import ConfChangeError
-from raftkv.raft.progress import Progress
+from raftkv.raft.tracker import Progress
 from raftkv.raft.types import (
     NONE,
     ConfState,

@@ -16,7 +16,7 @@ from raftkv.raft import confchange
 from raftkv.raft.core import Raft
 from raftkv.raft.errors import ConfChangeError, InvariantError
 from raftkv.raft.log import RaftLog
-from raftkv.raft.progress import SNAPSHOT, Progress
+from raftkv.raft.tracker import SNAPSHOT, Progress
 from raftkv.raft.types import NONE, StateRole
 
 

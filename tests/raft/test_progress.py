@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raftkv.raft.errors import InvariantError
-from raftkv.raft.progress import PROBE, REPLICATE, SNAPSHOT, Inflights, Progress
+from raftkv.raft.tracker import PROBE, REPLICATE, SNAPSHOT, Inflights, Progress
 
 
 @given(

@@ -8,8 +8,8 @@ import pytest
 
 from raftkv.raft.errors import InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.memory_log import MemoryLog
-from raftkv.raft.progress import ProgressState
 from raftkv.raft.raw_node import RawNode
+from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 
 from .member import FixedRandom, Member

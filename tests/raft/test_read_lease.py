@@ -191,7 +191,7 @@ def release_counts_for_any_later_term(patch: pytest.MonkeyPatch) -> None:
 
 
 def leader_that_waits_does_not_mark(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReadLease, "marks", lambda lease: not lease._wait_until_ns)
+    patch.setattr(ReadLease, "marks", lambda lease: not lease.wait_until_ns)
 
 
 def clocks_are_taken_for_equal(patch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from raftkv.raft import confchange
 from raftkv.raft.memory_log import MemoryLog
-from raftkv.raft.progress import SNAPSHOT
 from raftkv.raft.raw_node import RawNode
+from raftkv.raft.tracker import SNAPSHOT
 from raftkv.raft.types import (
     ConfChange,
     ConfChangeSingle,

@@ -42,8 +42,8 @@ class Turns:
 
     def add(self, kind: int, body: bytes, waiter: Waiter, now: float) -> int:
         number: int = self._add(kind, body, waiter, now)
-        self._whose[number] = waiter.held_by
-        self._lines.setdefault(waiter.held_by, deque()).append(number)
+        self._whose[number] = waiter.identity
+        self._lines.setdefault(waiter.identity, deque()).append(number)
         return number
 
     def leave(self, number: int) -> bool:

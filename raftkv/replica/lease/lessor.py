@@ -157,7 +157,7 @@ class _Decision(Waiter):
     __slots__ = ("done",)
 
     def __init__(self, request: Any, done: Done) -> None:
-        self.request = request
+        super().__init__(request)
         self.done = done
 
     def finish(self, outcome: Outcome) -> None:
@@ -217,6 +217,7 @@ class Lessor:
         self._auth, self._rights = applier.auth, applier.rights
         self._leases, self._store = applier.leases, applier.store
         self._ttl_min_s = ttl_min_s
+        self._timeout_s = node.settings.request_timeout_s
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
         self.times = LeaseTimes(self._clock, self._lease_ended)
@@ -390,7 +391,7 @@ class Lessor:
 
     def _new_deadline(self) -> float:
         """Return until when a request that comes now is worth an answer, in loop time."""
-        return self._loop.time() + self._node.settings.request_timeout_s
+        return self._loop.time() + self._timeout_s
 
     def renew_at_once(self, lease_id: int) -> int:
         """Renew a lease that this leader may renew from memory: no turn of the loop lies before the answer.
@@ -424,7 +425,7 @@ class Lessor:
         Every turn of the node ends with a flush of the cork, so what holds now holds for as long as this is used.
         """
         now = self._loop.time()
-        self._deadline = now + self._node.settings.request_timeout_s
+        self._deadline = now + self._timeout_s
         self._is_recent = not self._arrived and self._on_leader.is_recent(now)
         self._cork.touch(self)
 

@@ -17,7 +17,7 @@ from raftkv.errors import StatusError
 from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
-from raftkv.replica.node.surroundings import MemberLoop
+from raftkv.replica.node.waits import AwaitableNode
 from raftkv.replica.snapshots import SnapshotReceiver, SnapshotSender
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Space:
         sent, received: databases on their way.
     """
 
-    def __init__(self, node: MemberLoop, alarms: Alarms, sent: SnapshotSender, received: SnapshotReceiver) -> None:
+    def __init__(self, node: AwaitableNode, alarms: Alarms, sent: SnapshotSender, received: SnapshotReceiver) -> None:
         self._node = node
         self._alarms = alarms
         self._sent = sent

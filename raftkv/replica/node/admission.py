@@ -20,8 +20,8 @@ from raftkv import errors
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
 from raftkv.replica.node.node import Node
-from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.replica.node.throttle import Throttle
+from raftkv.replica.node.waits import AwaitableNode
 from raftkv.replica.snapshots.files import free_disk_bytes
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import Headers, RpcError
@@ -304,7 +304,7 @@ def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
 
 
 @contextmanager
-def refusals(node: MemberLoop | None = None) -> Iterator[None]:
+def refusals(node: AwaitableNode | None = None) -> Iterator[None]:
     """Within the block, a refusal of this member ends the call with its own code and text.
 
     Arguments:

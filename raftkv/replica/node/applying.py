@@ -223,7 +223,7 @@ class Applying:
                     self._wake()
                     break
             self.times.end_run(began_s)
-            if last is not None and self.is_whole:
+            if last is not None and self._under_way is None:
                 node.applied_up_to(last, answers)
                 if answers:
                     self._charge(answers, perf_counter() - began_s)
@@ -231,11 +231,11 @@ class Applying:
     def _charge(self, answers: Answers, seconds: float) -> None:
         """Count the time of a run for those who asked for it; nearly always it is one."""
         uses, part_s = self._node.uses, seconds / len(answers)
-        identity, count = answers[0][0].held_by, 0
+        identity, count = answers[0][0].identity, 0
         for waiter, _ in answers:
-            if waiter.held_by is not identity:
+            if waiter.identity is not identity:
                 uses.charge(identity, part_s * count)
-                identity, count = waiter.held_by, 0
+                identity, count = waiter.identity, 0
             count += 1
         uses.charge(identity, part_s * count)
 
@@ -310,7 +310,7 @@ class Applying:
         try:
             outcome = _work(under_way.work, began_s + SLICE_S)
             if waiter is not None:
-                self._node.uses.charge(waiter.held_by, perf_counter() - began_s)
+                self._node.uses.charge(waiter.identity, perf_counter() - began_s)
             if outcome is None:
                 self._loop.call_soon(self._slice, under_way)
                 return
@@ -322,7 +322,7 @@ class Applying:
             self.times.took(does, took_s)
             if took_s > SLOW_S:
                 what = next((kind.name for kind in Kind if kind == under_way.kind), "unknown")
-                whose = "another member's client" if waiter is None else name_of(waiter.held_by)
+                whose = "another member's client" if waiter is None else name_of(waiter.identity)
                 _log.warning("an entry (%s) took %.2f s to apply: of %r", what, took_s, whose)
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
             self._until = perf_counter() + TURN_S

@@ -63,9 +63,9 @@ from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_begin
 from raftkv.replica.node.disk import Batch, Disk, Restore
 from raftkv.replica.node.proposals import PACE_GIVEN_UP_S, Forwarded, Pace, Proposals, Waiter, answer, cost_bytes
 from raftkv.replica.node.reads import Reader, ReadQueue
-from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages, timeout_error
-from raftkv.replica.node.waits import AwaitableNode
-from raftkv.rpc.uses import Uses
+from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
+from raftkv.replica.node.waits import AwaitableNode, timeout_error
+from raftkv.rpc.shares import Uses
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store
@@ -204,8 +204,8 @@ class Node(AwaitableNode):
         request_id = self.proposals.add(kind, body, waiter, self._loop.time())
         if self._stages is not None:
             self._stages.submitted(request_id)
-        self._cork.arrived()
         self._wake()
+        self._cork.arrived()
         return request_id
 
     def _named(self, kind: int, body: bytes, caller: Caller | None) -> tuple[int, bytes]:
@@ -294,8 +294,8 @@ class Node(AwaitableNode):
             self.reads.add_within(reader, staleness_s_max, self._loop.time())
         else:
             self.reads.add(reader, self._loop.time())
-        self._cork.arrived()
         self._wake()
+        self._cork.arrived()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds of this node: it is looked at after each turn.
@@ -443,7 +443,7 @@ class Node(AwaitableNode):
         self._in_turn = True
         with self._cork:
             try:
-                self._do_turn()
+                self._do_turn(self.applying.begin_turn())
             except Exception as error:
                 self.fatal(error)
             finally:
@@ -451,15 +451,18 @@ class Node(AwaitableNode):
         if self._conditions:
             self._look_at_conditions()
 
-    def _do_turn(self) -> None:
-        applied = self.applying.begin_turn()
-        self.reads.serve()
+    def _do_turn(self, applied: int) -> None:
+        """Handle what has arrived; ``applied`` entries were left by the last turn, and are applied already."""
+        reads = self.reads
+        if reads.due or reads.failed:
+            reads.serve()
         if self._forwarded.size_bytes or self.proposals.unsent_bytes:
             self._propose_unsent()
         if self._has_conf_changes:
             self._conf_changes.propose()
             self._has_conf_changes = len(self._conf_changes) > 0
-        self.reads.start(self._loop.time())
+        if reads.waiting:
+            reads.start(self._loop.time())
         while self.raw.has_ready():
             applied += self._carry_out(self.raw.ready())
             if applied > APPLY_PER_TURN_MAX:
@@ -694,12 +697,13 @@ class Node(AwaitableNode):
         self.raw.on_applied(last.index)
         if self._stages is not None:
             self._stages.applied(last.index)
-        self._cork.expect(len(answers))
         for waiter, outcome in answers:
             answer(waiter, outcome)
+        self._cork.expect(len(answers))
         if self._changes:
             self._tell_of_changes()
-        self.reads.applied(last.index)
+        if self.reads.confirmed:
+            self.reads.applied(last.index)
         for callback in self.on_applied:
             callback()
 

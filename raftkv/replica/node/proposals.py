@@ -74,28 +74,24 @@ START_BITS: Final = 40
 class Waiter:
     """The callback form of waiting for a proposal: for requests that cannot afford a task each (``waits``).
 
-    Attributes:
+    Arguments:
         request: the parsed request, so that applying need not parse it again.
+        identity: in whose share it falls.
+        deadline: loop time after which its caller does not care any more; None: it always does.
+
+    Attributes:
+        held_bytes: what it counts in that share.
         started_at: loop time of the proposal.
-        held_by, held_bytes: in whose share it falls, and what it counts.
     """
 
-    __slots__ = ("held_by", "held_bytes", "request", "started_at")
+    __slots__ = ("deadline", "held_bytes", "identity", "request", "started_at")
 
-    request: Any
-    started_at: float
-    held_by: Identity
-    held_bytes: int
-
-    @property
-    def identity(self) -> Identity:
-        """In whose share it falls; here: the member's own."""
-        return MEMBER
-
-    @property
-    def deadline(self) -> float | None:
-        """Loop time after which its caller does not care any more; here: it always does."""
-        return None
+    def __init__(self, request: Any = None, identity: Identity = MEMBER, deadline: float | None = None) -> None:
+        self.request = request
+        self.identity = identity
+        self.deadline = deadline
+        self.held_bytes = 0
+        self.started_at = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -222,7 +218,7 @@ class Proposals:
         if not self.shares.has_room(identity, PROPOSAL_BYTES):
             what = f"{self.shares.limit >> 20} MiB of proposals ({PROPOSAL_BYTES} bytes and its own each) that may wait"
             raise errors.ShareError(refusal(identity, what))
-        waiter.held_by, waiter.held_bytes = identity, PROPOSAL_BYTES + size_bytes
+        waiter.held_bytes = PROPOSAL_BYTES + size_bytes
         self.shares.take(identity, waiter.held_bytes)
         request_id = next(self._ids)
         waiter.started_at = now
@@ -260,9 +256,8 @@ class Proposals:
             if waiter is None:  # another member took the id of this one
                 self._leave(request_id)
                 continue
-            held_by = waiter.held_by
-            if held_by != identity:
-                identity = held_by
+            if waiter.identity != identity:
+                identity = waiter.identity
                 queue = queue_of(identity)
             self._crowd.add(queue, request_id, self._unsent.pop(request_id))
         late_at = self._clock() + apply_s
@@ -271,7 +266,7 @@ class Proposals:
         oldest: dict[Identity, float] = {}
         for request_id, _ in taken:
             waiter = self._waiters[request_id]
-            oldest.setdefault(waiter.held_by, waiter.started_at)
+            oldest.setdefault(waiter.identity, waiter.started_at)
         for identity, started_at in oldest.items():
             self._on_wait(identity, late_at - apply_s - started_at)
         return taken
@@ -291,8 +286,8 @@ class Proposals:
         if deadline <= now:
             waiter.fail(errors.ContextDeadlineExceededError())
         else:
-            wait_s = self._crowd.queue.wait_s(queue_of(waiter.held_by))
-            waiter.fail(too_late("proposals", waiter.held_by, max(wait_s, late_at - now)))
+            wait_s = self._crowd.queue.wait_s(queue_of(waiter.identity))
+            waiter.fail(too_late("proposals", waiter.identity, max(wait_s, late_at - now)))
         return True
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
@@ -303,7 +298,7 @@ class Proposals:
             self._unsent = {**dict(unsent), **self._unsent}
             return
         for request_id, data in reversed(unsent):
-            self._crowd.put_back(queue_of(self._waiters[request_id].held_by), request_id, data)
+            self._crowd.put_back(queue_of(self._waiters[request_id].identity), request_id, data)
 
     def withdraw(self, request_id: int) -> bool:
         """Forget an unsent proposal, which will never be proposed; False: it is not unsent."""
@@ -314,7 +309,7 @@ class Proposals:
         data = self._unsent.pop(request_id, None)
         if data is None and request_id in self._crowd.datas:
             waiter = self._waiters.get(request_id)
-            data = self._crowd.discard(queue_of(waiter.held_by), request_id) if waiter is not None else None
+            data = self._crowd.discard(queue_of(waiter.identity), request_id) if waiter is not None else None
         if data is None:
             return False
         self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
@@ -324,7 +319,7 @@ class Proposals:
         """Return the waiter for the id of an entry that is in the log, if one is here, and forget it."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
-            self.shares.give_back(waiter.held_by, waiter.held_bytes)
+            self.shares.give_back(waiter.identity, waiter.held_bytes)
         return waiter
 
     def observe(self, observer: Callable[[float], None] | None, clock: Callable[[], float]) -> None:
@@ -351,7 +346,7 @@ class Proposals:
             waiter = self._waiters[request_id]
             expired.append((waiter, not self._leave(request_id)))
             del self._waiters[request_id]
-            self.shares.give_back(waiter.held_by, waiter.held_bytes)
+            self.shares.give_back(waiter.identity, waiter.held_bytes)
         self.failed += len(expired)
         return expired
 
@@ -362,7 +357,7 @@ class Proposals:
         self._unsent, self.unsent_bytes = {}, 0
         self._crowd.clear()
         for waiter in waiters:
-            self.shares.give_back(waiter.held_by, waiter.held_bytes)
+            self.shares.give_back(waiter.identity, waiter.held_bytes)
             waiter.fail(errors.StoppedError())
 
 

@@ -93,6 +93,11 @@ class ReadQueue:
         timeout_s: longest wait of a reader.
         wake: asks for another turn, in which ``serve`` is called.
         on_served: called with how many readers are served next.
+
+    Attributes:
+        waiting: readers of the next round; ``start`` is for them.
+        confirmed: rounds whose index may not be applied yet, with their readers; ``applied`` is for them.
+        due, failed: readers whose wait is over; ``serve`` is for them.
     """
 
     def __init__(
@@ -108,12 +113,12 @@ class ReadQueue:
         self._ask = ask
         self._ids = ids
         self._timeout_s = timeout_s
-        self._waiting: list[Reader] = []
+        self.waiting: list[Reader] = []
         self._marks: Marks = []
         self._round: _Round | None = None
-        self._confirmed: deque[tuple[int, float, list[Reader]]] = deque()
-        self._due: deque[Reader] = deque()
-        self._failed: deque[tuple[Reader, errors.StatusError]] = deque()
+        self.confirmed: deque[tuple[int, float, list[Reader]]] = deque()
+        self.due: deque[Reader] = deque()
+        self.failed: deque[tuple[Reader, errors.StatusError]] = deque()
         # The state has all that was committed before this moment; rounds from before a sleep do not count.
         self._fresh_at = -math.inf
         self._awake_since = -math.inf
@@ -131,9 +136,9 @@ class ReadQueue:
             reader: called when it may read.
             now: loop time.
         """
-        if not self._waiting:
+        if not self.waiting:
             self._marks.append((now, 1))
-        self._waiting.append(reader)
+        self.waiting.append(reader)
 
     def add_at(self, reader: Reader, index: int, applied: int, now: float) -> None:
         """Serve a reader that needs no round, now or once an index is applied.
@@ -148,7 +153,7 @@ class ReadQueue:
         if index <= applied:
             reader.ready()
         else:
-            self._confirmed.append((index, now, [reader]))
+            self.confirmed.append((index, now, [reader]))
 
     def add_within(self, reader: Reader, staleness_s_max: float, now: float) -> None:
         """Serve a reader now, if the state is recent enough for it, or queue it; ``start`` begins its round.
@@ -165,7 +170,7 @@ class ReadQueue:
             return
         # A round that is not answered for long seems lost: it would take the readers that join it with it.
         begun_after = max(oldest, now - RETRY_S, self._awake_since)
-        for _, started_at, readers in self._confirmed:
+        for _, started_at, readers in self.confirmed:
             if started_at > begun_after:
                 readers.append(reader)
                 return
@@ -181,9 +186,9 @@ class ReadQueue:
 
     def start(self, now: float) -> None:
         """Begin a round for all that wait, unless one is under way."""
-        if self._round is None and self._waiting:
-            self._round = _Round(self._waiting, self._marks, now)
-            self._waiting, self._marks = [], []
+        if self._round is None and self.waiting:
+            self._round = _Round(self.waiting, self._marks, now)
+            self.waiting, self._marks = [], []
             self._ask_round(self._round, now)
 
     def confirm(self, context: bytes, index: int, applied: int, now: float) -> None:
@@ -199,7 +204,7 @@ class ReadQueue:
         if current is None or context not in current.contexts:
             return
         self._round = None
-        self._confirmed.append((index, current.started_at, current.readers))
+        self.confirmed.append((index, current.started_at, current.readers))
         self.applied(applied)
         self.start(now)
 
@@ -207,29 +212,29 @@ class ReadQueue:
         """Serve the readers of rounds confirmed at or below the applied index; what they are too many for is left for
         ``serve``.
         """
-        while self._confirmed and self._confirmed[0][0] <= index:
-            _, started_at, readers = self._confirmed.popleft()
+        while self.confirmed and self.confirmed[0][0] <= index:
+            _, started_at, readers = self.confirmed.popleft()
             if started_at >= self._awake_since:
                 self._fresh_at = started_at
-            self._due.extend(readers)
+            self.due.extend(readers)
         self.serve()
 
     def serve(self) -> None:
         """Serve, or fail, some of those whose wait is over; nearly always there are few, or none."""
         left = READERS_AT_ONCE
-        while self._failed and left:
+        while self.failed and left:
             left -= 1
-            reader, error = self._failed.popleft()
+            reader, error = self.failed.popleft()
             reader.fail(error)
-        if self._due and left:
+        if self.due and left:
             began_s = perf_counter()
-            served = min(left, len(self._due))
+            served = min(left, len(self.due))
             self._on_served(served)
             for _ in range(served):
-                self._due.popleft().ready()
+                self.due.popleft().ready()
             # One look at the clock for all of them: what each took is known on average.
             self.durations.observe((perf_counter() - began_s) / served, served)
-        if self._due or self._failed:
+        if self.due or self.failed:
             self._wake()
 
     def leader_changed(self, now: float) -> None:
@@ -242,13 +247,13 @@ class ReadQueue:
 
         Those who came during a round that is given up wait for the next.
         """
-        groups = [self._waiting, *(readers for _, _, readers in self._confirmed)]
+        groups = [self.waiting, *(readers for _, _, readers in self.confirmed)]
         for readers in groups if self._round is None else [*groups, self._round.readers]:
             _forget_over(readers)
         oldest = now - self._timeout_s
-        late = _take_late(self._waiting, self._marks, oldest)
-        if self._waiting and (not self._marks or self._marks[-1][1] < len(self._waiting)):
-            self._marks.append((now, len(self._waiting)))
+        late = _take_late(self.waiting, self._marks, oldest)
+        if self.waiting and (not self._marks or self._marks[-1][1] < len(self.waiting)):
+            self._marks.append((now, len(self.waiting)))
         current = self._round
         if current is not None and current.started_at < oldest:
             late += current.readers
@@ -262,20 +267,20 @@ class ReadQueue:
                 self._ask_round(current, now)
         if late:
             self._fail(late, errors.RequestTimeoutError())
-        while self._confirmed and self._confirmed[0][1] < oldest:
-            self._fail(self._confirmed.popleft()[2], errors.WaitAppliedTimeoutError())
+        while self.confirmed and self.confirmed[0][1] < oldest:
+            self._fail(self.confirmed.popleft()[2], errors.WaitAppliedTimeoutError())
         self.start(now)
 
     def close(self) -> None:
         """Fail everything: the member stops."""
-        readers = [*self._due, *(reader for _, _, group in self._confirmed for reader in group)]
-        readers += self._waiting + (self._round.readers if self._round else [])
-        self._confirmed.clear()
-        self._due.clear()
-        self._waiting, self._marks = [], []
+        readers = [*self.due, *(reader for _, _, group in self.confirmed for reader in group)]
+        readers += self.waiting + (self._round.readers if self._round else [])
+        self.confirmed.clear()
+        self.due.clear()
+        self.waiting, self._marks = [], []
         self._round = None
         self._fail(readers, errors.StoppedError())
-        while self._failed:
+        while self.failed:
             self.serve()
 
     def _ask_round(self, current: _Round, now: float) -> None:
@@ -286,7 +291,7 @@ class ReadQueue:
 
     def _fail(self, readers: list[Reader], error: errors.StatusError) -> None:
         self.reads_failed += len(readers)
-        self._failed.extend([(reader, error) for reader in readers])
+        self.failed.extend([(reader, error) for reader in readers])
         self.serve()
 
 

@@ -4,23 +4,16 @@
     Sender          messages to other members (``server.peer.transport``)
     Stages          hears how far requests have come (``server.tracing``), if tracing is on
 
-And, the other way round, what services see of a node: ``MemberLoop``.
-
-Owns also which of etcd's errors a proposal gets that was not answered in time: that depends on nothing but these.
+What services see of a node, the other way round, is ``waits.AwaitableNode``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from raftkv import errors
-from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Caller
-from raftkv.loop.fair import Identity
-from raftkv.raft.types import NONE, ConfState, Entry, Message
-from raftkv.replica.node.proposals import Waiter
+from raftkv.raft.types import Entry, Message
 from raftkv.replica.node.reads import Reader
 
 UNAPPLIED_MAX: Final = 5_000
@@ -96,82 +89,3 @@ class Stages(Protocol):
 
     def asking(self, ask: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Return what begins read rounds in place of ``ask``."""
-
-
-class MemberLoop(Protocol):
-    """A node (``Node``), as services see it."""
-
-    settings: NodeSettings
-    conf_state: ConfState
-    leader: int
-    leader_elected_at: float
-    term: int
-    applied: int
-    committed: int
-    stopped: bool
-
-    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
-        """Put a request into the log; its request id."""
-
-    def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """Forget the waiter of a request; return whether the request never leaves this member."""
-
-    async def propose(
-        self,
-        kind: int,
-        body: bytes,
-        request: Any,
-        caller: Caller | None,
-        on_abandoned: Callable[[Outcome], None] | None = None,
-        *,
-        identity: Identity,
-        deadline: float | None = None,
-    ) -> Outcome:
-        """Put a request into the log and wait until it is applied here."""
-
-    def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
-        """Call back once the applied state is recent enough."""
-
-    async def confirm_read(self, staleness_s_max: float | None = None) -> None:
-        """Wait until it is."""
-
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds of the node."""
-
-    def transfer_leader(self, target: int) -> None:
-        """Ask to hand leadership over."""
-
-    def damaged(self, error: errors.CorruptionError) -> None:
-        """Have done what is to be done about a damaged database."""
-
-    def fatal(self, error: BaseException) -> None:
-        """Stop for good because of an error."""
-
-
-def timeout_error(node: MemberLoop, sender: Sender, started_at: float, sent: bool) -> errors.StatusError:
-    """Return which of etcd's time-out errors a proposal gets (server/etcdserver/server.go, parseProposeCtxErr).
-
-    Arguments:
-        node: of this member.
-        sender: knows who is connected since when.
-        started_at: loop time at which the proposal came.
-        sent: whether the core took it.
-    """
-    own_id = node.settings.member_id
-    if not sent:
-        return errors.ContextDeadlineExceededError()
-    if node.leader_elected_at - 2 * node.settings.election_s < started_at < node.leader_elected_at:
-        return errors.LeaderFailTimeoutError()
-    if node.leader not in (NONE, own_id):
-        since = sender.connected_since(node.leader)
-        if since is None or since > started_at:
-            return errors.ConnectionLostTimeoutError()
-    elif node.leader == own_id and not _quorum_connected_since(node, sender, started_at):
-        return errors.ConnectionLostTimeoutError()
-    return errors.RequestTimeoutError()
-
-
-def _quorum_connected_since(node: MemberLoop, sender: Sender, moment: float) -> bool:
-    voters = node.conf_state.voters
-    connected = [sender.connected_since(voter) for voter in voters if voter != node.settings.member_id]
-    return 1 + sum(since is not None and since <= moment for since in connected) > len(voters) // 2

@@ -28,7 +28,7 @@ Example::
     cancel = hub.on_change(b"key", callback)                  # for recipes inside the member
 
 Read ``hub`` (synced watchers, delivery), then ``catch_up`` and ``piece`` (watchers that are behind), ``stream`` (one
-client), ``index`` and ``intervals`` (the watchers of a key), ``messages`` (bytes).
+client), ``index`` (the watchers of a key), ``messages`` (bytes).
 
 Leaves out: the RPC and its time (``server.streams.watch``), the history itself (``storage``).
 """

@@ -31,7 +31,7 @@ from raftkv import errors
 from raftkv.loop.cork import Cork
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.catch_up import CatchUp
-from raftkv.replica.watch.index import Group, Watcher, WatcherIndex
+from raftkv.replica.watch.index import LOOK_BYTES, Group, Watcher, WatcherIndex
 from raftkv.replica.watch.stream import INTERRUPTED, WatchStream
 from raftkv.rpc.shares import Identity, Shares, name_of, refusal
 from raftkv.storage.key_value import value_bytes
@@ -282,7 +282,7 @@ class WatchHub:
             if left < 0:
                 return None
             for change in changes:
-                weight = self._index.weight(change[0])
+                weight = 1 if len(change[0]) < LOOK_BYTES else self._index.weight(change[0])
                 most = min(DELIVERIES_PER_TURN, groups_left // (INTERVAL_WEIGHT * weight))
                 groups = self._index.groups(change[0], most)
                 if left < 0 or len(groups) > most:

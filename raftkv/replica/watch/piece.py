@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import CompactedError
 from raftkv.replica.watch import messages
-from raftkv.replica.watch.index import Watcher
-from raftkv.replica.watch.intervals import Intervals
+from raftkv.replica.watch.index import Intervals, Watcher
 from raftkv.storage.key_value import KeyValueView, encode, key_of, value_bytes
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key, is_tombstone
 

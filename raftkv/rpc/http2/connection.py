@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, Protocol
 
-from raftkv.rpc.framing import frame, prefix, prefix_of
+from raftkv.rpc.framing import decode_timeout, frame, prefix, prefix_of
 from raftkv.rpc.http2 import frames as f
 from raftkv.rpc.http2.frames import (
     ConnectionFailedError,
@@ -1119,22 +1119,32 @@ class Request:
 
     Attributes:
         fields: in order.
-        timeout: value of ``VARYING``; None: there is none.
+        timeout_s: of ``VARYING``; None: there is none.
+        malformed_timeout: value of ``VARYING`` that is none; None: it is one.
         content_length: what it says; None: it says nothing.
         prepared: what the listener has made of the fields.
     """
 
-    __slots__ = ("content_length", "fields", "prepared", "timeout")
+    __slots__ = ("content_length", "fields", "malformed_timeout", "prepared", "timeout_s")
 
     def __init__(self, fields: Headers, timeout: bytes | None, content_length: int | None, prepared: Any) -> None:
         self.fields = fields
-        self.timeout = timeout
+        self.timeout_s: float | None = None
+        self.malformed_timeout: bytes | None = None
+        if timeout is not None:
+            try:
+                self.timeout_s = decode_timeout(timeout)
+            except ValueError:
+                self.malformed_timeout = timeout[:64]
         self.content_length = content_length
         self.prepared = prepared
 
 
 SLICE_BYTES: Final = 16 * 1024
 """Large messages of streams are queued in pieces of this size."""
+
+LARGE_BYTES: Final = 64 * 1024
+"""Messages above this are queued as they are, without the copy behind a prefix."""
 
 
 class ServerConnection(Connection):
@@ -1293,26 +1303,22 @@ class ServerConnection(Connection):
         stream.is_local_closed = True
         return True
 
-    def answer_later(self, stream_id: int, message: bytes) -> None:
-        """Queue a whole unary answer of which not all may leave at once."""
-        self.send_headers(stream_id, RESPONSE_HEADERS)
-        self.send_data(stream_id, frame(message))
-        self.send_headers(stream_id, OK_TRAILERS, end_stream=True)
+    def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
+        """Queue a whole unary answer of which not all may leave at once.
 
-    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers) -> None:
-        """Queue a large answer (not copied behind a prefix), or one with trailing metadata."""
+        Arguments:
+            stream_id: of the stream.
+            pieces: of its message, which are never put together; one small piece is copied behind its prefix.
+            trailers: of the handler, behind the status.
+        """
         self.send_headers(stream_id, RESPONSE_HEADERS)
-        self.send_data(stream_id, prefix_of(message))
-        self.send_data(stream_id, message)
+        if len(pieces) == 1 and len(pieces[0]) <= LARGE_BYTES:
+            self.send_data(stream_id, frame(pieces[0]))
+        else:
+            self.send_data(stream_id, prefix(sum(map(len, pieces))))
+            for piece in pieces:
+                self.send_data(stream_id, piece)
         self.send_headers(stream_id, OK_TRAILERS + trailers, end_stream=True)
-
-    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
-        """Queue an answer whose pieces are never put together."""
-        self.send_headers(stream_id, RESPONSE_HEADERS)
-        self.send_data(stream_id, prefix(sum(map(len, pieces))))
-        for piece in pieces:
-            self.send_data(stream_id, piece)
-        self.send_headers(stream_id, OK_TRAILERS, end_stream=True)
 
     def send_in_slices(self, stream_id: int, message: bytes) -> None:
         """Queue a large message in pieces that are free as soon as they have left; one piece would stay whole."""

@@ -23,7 +23,7 @@ Example::
     await server.listen("127.0.0.1", 2379)
     await server.close(grace_s=5)
 
-Modules: ``server`` (listeners, registration), ``accept`` (connections), ``http2`` (their timers), ``core``, ``router``,
+Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core`` (one of HTTP/2), ``router``,
 ``calls`` and ``stream`` (the handler's side), ``budget``, ``http``, ``http1``, ``http2_plain``.
 
 Leaves out: what methods mean; the engine (``rpc.http2``).

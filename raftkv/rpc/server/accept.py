@@ -29,10 +29,9 @@ from raftkv.loop.limiter import Limiter
 from raftkv.rpc.http2 import PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.http2.frames import settings_frame
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.carrier import Peer
-from raftkv.rpc.server.core import ServerCore
+from raftkv.rpc.server.calls import Peer
+from raftkv.rpc.server.core import ServerCore, ServerH2Protocol
 from raftkv.rpc.server.http1 import Http1Protocol
-from raftkv.rpc.server.http2 import ServerH2Protocol
 from raftkv.rpc.shares import Identity, Shares, identity_of_peer, queue_of
 from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 

@@ -28,9 +28,8 @@ from typing import Final, Protocol
 
 from raftkv.rpc.http2 import SLICE_BYTES
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.shares import Identity, greedier, refusal, totals
+from raftkv.rpc.shares import Identity, Uses, greedier, refusal, totals
 from raftkv.rpc.status import Code, RpcError
-from raftkv.rpc.uses import Uses
 
 GRANT_BYTES: Final = 64 * 1024
 """Bytes that a connection may queue without asking the process."""
@@ -251,11 +250,6 @@ class AnswerAccount:
     def total(self) -> int:
         """Bytes that wait for the connection."""
         return self.allowance - self.room
-
-    @property
-    def full(self) -> bool:
-        """True while no new call should be taken."""
-        return self.allowance - self.room > self._limit_bytes
 
     @property
     def crowded(self) -> bool:

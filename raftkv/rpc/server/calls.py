@@ -1,24 +1,36 @@
-"""The server's side of one call: what all kinds share, and the unary call, the hot one.
+"""The server's side of one call: what all kinds share, the unary call, which is the hot one, and what carries them.
 
 A call is OPEN until exactly one thing ends it: an answer (ours), or a cancellation (the client reset it, its deadline
 passed, or the connection went). Answering a cancelled call does nothing: the race is normal. Answering twice is a bug
 in the handler and raises ``CallStateError``.
+
+A call asks its *carrier* to send its answer and to count its bytes, and tells it when it is over. So the same call
+objects, and with them the same handlers, serve gRPC and JSON:
+
+    class ServerCore(Carrier)      # an HTTP/2 connection with many calls (``core``)
+    class Exchange(Carrier)        # one request of the JSON gateway with its one call (``server/gateway/exchange``)
+
+Leaves out: where answers go, and what is done about clients that do not read them (``budget``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.loop.timers import Expiring, forget
+from raftkv.loop.timers import DeadlineWheel, Expiring, forget
 from raftkv.rpc.framing import MessageAssembler, user_metadata
 from raftkv.rpc.http2 import H2Error
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.protocol import DrainWatcher
+from raftkv.rpc.server.budget import AnswerAccount, AnswerBudget
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.carrier import Carrier, Peer
     from raftkv.rpc.server.router import Route
 
 OPEN: Final = 0
@@ -40,6 +52,220 @@ class CallStateError(Exception):
     """A handler answered one call twice: a bug of the handler."""
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The peer of a connection.
+
+    Attributes:
+        address: ``host:port``, or ``unix:``.
+        certificate: the client certificate as ``ssl.SSLSocket.getpeercert`` gives it; None without one, and where
+            certificates are not asked for and verified by an authority: what is here is true.
+        tls: True if the connection is encrypted.
+        loopback: True if this end of it has a loopback address.
+        identity: in whose share falls what calls without a user take (``raftkv.rpc.shares``).
+    """
+
+    address: str = ""
+    certificate: dict[str, Any] | None = None
+    tls: bool = False
+    loopback: bool = False
+    identity: str = field(kw_only=True)
+
+    def __str__(self) -> str:
+        return self.address
+
+
+class Traffic:
+    """Bytes of all HTTP/2 connections of a server, as they are on the wire (below TLS: before it)."""
+
+    __slots__ = ("received_bytes", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.received_bytes = self.sent_bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Services that a carrier needs.
+
+    Attributes:
+        clock: the loop's time, seconds.
+        wheel: deadlines of all calls of the server.
+        spawn: runs a coroutine as a task that the server waits for at its end.
+        report: called with every exception that a handler let escape.
+        translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
+        answers: what all connections may have waiting for their clients.
+        traffic: counts the bytes of all connections.
+    """
+
+    clock: Callable[[], float]
+    wheel: DeadlineWheel
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    report: Callable[[str, BaseException], None]
+    translate: Callable[[BaseException], RpcError | None]
+    answers: AnswerBudget
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Carrier:
+    """The connection as calls see it. A carrier that never has calls of a kind leaves out what only those ask for.
+
+    Arguments:
+        limits: of messages and answers.
+        environment: of the server.
+        peer: the other end.
+
+    Attributes:
+        account: counts what waits for the client.
+        clock: the loop's time, seconds.
+        severed: set when the connection has gone and this end did not close it.
+    """
+
+    def __init__(self, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
+        self.limits = limits
+        self.peer = peer
+        self.severed = False
+        self.clock = environment.clock
+        self.account = AnswerAccount(environment.answers, limits, environment.clock, self, peer.identity)
+        self._environment = environment
+
+    # ---- around handlers
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that the server waits for at its end."""
+        return self._environment.spawn(coroutine)
+
+    def report(self, path: str, error: BaseException) -> None:
+        """Tell of an exception that a handler let escape."""
+        self._environment.report(path, error)
+
+    def translate(self, path: str, error: BaseException) -> RpcError:
+        """Return the status for an exception of a handler; report it if it is unexpected.
+
+        Arguments:
+            path: of the method, for the report.
+            error: what the handler raised.
+        """
+        if isinstance(error, RpcError):
+            return error
+        known = self._environment.translate(error)
+        if known is not None:
+            return known
+        self.report(path, error)
+        return RpcError(Code.INTERNAL, "internal error")
+
+    def finished(self, call: ServerCall) -> None:
+        """The call has its whole answer."""
+        raise NotImplementedError
+
+    # ---- requests
+
+    def assembler(self, is_packed: bool) -> MessageAssembler:
+        """Return an assembler under the server's message limit.
+
+        Arguments:
+            is_packed: for messages that may be compressed.
+        """
+        raise NotImplementedError
+
+    def consume(self, stream_id: int, amount: int) -> None:
+        """The call has taken so many octets of its request."""
+        raise NotImplementedError
+
+    def hold(self, amount: int) -> None:
+        """Account for bytes of unfinished messages; negative when they are finished."""
+        raise NotImplementedError
+
+    def keep(self, amount: int) -> None:
+        """Account for bytes of large requests until they are answered; negative when they are."""
+        raise NotImplementedError
+
+    def check_held(self) -> None:
+        """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""
+        raise NotImplementedError
+
+    # ---- answers of all calls
+
+    def send_status(self, call: ServerCall, error: RpcError) -> None:
+        """Send a status other than OK, which ends the call."""
+        raise NotImplementedError
+
+    # ---- answers of unary calls
+
+    def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
+        """Send a whole answer, if it may leave at once; whether it was sent.
+
+        Arguments:
+            stream_id: of the call.
+            body: its message, or all that a stream is answered.
+            has_prefix: whether each message stands behind its prefix.
+        """
+        raise NotImplementedError
+
+    def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
+        """Send a whole answer when there is room for it. Raises H2Error if the stream or its connection has gone.
+
+        Arguments:
+            stream_id: of the call.
+            pieces: of its message.
+            trailers: of the handler, behind the status.
+        """
+        raise NotImplementedError
+
+    # ---- answers of streams
+
+    def answered(self) -> None:
+        """Something of an answer was queued."""
+        raise NotImplementedError
+
+    def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
+        """Queue a header, or trailers. Raises H2Error as above."""
+        raise NotImplementedError
+
+    def send_data(self, stream_id: int, frames: bytes) -> None:
+        """Queue messages behind their prefixes. Raises H2Error as above."""
+        raise NotImplementedError
+
+    def send_in_slices(self, stream_id: int, message: bytes) -> None:
+        """Queue a large message, without its prefix. Raises H2Error as above."""
+        raise NotImplementedError
+
+    def queued_size_of(self, stream_id: int) -> int:
+        """Bytes of a stream's body that have not left."""
+        raise NotImplementedError
+
+    def watch_drain(self, call: DrainWatcher) -> None:
+        """Call ``call.drained`` when its send buffer has room."""
+        raise NotImplementedError
+
+    def unwatch_drain(self, call: DrainWatcher) -> None:
+        """Stop calling ``drained``."""
+        raise NotImplementedError
+
+    # ---- what the account asks of its connection
+
+    def held_size(self) -> int:
+        """Bytes of unfinished messages, and of large requests that are not answered."""
+        raise NotImplementedError
+
+    def queued_size(self) -> int:
+        """Bytes of bodies that have not left."""
+        raise NotImplementedError
+
+    def queued_by_streams(self) -> list[int]:
+        """For each streaming call that has bytes waiting: how many."""
+        raise NotImplementedError
+
+    def give_up(self, reason: bytes) -> None:
+        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Have the output sent in this turn."""
+        raise NotImplementedError
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerCall:
     """The common part of all kinds of calls.
@@ -48,6 +274,7 @@ class ServerCall:
         caller: who makes the call, set by the guard of the handler; not used by this layer.
         deadline: loop time after which the client does not care any more, or None.
         is_cut: the connection is lost, and the callbacks of a cancellation were not called yet.
+        peer: the client.
         observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
         sent_bytes: queued for a call whose answer comes in pieces, ever.
     """
@@ -63,6 +290,7 @@ class ServerCall:
         "headers",
         "is_cut",
         "observer",
+        "peer",
         "request_done",
         "route",
         "sent_bytes",
@@ -75,6 +303,7 @@ class ServerCall:
         self.deadline: float | None = None
         self.is_cut = False
         self.observer: Observer | None = None
+        self.peer = carrier.peer
         self.request_done = False
         self.route = route
         route.counts.started += 1
@@ -100,11 +329,6 @@ class ServerCall:
     def path(self) -> str:
         """The full method name, ``/package.Service/Method``."""
         return self.route.path
-
-    @property
-    def peer(self) -> Peer:
-        """The client."""
-        return self._carrier.peer
 
     def identify(self, user: bytes) -> None:
         """Count the waiting answers of this connection in the share of a user, who has just called."""
@@ -262,9 +486,6 @@ class ServerCall:
 PIECE_BYTES: Final = 64
 """Cost of each piece of an answer beside its bytes."""
 
-LARGE_BYTES: Final = 64 * 1024
-"""Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class UnaryCall(ServerCall):
@@ -300,7 +521,7 @@ class UnaryCall(ServerCall):
             return
         carrier = self._carrier
         if trailers or not carrier.answer(self.stream_id, message):
-            self._reply_later(message, trailers)
+            self._queue_answer(len(message), (message,), trailers)
             return
         self._state = ANSWERED
         # Callbacks of a cancellation usually hold the call: without this, every call would be a cycle, and the
@@ -311,16 +532,11 @@ class UnaryCall(ServerCall):
         if self.observer is not None:
             self.observed(Code.OK, message)
 
-    def _reply_later(self, message: bytes, trailers: Headers) -> None:
-        """Answer with what may have to wait for the client."""
-        carrier, size = self._carrier, len(message)
-        if not self._begin_answer(size, message):
+    def _queue_answer(self, size: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
+        if not self._begin_answer(size, pieces[0] if pieces else b""):
             return
         try:
-            if trailers or size > LARGE_BYTES:
-                carrier.answer_in_pieces(self.stream_id, message, trailers)
-            else:
-                carrier.answer_later(self.stream_id, message)
+            self._carrier.answer_later(self.stream_id, pieces, trailers)
         except H2Error:
             self._lost()
 
@@ -344,13 +560,7 @@ class UnaryCall(ServerCall):
         if self._state:
             self._may_answer()
             return
-        size = sum(map(len, pieces)) + PIECE_BYTES * len(pieces)
-        if not self._begin_answer(size, pieces[0] if pieces else b""):
-            return
-        try:
-            self._carrier.answer_many(self.stream_id, pieces)
-        except H2Error:
-            self._lost()
+        self._queue_answer(sum(map(len, pieces)) + PIECE_BYTES * len(pieces), pieces)
 
     def _make_room(self, size: int) -> bool:
         """Ask for room for a large answer; False if the call is over instead."""
@@ -415,7 +625,14 @@ class UnaryCall(ServerCall):
         self._kept_bytes = len(message)
         self._carrier.keep(self._kept_bytes)
         if self._state == OPEN:
-            self._carrier.handle(self, message)
+            self.run(message)
+
+    def run(self, message: bytes) -> None:
+        """Call the handler with the whole request."""
+        try:
+            self.route.handler(self, message)
+        except Exception as error:
+            self.fail_for(error)
 
     def _take_message(self, message: bytes) -> bytes:
         self.message = None

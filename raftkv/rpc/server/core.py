@@ -3,26 +3,29 @@
 Owns the table of open calls and the order of things on the connection: routing, deadlines, limits, ping policing,
 graceful close. It has no socket and no clock: ``Environment`` gives it time and tasks.
 
-The shell's duties:
+The duties of its shell, which is ``ServerH2Protocol``:
 
 1. hand received bytes to ``receive``;
 2. when ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once a loop turn;
-3. while ``h2.is_held`` is true, read nothing and call ``go_on`` now and then;
+3. once ``on_held`` was called, read nothing, and call ``go_on`` in a later turn;
 4. close the transport once ``closing`` is true and ``pull`` returns nothing more;
 5. call ``lost`` when the transport has gone, and then ``close_calls`` until there are no more: of thousands of calls
    each has a task, and others' connections may have gone with this one.
 
-Left out: HTTP/1.1 (``http1``), sockets (``server``), what a handler means.
+Left out: HTTP/1.1 (``http1``), sockets (``sockets``), what a handler means.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps, nothing
+from raftkv.loop.limiter import Backlog
 from raftkv.loop.timers import forget
 from raftkv.rpc.framing import (
     ENCODINGS,
@@ -32,7 +35,6 @@ from raftkv.rpc.framing import (
     PREFIX_BYTES,
     MessageAssembler,
     PackedAssembler,
-    decode_timeout,
 )
 from raftkv.rpc.http2 import (
     CLOSED,
@@ -46,11 +48,11 @@ from raftkv.rpc.http2 import (
 )
 from raftkv.rpc.http2.connection import Outbox
 from raftkv.rpc.limits import PingPolicy, ResetAllowance, ServerLimits, TokenBucket, UpdateAllowance
-from raftkv.rpc.protocol import DrainWatcher
+from raftkv.rpc.protocol import KEEPALIVE_PING, DrainWatcher, H2Protocol, Keepalive
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.carrier import Carrier, Environment, Peer
+from raftkv.rpc.server.calls import Carrier, Environment, Peer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Refusal, Route, Router, is_grpc, refuse
+from raftkv.rpc.shares import Identity, queue_of
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
 _unpack: Final = PREFIX.unpack_from
@@ -81,6 +83,7 @@ class ServerCore(Carrier):
         self._uses = environment.answers.uses
         self._begun = self._charged_bytes = 0
         self._wake: Callable[[], None] = nothing
+        self._on_held: Callable[[], None] = nothing
         self._router = router
         self._routes = router.routes
         self._calls: dict[int, ServerCall] = {}
@@ -115,7 +118,7 @@ class ServerCore(Carrier):
         """Take bytes from the peer; afterwards the shell pulls."""
         self._traffic.received_bytes += len(data)
         h2 = self.h2
-        self._overloaded = self.account.full
+        self._overloaded = self._is_overloaded()
         began_s = self.clock()
         self._until_s = began_s + RECEIVE_S
         h2.receive(bytes(data))
@@ -125,7 +128,7 @@ class ServerCore(Carrier):
     def go_on(self) -> None:
         """Take on what ``receive`` has left: while ``h2.is_held`` it waits."""
         h2 = self.h2
-        self._overloaded = self.account.full
+        self._overloaded = self._is_overloaded()
         began_s = self.clock()
         self._until_s = began_s + RECEIVE_S
         if self._busy_call is not None:
@@ -134,6 +137,11 @@ class ServerCore(Carrier):
             h2.go_on()
         self._received(h2)
         self._charge(began_s, 0)
+
+    def _is_overloaded(self) -> bool:
+        """Whether so much waits for the client that no new call should be taken."""
+        account = self.account
+        return account.allowance - account.room > self.limits.connection_send_buffer_bytes
 
     def _charge(self, began_s: float, received_bytes: int) -> None:
         """Count what was done for the client, with the bytes that it has taken since."""
@@ -146,7 +154,11 @@ class ServerCore(Carrier):
     def _look_at_clock(self) -> None:
         """Look at no further frame if the requests of this read have taken their time."""
         if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
-            self.h2.is_held = True
+            self._hold()
+
+    def _hold(self) -> None:
+        self.h2.is_held = True
+        self._on_held()
 
     def _received(self, h2: ServerConnection) -> None:
         if h2.unread_bytes != self._unread_bytes:
@@ -203,8 +215,11 @@ class ServerCore(Carrier):
             if call.done:
                 return  # refused by its handler
         self._calls[stream_id] = call
-        if request.timeout is not None:
-            self._set_deadline(call, request.timeout)
+        if request.timeout_s is not None:
+            self._set_deadline(call, request.timeout_s)
+        elif request.malformed_timeout is not None:
+            text = f"malformed grpc-timeout: {request.malformed_timeout.decode('latin-1')!r}"
+            call.abort(RpcError(Code.INTERNAL, text))  # the task of a stream waits already
         if end_stream:
             call.on_data(b"", True)
         if end_stream or type(call) is not UnaryCall:
@@ -226,13 +241,7 @@ class ServerCore(Carrier):
         if call is not None:
             call.closed()
 
-    def _set_deadline(self, call: ServerCall, timeout: bytes) -> None:
-        try:
-            timeout_s = decode_timeout(timeout)
-        except ValueError:
-            text = f"malformed grpc-timeout: {timeout[:64].decode('latin-1')!r}"
-            call.abort(RpcError(Code.INTERNAL, text))  # the task of a stream waits already
-            return
+    def _set_deadline(self, call: ServerCall, timeout_s: float) -> None:
         if not timeout_s:
             call.expire()
             return
@@ -268,7 +277,7 @@ class ServerCore(Carrier):
             return
         self.h2.acknowledge(len(data), stream_id)
         call.request_done = True
-        self.handle(call, data[PREFIX_BYTES:])
+        call.run(data[PREFIX_BYTES:])
         self._look_at_clock()
 
     def _on_data_slow(self, call: ServerCall | None, stream_id: int, data: bytes, end_stream: bool) -> None:
@@ -298,7 +307,7 @@ class ServerCore(Carrier):
         while call.is_busy and self.h2 is not CLOSED:
             if self._environment.clock() > self._until_s:
                 self._busy_call, self._busy_ends = call, end_stream
-                self.h2.is_held = True
+                self._hold()
                 return
             call.on_data(b"", end_stream)
 
@@ -429,13 +438,14 @@ class ServerCore(Carrier):
         for call in [one for one in self._drain_watch if one.send_buffer_size <= room]:
             call.drained()
 
-    def attach(self, wake: Callable[[], None]) -> None:
+    def attach(self, wake: Callable[[], None], on_held: Callable[[], None]) -> None:
         """Name the shell.
 
         Arguments:
             wake: asks it to pull this turn.
+            on_held: tells it that requests are left for ``go_on``.
         """
-        self._wake = wake
+        self._wake, self._on_held = wake, on_held
 
     def wake(self) -> None:
         """Ask the shell to pull this turn."""
@@ -475,7 +485,7 @@ class ServerCore(Carrier):
 
     def released(self) -> None:
         """Let go of the shell."""
-        self._wake = nothing
+        self._wake = self._on_held = nothing
 
     # ---- what the account of its answers uses
 
@@ -565,17 +575,9 @@ class ServerCore(Carrier):
         """Send a whole answer, if it may leave at once; whether it was sent."""
         return self.h2.answer(stream_id, body, has_prefix)
 
-    def answer_later(self, stream_id: int, message: bytes) -> None:
+    def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
         """Queue a whole answer. Raises H2Error if the stream or its connection has gone."""
-        self.h2.answer_later(stream_id, message)
-
-    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers) -> None:
-        """Do the same for a large answer, or one with trailers."""
-        self.h2.answer_in_pieces(stream_id, message, trailers)
-
-    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
-        """Do the same for an answer in pieces."""
-        self.h2.answer_many(stream_id, pieces)
+        self.h2.answer_later(stream_id, pieces, trailers)
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
         """Queue a header, or trailers. Raises H2Error as above."""
@@ -659,3 +661,141 @@ def drop_outboxes(outboxes: list[Outbox], size_bytes: int) -> bool:
         if not outboxes[-1].size_bytes:
             outboxes.pop()
     return bool(outboxes)
+
+
+class ServerH2Protocol(H2Protocol[ServerCore]):
+    """A connection between its transport and its core: timers, and when what the core has to say leaves.
+
+    That is at the end of each turn that made some of it.
+
+    Arguments:
+        core: of the connection; this becomes its only owner.
+        transport: of its socket, or of TLS.
+        cork: flushes it at the end of a turn in which it has something to send.
+        released: called when the connection is lost.
+        backlog: where it waits when it has brought more than one turn may do.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        transport: asyncio.Transport,
+        cork: Cork,
+        released: Callable[[], None],
+        backlog: Backlog,
+    ) -> None:
+        limits = core.limits
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            core,
+            transport,
+            loop,
+            buffer_bytes=limits.transport_buffer_bytes,
+            blocked_input_bytes=limits.blocked_input_bytes,
+            write_stall_timeout_s=limits.write_stall_timeout_s,
+        )
+        self._released = released
+        self._backlog = backlog
+        self._waits = False
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._preface_timer = loop.call_later(limits.preface_timeout_s, self._check_preface)
+        self._keepalive = Keepalive(
+            loop,
+            limits.keepalive_time_s,
+            limits.keepalive_timeout_s,
+            last_read_s=lambda: self.last_read_s,
+            active=lambda: True,
+            ping=self._ping,
+            dead=self.abort,
+        )
+        self._check_timer: asyncio.TimerHandle | None = None
+        core.account.buffered_size = transport.get_write_buffer_size
+        core.attach(partial(cork.mark, self), self._held)
+
+    @property
+    def queue(self) -> Identity:
+        """In which its input waits for its turn."""
+        return queue_of(self.core.account.identity)
+
+    def _held(self) -> None:
+        """The core has used its time: what it leaves is done in later turns, and nothing is read before."""
+        if not self._finished:
+            self.transport.pause_reading()
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._backlog.add(self.go_on, self.queue)
+
+    def go_on(self) -> None:
+        """Have the core take on what it has left."""
+        self._waits = False
+        if self._finished:
+            if self.core.close_calls():
+                self._wait()
+            return
+        self.core.go_on()
+        if self.writable or self._blocked_input <= self._blocked_input_bytes:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._waits and not self._finished:
+            self.transport.resume_reading()
+
+    def flush(self) -> None:
+        """Send the output of the core, and note what of it has left.
+
+        An error ends this connection only: turns of the member's node flush, too.
+        """
+        try:
+            super().flush()
+            account, buffered = self.core.account, self.transport.get_write_buffer_size()
+            if buffered or account.room != account.allowance or account.reported:
+                account.settle(buffered)
+                if account.reported and self._check_timer is None:
+                    self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
+        except Exception as error:
+            context = {"message": "a connection could not be flushed", "exception": error}
+            self._loop.call_exception_handler(context)
+            self.abort()
+
+    def _check_stalled(self) -> None:
+        """Something waits for the client: end what it has not touched for too long."""
+        self._check_timer = None
+        self.core.end_stalled(self._loop.time())
+        self.flush()
+
+    def _check_preface(self) -> None:
+        """The client's SETTINGS must have come by now."""
+        if not self.core.settled:
+            self.abort()
+
+    def _ping(self) -> None:
+        self.core.ping(KEEPALIVE_PING)
+
+    @property
+    def draining(self) -> bool:
+        """True once the client was asked to go."""
+        return self._drain_timer is not None
+
+    def drain(self) -> None:
+        """Close gracefully: see ``ServerCore.begin_drain``."""
+        if self._drain_timer is None:
+            self.core.begin_drain()
+            timeout_s = self.core.limits.goaway_notice_timeout_s
+            self._drain_timer = self._loop.call_later(timeout_s, self.core.finish_drain)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone."""
+        self._preface_timer.cancel()
+        self._keepalive.close()
+        for timer in (self._drain_timer, self._check_timer):
+            if timer is not None:
+                timer.cancel()
+        self.core.severed = not self.ended_here
+        super().connection_lost(exc)
+        self._wait()  # for the calls that are lost
+        self.core.released()
+        self._released()
+        self._released = nothing

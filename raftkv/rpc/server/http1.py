@@ -33,7 +33,7 @@ from raftkv.loop.cycle_free import forget_frames, nothing
 from raftkv.loop.fair import Identity
 from raftkv.rpc.protocol import StallGuard
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount
-from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.server.http import (
     HttpHeaders,
     HttpRequest,

@@ -27,8 +27,7 @@ from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection, ConnectionLimit, Handshakes
 from raftkv.rpc.server.budget import AnswerBudget
-from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall, UnaryHandler
-from raftkv.rpc.server.carrier import Environment, Traffic
+from raftkv.rpc.server.calls import AsyncUnaryHandler, Environment, Traffic, UnaryCall, UnaryHandler
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.router import Around, Kind, Route, Router

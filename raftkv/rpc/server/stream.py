@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from raftkv.rpc.framing import frame
 from raftkv.rpc.http2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
+from raftkv.rpc.http2.connection import LARGE_BYTES
 from raftkv.rpc.inbox import Inbox
-from raftkv.rpc.server.calls import ANSWERED, CANCELLED, LARGE_BYTES, OPEN, ServerCall
+from raftkv.rpc.server.calls import ANSWERED, CANCELLED, OPEN, ServerCall
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.carrier import Carrier
+    from raftkv.rpc.server.calls import Carrier
     from raftkv.rpc.server.router import Route
 
 KEPT_BYTES_MIN: Final = 16 * 1024

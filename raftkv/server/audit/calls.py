@@ -20,8 +20,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from raftkv.config import ServerConfig
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.calls import Peer, ServerCall, UnaryCall
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall

@@ -21,7 +21,7 @@ from raftkv.server.auth.jwt_tokens import JWTTokens, Signed
 from raftkv.server.auth.simple_tokens import Session, SimpleTokens, User, index_of
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.carrier import Peer
+    from raftkv.rpc.server.calls import Peer
     from raftkv.rpc.server.http import HttpRequest
 
 TOKEN: Final = b"token"

@@ -28,8 +28,7 @@ from raftkv.loop.scheduler import Slices, Work
 from raftkv.loop.timers import forget
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.carrier import Carrier, Environment, Peer
+from raftkv.rpc.server.calls import Carrier, Environment, Peer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.shares import queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
@@ -96,7 +95,7 @@ class Exchange(Carrier):
         """
         call.request_done = True
         began_s = self.clock()
-        self.handle(call, message)
+        call.run(message)
         self._environment.answers.uses.charge(self.account.identity, self.clock() - began_s, 1, len(message))
 
     async def outcome(self) -> Sequence[bytes]:
@@ -157,19 +156,9 @@ class Exchange(Carrier):
         del stream_id, body, has_prefix
         return False
 
-    def answer_later(self, stream_id: int, message: bytes) -> None:
-        """Take a whole answer."""
-        del stream_id
-        self._pieces = (message,)
-
-    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers) -> None:
+    def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
         """Take a whole answer."""
         del stream_id, trailers
-        self._pieces = (message,)
-
-    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
-        """Take an answer in pieces."""
-        del stream_id
         self._pieces = pieces
 
     # ---- what the account asks of its connection

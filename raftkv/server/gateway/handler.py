@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 from raftkv.loop.scheduler import Slices
 from raftkv.pb.bindings import BINDINGS
 from raftkv.pb.services import Method
-from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server

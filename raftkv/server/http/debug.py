@@ -32,7 +32,7 @@ from urllib.parse import parse_qs
 
 from raftkv import errors
 from raftkv.raft.describe import Status
-from raftkv.raft.progress import ProgressState
+from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import StateRole
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.server.http import profiles

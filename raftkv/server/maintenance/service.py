@@ -26,7 +26,7 @@ from raftkv.raft.types import NONE
 from raftkv.replica.maintenance.defragmentation import Defragmenter
 from raftkv.replica.maintenance.hashes import Hashes, scan
 from raftkv.replica.node.admission import parse_or_raise, refusals
-from raftkv.replica.node.surroundings import MemberLoop
+from raftkv.replica.node.waits import AwaitableNode
 from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
@@ -69,7 +69,7 @@ async def move_leader(responder: Responder, data: bytes, call: UnaryCall) -> byt
     return _NO_HEADER
 
 
-async def _move(node: MemberLoop, target: int) -> None:
+async def _move(node: AwaitableNode, target: int) -> None:
     if node.leader != node.settings.member_id:
         raise errors.NotLeaderError
     if target not in node.conf_state.voters:

@@ -19,8 +19,7 @@ from raftkv.replica.node.node import Node
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, queue_of, totals
-from raftkv.rpc.uses import OTHER, Use, label_of
+from raftkv.rpc.shares import OTHER, Identity, Use, label_of, queue_of, totals
 from raftkv.server.peer.transport import SEND_BUFFER_MAX_BYTES, Transport
 
 

@@ -27,7 +27,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.proposals import SURE, Waiter, too_late
-from raftkv.replica.node.surroundings import MemberLoop
+from raftkv.replica.node.waits import AwaitableNode
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.shares import Identity, identity_of, name_of, queue_of_call
@@ -49,22 +49,12 @@ class PendingWrite(Waiter):
     __slots__ = ("_growth", "_refusal", "call", "request_id", "service")
 
     def __init__(self, service: Responder, call: UnaryCall, request: Any) -> None:
+        super().__init__(request, identity_of(call), call.deadline)
         self.service = service
         self.call = call
-        self.request = request
         self.request_id = 0
         self._growth: Growth | None = None
         self._refusal: RpcError | None = None
-
-    @property
-    def identity(self) -> Identity:
-        """In whose share it falls."""
-        return identity_of(self.call)
-
-    @property
-    def deadline(self) -> float | None:
-        """After which its client does not care any more."""
-        return self.call.deadline
 
     @property
     def is_over(self) -> bool:
@@ -215,7 +205,7 @@ class Responder:
 
     def __init__(
         self,
-        node: MemberLoop,
+        node: AwaitableNode,
         applier: Applier,
         header: HeaderEncoder,
         admission: Admission,

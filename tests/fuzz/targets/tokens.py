@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from raftkv.errors import ConfigError, InvalidAuthTokenError, StatusError
-from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.callers import Callers, TokenAheadError
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options

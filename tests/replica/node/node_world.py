@@ -34,7 +34,7 @@ class Caller(Waiter):
     """Somebody who waits for a proposal."""
 
     def __init__(self, request: Any = None) -> None:
-        self.request = request
+        super().__init__(request)
         self.outcome: Outcome | errors.StatusError | None = None
 
     def finish(self, outcome: Outcome) -> None:

@@ -20,18 +20,8 @@ from raftkv.replica.node.waits import AwaitableNode
 
 class Caller(Waiter):
     def __init__(self, identity: bytes = b"", deadline: float | None = None) -> None:
-        self.request = None
-        self._identity = identity
-        self._deadline = deadline
+        super().__init__(None, identity, deadline)
         self.outcome: Outcome | errors.StatusError | None = None
-
-    @property
-    def identity(self) -> bytes:
-        return self._identity
-
-    @property
-    def deadline(self) -> float | None:
-        return self._deadline
 
     def finish(self, outcome: Outcome) -> None:
         self.outcome = outcome

@@ -27,7 +27,9 @@ def put(size_bytes: int) -> tuple[bytes, Caller]:
 class Alice(Caller):
     """A caller apart from the member."""
 
-    identity = b"alice"
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = b"alice"
 
 
 class Reader:

@@ -12,8 +12,7 @@ from raftkv.replica.watch import hub as hub_module
 from raftkv.replica.watch import messages
 from raftkv.replica.watch import piece as piece_module
 from raftkv.replica.watch.catch_up import REVISIONS_PER_STEP, WATCHER_BYTES_PER_STEP, CatchUp
-from raftkv.replica.watch.index import WatcherIndex
-from raftkv.replica.watch.intervals import OPEN_END, Intervals
+from raftkv.replica.watch.index import OPEN_END, Intervals, WatcherIndex
 from raftkv.replica.watch.stream import CONNECTION_QUEUED_MAX_BYTES, FILTERS_MAX, WatchStream
 from tests.replica.watch.fakes import FakeCall
 from tests.replica.watch.test_hub import World

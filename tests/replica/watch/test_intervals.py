@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.replica.watch.intervals import Intervals
+from raftkv.replica.watch.index import Intervals
 
 KEYS = st.binary(min_size=1, max_size=2)
 BOUNDS = st.tuples(KEYS, KEYS).map(lambda pair: (min(pair), max(pair) + b"\x00"))

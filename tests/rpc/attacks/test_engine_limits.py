@@ -87,7 +87,7 @@ def test_frames_that_are_made_ahead_of_the_socket_are_bounded() -> None:
     engine.receive(raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**30).to_bytes(4, "big")) + requests(1, 1_000))
     for stream_id in heard.requests():
         if not engine.answer(stream_id, bytes(1_000)):
-            engine.answer_later(stream_id, bytes(1_000))
+            engine.answer_later(stream_id, (bytes(1_000),))
     assert sum(map(len, engine._out)) < DIRECT_BYTES + 1_100
     octets = b""
     while piece := engine.take(100_000):

@@ -15,8 +15,7 @@ from raftkv.rpc import Channel, StreamCall
 from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
-from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.server.carrier import Environment, Peer
+from raftkv.rpc.server.calls import Environment, Peer, UnaryCall
 from raftkv.rpc.server.core import RECEIVE_S, ServerCore
 from raftkv.rpc.server.router import Route, Router
 from raftkv.rpc.server.stream import KEPT_TIMES, ListenedCall, TaskCall

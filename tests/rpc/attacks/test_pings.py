@@ -18,7 +18,7 @@ from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc import Server, StreamCall
 from raftkv.rpc.framing import frame
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.carrier import Environment, Peer
+from raftkv.rpc.server.calls import Environment, Peer
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from tests.rpc.loop import on_loop

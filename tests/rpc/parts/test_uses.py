@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from raftkv.loop.fair import Identity
-from raftkv.rpc.uses import KEPT_MAX, MINUTE_S, NAMED_MAX, OTHER, Use, Uses, label_of
+from raftkv.rpc.shares import KEPT_MAX, MINUTE_S, NAMED_MAX, OTHER, Use, Uses, label_of
 
 
 def seconds_of(uses: Uses) -> dict[Identity, float]:

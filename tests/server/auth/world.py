@@ -60,10 +60,9 @@ Answer = tuple[int, str, Any]
 class WorldNode(AwaitableNode):
     """The loop of a member that is alone, and has a quorum at once."""
 
-    term = 3
-    stopped = False
-
     def __init__(self, machine: Machine) -> None:
+        self.term = 3
+        self.stopped = False
         self._machine = machine
         self.applied = 0
         self.is_held = False

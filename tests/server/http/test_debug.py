@@ -14,7 +14,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.raft.describe import ProgressStatus, Status
-from raftkv.raft.progress import ProgressState
+from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import ConfState, StateRole
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.http import profiles

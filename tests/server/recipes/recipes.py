@@ -59,9 +59,8 @@ class Granted:
 class ManualNode(AwaitableNode):
     """Keeps proposals and reads until the test says what becomes of them."""
 
-    term = 3
-
     def __init__(self) -> None:
+        self.term = 3
         self.proposed: list[tuple[int, bytes, Waiter]] = []
         self.reading: list[Reader] = []
         self.stopped = False

@@ -13,7 +13,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
 from raftkv.replica import codec
 from raftkv.replica.codec import BatchEncoder
-from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.server.router import Kind as Way
 from raftkv.server.tracing import stages as stages_module
 from raftkv.server.tracing.assembly import TracedCalls

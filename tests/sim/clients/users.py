@@ -75,9 +75,6 @@ def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
 class Unheard(Waiter):
     """Waits for an unread answer."""
 
-    def __init__(self, request: Any) -> None:
-        self.request = request
-
     def finish(self, outcome: Outcome) -> None:
         """Implement ``Waiter.finish``."""
 

@@ -14,7 +14,7 @@ from raftkv.apply.request import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 

@@ -10,9 +10,8 @@ from raftkv.raft import core as core_module
 from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
 from raftkv.raft.memory_log import MemoryLog
-from raftkv.raft.progress import PROBE, SNAPSHOT, Progress
 from raftkv.raft.read_lease import ReadLease
-from raftkv.raft.tracker import Tracker, committed_of
+from raftkv.raft.tracker import PROBE, SNAPSHOT, Progress, Tracker, committed_of
 from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole
 from raftkv.replica.node.disk import Batch, Restore
 from raftkv.replica.node.node import Node
@@ -360,8 +359,8 @@ def _read_not_applied(patches: Patches) -> None:
 
 
 def _serve_all(reads: ReadQueue, index: int) -> None:
-    while reads._confirmed:
-        for reader in reads._confirmed.popleft()[2]:
+    while reads.confirmed:
+        for reader in reads.confirmed.popleft()[2]:
             reader.ready()
 
 

@@ -190,7 +190,7 @@ def _confirms_itself(patches: Patches) -> None:
     def start(reads: ReadQueue, now: float) -> None:
         original(reads, now)
         if reads._round is not None:
-            reads._confirmed.append((0, now, reads._round.readers))
+            reads.confirmed.append((0, now, reads._round.readers))
             reads._round = None
 
     original = patches.set(ReadQueue, "start", start)
