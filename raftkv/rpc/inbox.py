@@ -21,15 +21,13 @@ MESSAGE_OVERHEAD_BYTES = 56
 class Inbox:
     """Messages of one stream, read by one task.
 
-    ``consume(bytes)`` is called with what may be given back to the peer's window.
-
     Attributes:
+        consume: called with the bytes that may be given back to the peer's window.
         tap: sees every message that the reading task takes, before it does, and once.
     """
 
     __slots__ = (
         "_again",
-        "_consume",
         "_ended",
         "_error",
         "_listener",
@@ -38,6 +36,7 @@ class Inbox:
         "_returned",
         "_waiter",
         "assembler",
+        "consume",
         "tap",
         "unread",
     )
@@ -46,7 +45,7 @@ class Inbox:
         self.assembler = assembler
         self.tap: Callable[[bytes], None] | None = None
         self.unread = 0
-        self._consume = consume
+        self.consume = consume
         self._again = False
         """Set while the next message was read before."""
         self._listener: Callable[[bytes], None] | None = None
@@ -56,10 +55,6 @@ class Inbox:
         self._ended = False
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
-
-    def consume_with(self, consume: Callable[[int], None]) -> None:
-        """Give bytes back by ``consume`` from now on."""
-        self._consume = consume
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
         """Hand every message to ``listener`` as it comes, not to a reading task; ``get`` then returns only the end.
@@ -122,13 +117,8 @@ class Inbox:
         """
         held, count = self.assembler.held_bytes, len(self._messages)
         if count:
-            held += MESSAGE_OVERHEAD_BYTES * count + max(0, self.unread - self.unacknowledged)
+            held += MESSAGE_OVERHEAD_BYTES * count + max(0, self.unread - self._received + self._returned)
         return held
-
-    @property
-    def unacknowledged(self) -> int:
-        """Bytes that have come and were not given back to the window."""
-        return self._received - self._returned
 
     @property
     def ended(self) -> bool:
@@ -179,4 +169,4 @@ class Inbox:
         amount = self._received - self.unread - self._returned
         if amount > 0:
             self._returned += amount
-            self._consume(amount)
+            self.consume(amount)

@@ -281,7 +281,7 @@ class Node(AwaitableNode):
         """
         if self.stopped:
             raise errors.StoppedError
-        index = self.raw.read_now()
+        index = self.raw.read_now() if self.raw.raft.lease.allowed else 0
         if index:
             # Renews the lease.
             if self.raw.raft.append_due:

@@ -125,7 +125,6 @@ class ReadQueue:
         self._sleep = SuspendClock()
         self.durations = Buckets(doubling(0.0001, 20))
         """Durations of serving readers once their round is confirmed, in seconds."""
-        self.lease_reads = 0
         self.rounds_retried = 0
         self.reads_failed = 0
 
@@ -149,7 +148,6 @@ class ReadQueue:
             applied: what is applied here.
             now: loop time.
         """
-        self.lease_reads += 1
         if index <= applied:
             reader.ready()
         else:

@@ -87,11 +87,6 @@ class UnaryFuture(asyncio.Future[bytes]):
 
     # ---- what the core uses
 
-    @property
-    def unacknowledged(self) -> int:
-        """Bytes received and not given back to the window: a unary call keeps none back."""
-        return 0
-
     def request_headers(self) -> Headers:
         """Return the request's header fields."""
         return self.headers

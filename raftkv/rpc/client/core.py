@@ -47,10 +47,6 @@ class ClientCall(Protocol):
     stream_id: int
     assembler: MessageAssembler | None
 
-    @property
-    def unacknowledged(self) -> int:
-        """Received bytes that were not given back to the server's windows."""
-
     def request_headers(self) -> Headers:
         """Make the header fields of the request, when it is about to leave."""
 

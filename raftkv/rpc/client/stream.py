@@ -151,11 +151,6 @@ class ClientStream:
 
     # ---- what channel and core use
 
-    @property
-    def unacknowledged(self) -> int:
-        """Bytes received and not given back to the window."""
-        return self._inbox.unacknowledged
-
     def begin(self, core: ClientCore) -> None:
         """Open the stream on a connection that has room."""
         core.start(self)
@@ -167,7 +162,7 @@ class ClientStream:
     def started(self, core: ClientCore) -> None:
         """The stream is open: send what was queued before."""
         self._core = core
-        self._inbox.consume_with(partial(core.consume_of, self.stream_id))
+        self._inbox.consume = partial(core.consume_of, self.stream_id)
         early, self._early, self._early_bytes = self._early, [], 0
         for message in early:
             self._write(core, message)

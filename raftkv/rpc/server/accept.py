@@ -403,14 +403,12 @@ class ConnectionLimit:
     """Makes room for connections of one server that has as many as it may have.
 
     Attributes:
-        refused_total: connections that were refused.
         let_go_total: connections that were closed for others.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
         self._shares = Shares(limits.connections)
         self._of: dict[Identity, dict[Connection, None]] = {}
-        self.refused_total = 0
         self.let_go_total = 0
         self._idle_s = limits.crowded_idle_s
         self._look_interval_s = LOOK_S_PER_CONNECTION * limits.connections
@@ -445,7 +443,6 @@ class ConnectionLimit:
                 return True
         if self._shares.make_room(newcomer.queue, 1, self._end_newest):
             return True
-        self.refused_total += 1
         self._refused_unsaid += 1
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_INTERVAL_S

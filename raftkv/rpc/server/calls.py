@@ -383,11 +383,6 @@ class ServerCall:
     # ---- what the core uses
 
     @property
-    def unacknowledged(self) -> int:
-        """Bytes received and not given back to the window."""
-        return 0
-
-    @property
     def crumbled(self) -> bool:
         """True if its unfinished message comes in far too small pieces."""
         return False

@@ -117,39 +117,40 @@ class ServerCore(Carrier):
     def receive(self, data: bytes | memoryview) -> None:
         """Take bytes from the peer; afterwards the shell pulls."""
         self._traffic.received_bytes += len(data)
-        h2 = self.h2
-        self._overloaded = self._is_overloaded()
-        began_s = self.clock()
-        self._until_s = began_s + RECEIVE_S
-        h2.receive(bytes(data))
-        self._received(h2)
-        self._charge(began_s, len(data))
+        self._serve(bytes(data))
 
     def go_on(self) -> None:
         """Take on what ``receive`` has left: while ``h2.is_held`` it waits."""
-        h2 = self.h2
-        self._overloaded = self._is_overloaded()
-        began_s = self.clock()
+        self._serve(b"")
+
+    def _serve(self, data: bytes) -> None:
+        """Handle frames for as long as one read may take, and charge the client for that.
+
+        Arguments:
+            data: that has come; empty: what was left is handled.
+        """
+        h2, account, began_s = self.h2, self.account, self.clock()
+        # So much may wait for the client that no new call should be taken.
+        self._overloaded = account.allowance - account.room > self.limits.connection_send_buffer_bytes
         self._until_s = began_s + RECEIVE_S
-        if self._busy_call is not None:
-            self._unpack(self._busy_call, self._busy_ends)
-        if self._busy_call is None:
-            h2.go_on()
-        self._received(h2)
-        self._charge(began_s, 0)
-
-    def _is_overloaded(self) -> bool:
-        """Whether so much waits for the client that no new call should be taken."""
-        account = self.account
-        return account.allowance - account.room > self.limits.connection_send_buffer_bytes
-
-    def _charge(self, began_s: float, received_bytes: int) -> None:
-        """Count what was done for the client, with the bytes that it has taken since."""
-        account = self.account
-        sent_bytes = account.left_bytes - self._charged_bytes
+        if data:
+            h2.receive(data)
+        else:
+            if self._busy_call is not None:
+                self._unpack(self._busy_call, self._busy_ends)
+            if self._busy_call is None:
+                h2.go_on()
+        if h2.unread_bytes != self._unread_bytes:
+            self._count_unread(h2.unread_bytes)
+        if h2.open_streams > OPEN_CALLS_FREE or self._calls_bytes:
+            self._count_calls()
+        if self.closing or h2.want_write:
+            self.wake()
+        # With the bytes that the client has taken since.
+        size_bytes = len(data) + account.left_bytes - self._charged_bytes
         self._charged_bytes = account.left_bytes
         begun, self._begun = self._begun, 0
-        self._uses.charge(account.identity, self.clock() - began_s, begun, received_bytes + sent_bytes)
+        self._uses.charge(account.identity, self.clock() - began_s, begun, size_bytes)
 
     def _look_at_clock(self) -> None:
         """Look at no further frame if the requests of this read have taken their time."""
@@ -159,14 +160,6 @@ class ServerCore(Carrier):
     def _hold(self) -> None:
         self.h2.is_held = True
         self._on_held()
-
-    def _received(self, h2: ServerConnection) -> None:
-        if h2.unread_bytes != self._unread_bytes:
-            self._count_unread(h2.unread_bytes)
-        if h2.open_streams > OPEN_CALLS_FREE or self._calls_bytes:
-            self._count_calls()
-        if self.closing or h2.want_write:
-            self.wake()
 
     def _count_unread(self, size_bytes: int) -> None:
         """Count a frame that has not come whole with the unfinished messages."""

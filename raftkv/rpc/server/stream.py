@@ -55,7 +55,6 @@ class StreamCall(ServerCall):
     __slots__ = (
         "_drained",
         "_held_bytes",
-        "_initial",
         "_kept_bytes",
         "_on_room",
         "_sent_headers",
@@ -68,7 +67,6 @@ class StreamCall(ServerCall):
         self._held_bytes = self._kept_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
-        self._initial: Headers = ()
         self._sent_headers = False
 
     # ---- what handlers use
@@ -191,11 +189,6 @@ class StreamCall(ServerCall):
         return account.crowded
 
     # ---- what the core uses
-
-    @property
-    def unacknowledged(self) -> int:
-        """Bytes received and not given back to the window."""
-        return self.inbox.unacknowledged
 
     @property
     def crumbled(self) -> bool:
