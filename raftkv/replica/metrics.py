@@ -247,6 +247,16 @@ class StoreMetrics(Collector):
         )
 
 
+_RUNNING: Final = "duration in seconds of running through the"
+_SEND_TIMES: Final = (
+    ("watch_stream_duration", f"The total {_RUNNING} send loop watch stream response all events."),
+    ("watch_stream_duration_per_event", f"The average {_RUNNING} send loop watch stream response, per event."),
+    ("control_stream_duration", f"The total {_RUNNING} send loop control stream response."),
+    ("progress_duration", f"The total {_RUNNING} progress loop control stream response."),
+)
+"""Middle parts of names, and texts: those of etcd 3.7."""
+
+
 class WatchMetrics(Collector):
     """The watches of a member.
 
@@ -274,6 +284,10 @@ class WatchMetrics(Collector):
         )
         text = "Total number of events sent by this member."
         yield from counters(("etcd_debugging_mvcc_events_total", text, hub.events_total))
+        if (times := hub.send_times) is not None:
+            found = (times.responses, times.events, times.control, times.progress)
+            for (name, text), buckets in zip(_SEND_TIMES, found, strict=True):
+                yield histogram_family(f"etcd_debugging_server_watch_send_loop_{name}_seconds", text, {(): buckets})
 
 
 class LeaseMetrics(Collector):

@@ -29,6 +29,7 @@ from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.leadership import LeaderLog, hand_over
 from raftkv.replica.node.proposals import new_start, request_ids
 from raftkv.replica.replica import Devices, Replica
+from raftkv.replica.watch.stream import SendTimes
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.router import Around
@@ -289,6 +290,7 @@ class Member:
     def _times(self) -> CallTimes:
         times = CallTimes()
         self._registry.register(times)
+        self.replica.hub.send_times = SendTimes()
         return times
 
     def _guarded(self, handler: HttpHandler) -> HttpHandler:

@@ -193,7 +193,7 @@ class CatchUp:
             if is_large:
                 yield BYTES_PER_STEP  # to copy it takes long enough for a step
             if self._is_to_get(watcher):
-                stream.send_joined(watcher, header, joined)
+                stream.send_joined(watcher, header, joined, len(events))
                 yield size_bytes + EVENT_BYTES
             return
         # Put together bit by bit, but sent in a row: clients expect no other response between fragments.
@@ -202,7 +202,7 @@ class CatchUp:
             fragments.append(message)
             yield len(message)
         if self._is_to_get(watcher):
-            stream.send_fragments(watcher, fragments)
+            stream.send_fragments(watcher, fragments, len(events))
 
     def _is_to_get(self, watcher: Watcher) -> bool:
         """Return whether a watcher is to be sent what was put together for it, perhaps with pauses."""

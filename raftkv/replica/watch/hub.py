@@ -32,7 +32,7 @@ from raftkv.loop.cork import Cork
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.catch_up import CatchUp
 from raftkv.replica.watch.index import LOOK_BYTES, Group, Watcher, WatcherIndex
-from raftkv.replica.watch.stream import INTERRUPTED, WatchStream
+from raftkv.replica.watch.stream import INTERRUPTED, SendTimes, WatchStream
 from raftkv.rpc.shares import Identity, Shares, name_of, refusal
 from raftkv.storage.key_value import value_bytes
 from raftkv.storage.mvcc import Store
@@ -207,6 +207,9 @@ class WatchHub:
         self.check_number = 0
         """Grows when rights may have changed: streams fall behind then until they are checked (``WatchStream``)."""
         self.events_total = 0
+        """Events that streams were sent; they count them."""
+        self.send_times: SendTimes | None = None
+        """How long that takes; None: not timed."""
         self.watcher_count = 0
         """Watchers of all open streams."""
         self.shares = Shares(MEMBER_WATCHERS_MAX_BYTES)
@@ -331,8 +334,7 @@ class WatchHub:
         size_bytes, bytes_left = len(joined), self._bytes_left
         full: list[WatchStream] = []
         for stream, id_fields in group.plain.items():
-            if bytes_left >= 0 and stream.fan_out(header, id_fields, joined):
-                self.events_total += len(id_fields) * count
+            if bytes_left >= 0 and stream.fan_out(header, id_fields, joined, count):
                 bytes_left -= len(id_fields) * size_bytes
             else:
                 full.append(stream)
@@ -357,12 +359,11 @@ class WatchHub:
             if stream.is_to_be_split(watcher, header, len(chosen), len(joined)):
                 stream.send_events(watcher, header, chosen)
             else:
-                stream.send_joined(watcher, header, joined)
+                stream.send_joined(watcher, header, joined, len(chosen))
         else:
             chosen = [chosen[number] for number in wanted]
             self._bytes_left -= sum(map(len, chosen))
             stream.send_events(watcher, header, chosen)
-        self.events_total += len(chosen)
         return True
 
     def _call_recipes(self, pending: Batch) -> None:

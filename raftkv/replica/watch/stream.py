@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from sortedcontainers import SortedList
 
 from raftkv import errors
+from raftkv.histograms import DISK_S, Buckets
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import parse_or_raise
 from raftkv.replica.watch import messages
@@ -86,6 +88,33 @@ class Call(Protocol):
         """Call back each time queued bytes have left; None to stop."""
 
 
+class SendTimes:
+    """How long responses take into their connections, for ``--metrics=extensive``: those of a turn are timed together.
+
+    Attributes:
+        responses, events, control, progress: seconds of responses with events, of each event, of all other responses,
+            and of a look for watchers that are to be told how far they are.
+    """
+
+    def __init__(self) -> None:
+        self.responses, self.events, self.control, self.progress = (Buckets(DISK_S) for _ in range(4))
+
+    def sent(self, taken_s: float, responses: int, events: int, control: int) -> None:
+        """Note what one stream was sent in a turn; each response counts with the mean.
+
+        Arguments:
+            taken_s: by all of it.
+            responses, events: responses with events, and how many these have.
+            control: other responses.
+        """
+        mean_s = taken_s / (responses + control)
+        if control:
+            self.control.observe(mean_s, control)
+        if responses:
+            self.responses.observe(mean_s, responses)
+            self.events.observe(mean_s * responses / max(1, events), responses)
+
+
 class WatchStream:
     """The watchers of one client, its requests, and its responses.
 
@@ -124,6 +153,8 @@ class WatchStream:
         self._out: list[bytes] = []
         self._bodies = 0
         """Elements of ``_out`` that belong to the message begun before them."""
+        self._events = self._control = 0
+        """Of what ``_out`` has: events, and responses without any."""
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
         self._compacted: dict[int, None] = {}
@@ -323,7 +354,7 @@ class WatchStream:
         self._parked.clear()
         self._ahead.clear()
         self._out.clear()
-        self._bodies = 0
+        self._bodies = self._events = self._control = 0
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -331,6 +362,7 @@ class WatchStream:
         """Queue one response, behind any number of others; it leaves at the end of the turn."""
         self._touch()
         self._out.append(_pack(0, len(message)) + message)
+        self._control += 1
         self._queued_bytes += len(message)
 
     def send_events(self, watcher: Watcher, header: bytes, events: list[bytes]) -> None:
@@ -342,19 +374,21 @@ class WatchStream:
             events: elements of its field.
         """
         if self.is_to_be_split(watcher, header, len(events), sum(map(len, events))):
-            self.send_fragments(watcher, list(self.fragments(watcher, header, events)))
+            self.send_fragments(watcher, list(self.fragments(watcher, header, events)), len(events))
         else:
-            self.send_joined(watcher, header, b"".join(events))
+            self.send_joined(watcher, header, b"".join(events), len(events))
 
-    def send_joined(self, watcher: Watcher, header: bytes, events: bytes) -> None:
+    def send_joined(self, watcher: Watcher, header: bytes, events: bytes, count: int) -> None:
         """Queue events that were put together as one response of a watcher.
 
         Arguments:
             watcher: on this stream.
             header: of the response.
             events: elements of its field, put together.
+            count: of the events.
         """
         watcher.is_quiet = False
+        self._count(count)
         self._touch()
         size_bytes = len(header) + len(watcher.id_field) + len(events)
         # Apart, so that events which many share are copied once: when they leave.
@@ -378,9 +412,16 @@ class WatchStream:
         """The responses that events are split into, one by one: to put them all together may take long."""
         return messages.fragments(header + watcher.id_field, events, self._fragment_bytes)
 
-    def send_fragments(self, watcher: Watcher, fragments: list[bytes]) -> None:
-        """Queue all fragments of a response."""
+    def send_fragments(self, watcher: Watcher, fragments: list[bytes], count: int) -> None:
+        """Queue all fragments of a response.
+
+        Arguments:
+            watcher: on this stream.
+            fragments: messages.
+            count: of the events in them.
+        """
         watcher.is_quiet = False
+        self._count(count)
         self._touch()
         for message in fragments:
             self._out.append(_pack(0, len(message)))
@@ -388,13 +429,14 @@ class WatchStream:
             self._bodies += 1
             self._queued_bytes += len(message)
 
-    def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
-        """Queue one event for many watchers; False if there is no room and nothing was queued.
+    def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes, count: int) -> bool:
+        """Queue some events for many watchers; False if there is no room and nothing was queued.
 
         Arguments:
             header: of the responses.
             id_fields: the field ``watch_id`` of each, by watch id.
             event: elements of the field ``events``.
+            count: of the events.
         """
         if self.is_closed:
             return True
@@ -411,8 +453,13 @@ class WatchStream:
             if start is None:
                 start = starts[len(id_field)] = _pack(0, size_bytes + len(id_field)) + header
             out.append(start + id_field + event)
+        self._count(count * len(id_fields))
         self._queued_bytes += size_bytes * len(id_fields)
         return True
+
+    def _count(self, events: int) -> None:
+        self._events += events
+        self._hub.events_total += events
 
     @property
     def has_room(self) -> bool:
@@ -431,10 +478,16 @@ class WatchStream:
         """Send what the turn has gathered. If that fails the stream ends: no watcher may miss an event unknowingly."""
         out, self._out = self._out, []
         bodies, self._bodies = self._bodies, 0
+        events, self._events = self._events, 0
+        control, self._control = self._control, 0
+        times = self._hub.send_times
         try:
             if out:
+                count, began_s = len(out) - bodies, 0.0 if times is None else perf_counter()
                 frames = b"".join(out)
-                self._call.send_frames_nowait(frames, len(out) - bodies)
+                self._call.send_frames_nowait(frames, count)
+                if times is not None:
+                    times.sent(perf_counter() - began_s, count - control, events, control)
                 if self._on_sent is not None:
                     self._on_sent(len(frames))
         except Exception:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from time import perf_counter
 from typing import Final
 
 from raftkv import errors
@@ -154,8 +155,11 @@ class WatchService:
     async def _notify_progress(self, stream: WatchStream) -> None:
         while True:
             await asyncio.sleep(self._progress_interval_s * random.uniform(1.0, 1.0 + PROGRESS_JITTER))
+            began_s = perf_counter()
             for _ in stream.notify_progress():
                 await asyncio.sleep(0)
+            if (times := self._hub.send_times) is not None:
+                times.progress.observe(perf_counter() - began_s)
 
 
 def _fail(end: asyncio.Future[None], error: errors.StatusError) -> None:

@@ -13,6 +13,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import CorruptionError, DamagedError, StoppedError
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
+from raftkv.replica.metrics import WatchMetrics
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.watch import catch_up as catch_up_module
@@ -20,7 +21,7 @@ from raftkv.replica.watch import hub as hub_module
 from raftkv.replica.watch import stream as stream_module
 from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.replica.watch.index import WATCHER_BYTES, Watcher, WatcherIndex
-from raftkv.replica.watch.stream import WatchStream
+from raftkv.replica.watch.stream import SendTimes, WatchStream
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.streams.watch import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchService
@@ -594,3 +595,49 @@ def test_fragments_leave_only_if_the_right_is_still_there(
     assert got == ([(0, False, True)] if reason else whole)
     assert stream.unsynced_count == 0
     assert len(stream.watchers) == (0 if reason else 1)
+
+
+def test_events_count_whether_they_are_live_or_of_history(world: World) -> None:
+    """etcd_debugging_mvcc_events_total: what watchers that are behind get was left out."""
+    for number in range(3):
+        world.put(b"a%d" % number)
+    stream, call = world.stream()
+    world.watch(stream, key=b"a", range_end=b"b", start_revision=1)
+    while world.catch_up():
+        pass
+    assert world.hub.events_total == 3
+    world.watch(stream, key=b"a", range_end=b"b")
+    world.watch(stream, key=b"a", range_end=b"b", prev_kv=True)
+    world.put(b"a0")
+    assert world.hub.events_total == 3 + 3
+    sent = [len(response.events) for response in call.read()]
+    assert sum(sent) == world.hub.events_total
+
+
+def test_responses_are_timed_by_kind(world: World) -> None:
+    times = world.hub.send_times = SendTimes()
+    stream, _ = world.stream()
+    world.watch(stream, key=b"a", range_end=b"b")
+    assert (times.control.count, times.responses.count, times.events.count) == (1, 0, 0)
+    world.put(b"a1", deliver=False)
+    world.put(b"a2")
+    assert (times.control.count, times.responses.count) == (1, 1), "one response with two events"
+    assert times.events.total == pytest.approx(times.responses.total / 2)
+    stream.receive(rpc_pb2.WatchRequest(progress_request={}).SerializeToString())
+    world.put(b"a3")
+    assert (times.control.count, times.responses.count) == (2, 2)
+    families = {family.name: family for family in WatchMetrics(world.hub).collect()}
+    name = "etcd_debugging_server_watch_send_loop_{}_seconds".format
+    counts = {
+        part: next(one.value for one in families[name(part)].samples if one.name.endswith("_count"))
+        for part in ("watch_stream_duration", "watch_stream_duration_per_event", "control_stream_duration")
+    }
+    assert set(counts.values()) == {2.0}
+    assert [one.labels["le"] for one in families[name("progress_duration")].samples if "le" in one.labels][:2] == [
+        "0.001",
+        "0.002",
+    ]
+
+
+def test_responses_are_not_timed_without_extensive_metrics(world: World) -> None:
+    assert not [one.name for one in WatchMetrics(world.hub).collect() if "send_loop" in one.name]

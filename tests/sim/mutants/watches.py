@@ -17,8 +17,8 @@ from tests.sim.mutants.registry import Patches, mutant
 
 @mutant("events dropped for a slow client", "a slow watcher loses nothing (W3, W10)", watch_corner)
 def _dropped_when_slow(patches: Patches) -> None:
-    def fan_out(stream: WatchStream, header: bytes, id_fields: Any, event: bytes) -> bool:
-        original(stream, header, id_fields, event)
+    def fan_out(stream: WatchStream, header: bytes, id_fields: Any, event: bytes, count: int) -> bool:
+        original(stream, header, id_fields, event, count)
         return True
 
     original = patches.set(WatchStream, "fan_out", fan_out)
