@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from raftkv.client.arguments import limit, text, whole
 from raftkv.errors import ConfigError
-from raftkv.training.records import check_cluster, check_run_id
+from raftkv.training.records import SLOTS_MAX, check_cluster, check_run_id
 from raftkv.urls import Endpoint
 
 APPEND: Final = "append"
@@ -117,6 +117,8 @@ class RunConfig:
         for name in ("lease_ttl_s", "slots", "weight", "fault_window_s", "fault_cooldown_s"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_user_name(name)} must be at least 1, not {getattr(self, name)}")
+        if self.slots > SLOTS_MAX:
+            raise ConfigError(f"{_user_name('slots')} must be at most {SLOTS_MAX}, not {self.slots}")
         for name in (
             "disconnect_grace_s", "last_call_timeout_s", "return_timeout_s", "expected_nodes", "fault_limit",
             "host_slots",

@@ -34,6 +34,11 @@ PARTITION: Final = "partition"
 LEFT: Final = "left"
 CAUSES: Final = (EXIT, SIGNAL, OUT_OF_MEMORY, HEARTBEAT_LOST, DISCONNECTED, PARTITION, LEFT)
 
+GENERATION_MAX: Final = 2**48
+"""No run comes so far: a record with a later generation is none."""
+SLOTS_MAX: Final = 65_536
+"""Workers of one node: every node of the run makes lists of them."""
+
 HEAD_FORM: Final = 1
 """The form of ``Head`` that this version writes and understands."""
 
@@ -61,6 +66,12 @@ class TrainingRecord(Record):
 
     STORED_AS: ClassVar[Mapping[str, str]] = _STORED_AS
 
+    @classmethod
+    def check_number(cls, name: str, number: int, least: int, most: int) -> None:
+        """Raise RecordError if a number is outside of its range."""
+        if not least <= number <= most:
+            raise RecordError(cls.NAME, f"{stored_name(name)} is {number}")
+
 
 @dataclass(frozen=True, slots=True)
 class Member(TrainingRecord):
@@ -86,11 +97,15 @@ class Member(TrainingRecord):
         if not (
             type(member.id) is type(member.host) is type(member.address) is type(member.topology) is str
             and type(member.slots) is int
-            and 0 <= member.slots <= NUMBER_MAX
+            and 1 <= member.slots <= SLOTS_MAX
             and (member.id + member.host + member.address + member.topology).isascii()
         ):
             return super(Member, cls).from_plain(plain)
         return member
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        self.check_number("slots", self.slots, 1, SLOTS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,10 @@ class Node(TrainingRecord):
     data: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
 
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        self.check_number("slots", self.slots, 1, SLOTS_MAX)
+
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
         return key.endswith(f"/node/{self.id}")
@@ -141,6 +160,10 @@ class GenerationRecord(TrainingRecord):
     generation: int
     members: tuple[Member, ...] = ()
     time: float = 0.0
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        self.check_number("generation", self.generation, 0, GENERATION_MAX)
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
@@ -233,6 +256,10 @@ class State(TrainingRecord):
     time: float = 0.0
     waits_for: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        self.check_number("generation", self.generation, 0, GENERATION_MAX)
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:

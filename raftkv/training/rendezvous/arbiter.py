@@ -34,6 +34,9 @@ from raftkv.training.records import CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Gene
 
 RETURNED = "returned"
 SCALE_UP = "scale up"
+AHEAD_MAX = 1_000_000
+"""Generations that a node may be ahead of the run, as after a restore of the store: one that says more is left out,
+since the next generation is no lower than what its nodes want, and numbers end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ class View:
         return node.want > self.generation and not node.running
 
     def _is_eligible(self, node: Node) -> bool:
+        if node.want > self.generation + AHEAD_MAX:
+            return False
         return node.host not in self.denied and (self.admitted is None or node.id in self.admitted)
 
 

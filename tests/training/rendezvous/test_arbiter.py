@@ -23,6 +23,7 @@ from raftkv.training.records import (
     State,
 )
 from raftkv.training.rendezvous.arbiter import (
+    AHEAD_MAX,
     RETURNED,
     SCALE_UP,
     Arbiter,
@@ -154,6 +155,17 @@ def test_a_member_that_does_not_come_back_is_evict_if_the_others_can_go_on() -> 
     assert order(arbiter.decide(view(BROKEN, 1, "abc", [there[0], there[2]], (2, 3)), NOW + 30.0)) == "ac"
     assert arbiter.decide(view(BROKEN, 1, "abc", there, (3, 3)), NOW + 99.0) is None
     assert Arbiter(0.0).decide(seen, NOW + 99.0) is None
+
+
+def test_a_node_far_ahead_of_the_run_moves_no_generation() -> None:
+    arbiter, there = Arbiter(0.0), [node("a", 5), node("b", 5)]
+    for want in (4 + AHEAD_MAX + 1, 2**64 - 1):
+        begun = arbiter.decide(view(BROKEN, 4, "ab", [*there, node("c", want)]), NOW)
+        assert (order(begun), isinstance(begun, Begin) and begun.generation) == ("ab", 5)
+        ended = arbiter.decide(view(RUNNING, 4, "abc", [node("a", 4), node("b", 4), node("c", want)]), NOW)
+        assert isinstance(ended, Break)
+        begun = arbiter.decide(view(BROKEN, 4, "abc", [*there, node("c", want)], (2, 3)), NOW)
+        assert (order(begun), isinstance(begun, Begin) and begun.generation) == ("ab", 5)
 
 
 def test_after_a_restore_the_next_generation_is_above_all_that_nodes_have_seen() -> None:

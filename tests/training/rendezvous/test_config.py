@@ -71,6 +71,7 @@ def test_a_value_of_another_kind_is_named(name: str, value: str, kind: str) -> N
         ({"expected_nodes": -1}, "expected_nodes"),
         ({"lease_ttl_s": 0}, "lease_ttl must be"),
         ({"slots": 0}, "slots must be"),
+        ({"slots": 65_537}, "slots must be at most 65536"),
         ({"weight": 0}, "weight must be"),
         ({"fault_window_s": 0}, "fault_window must be"),
         ({"fault_cooldown_s": 0}, "fault_cooldown must be"),

@@ -17,8 +17,8 @@ TIMES = st.floats(0, 2e9)
 COUNTS = st.integers(0, 2**40)
 MEMBERS = st.builds(Member, TEXTS, TEXTS, TEXTS, st.integers(1, 99), TEXTS)
 NODES = st.builds(
-    Node, TEXTS, TEXTS, TEXTS, COUNTS, TEXTS, want=COUNTS, running=COUNTS, min_nodes=COUNTS, max_nodes=COUNTS,
-    data=st.dictionaries(TEXTS, TEXTS, max_size=3), time=TIMES,
+    Node, TEXTS, TEXTS, TEXTS, st.integers(1, 99), TEXTS, want=COUNTS, running=COUNTS, min_nodes=COUNTS,
+    max_nodes=COUNTS, data=st.dictionaries(TEXTS, TEXTS, max_size=3), time=TIMES,
 )  # fmt: skip
 ROUNDS = st.builds(GenerationRecord, COUNTS, st.lists(MEMBERS, max_size=4).map(tuple), TIMES)
 STATES = st.builds(
@@ -104,9 +104,15 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
         (Member, b'{"host":"a"}', "id is missing"),
         (Member, b'{"id":"a","host":"a","slots":true}', "slots is True"),
         (Member, b'{"id":"a","host":"a","slots":"2"}', "slots is '2'"),
+        (Member, b'{"id":"a","host":"a","slots":0}', "slots is 0"),
+        (Member, b'{"id":"a","host":"a","slots":65537}', "slots is 65537"),
+        (Node, b'{"id":"a","host":"a","slots":1000000}', "slots is 1000000"),
         (Node, b'{"id":"a","host":"a","data":{"x":1}}', "data is not a table of texts"),
         (Node, b'{"id":"a","host":"a","want":1.5}', "want is 1.5"),
         (GenerationRecord, b'{"epoch":1,"members":{}}', "members is {}"),
+        (GenerationRecord, b'{"epoch":300000000000000}', "epoch is 300000000000000"),
+        (GenerationRecord, b'{"epoch":1,"members":[{"id":"a","host":"a","slots":65537}]}', "slots is 65537"),
+        (State, b'{"epoch":300000000000000,"phase":"running"}', "epoch is 300000000000000"),
         (State, b'{"epoch":1,"phase":"asleep"}', "phase is 'asleep'"),
         (State, b'{"epoch":1,"phase":["running"]}', "phase is ['running']"),
         (Fault, b'{"epoch":"1","node":"a"}', "epoch is '1'"),

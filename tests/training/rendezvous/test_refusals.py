@@ -13,7 +13,7 @@ from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout
-from raftkv.training.records import OUT_OF_MEMORY, Fault, RunKeys
+from raftkv.training.records import OUT_OF_MEMORY, Fault, Node, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from tests.virtual_store.direct import FakeControl, StoreWorld
 
@@ -82,6 +82,25 @@ def test_damaged_record_is_told_to_those_who_wait(record: str) -> None:
             await node.next_world(1.0)
         assert told[-1].startswith(f"{key}: not a {record} record: ")
         assert told[-1].endswith("; write it anew, or: raftkvctl run delete job")
+        await node.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("claims", [{"want": 2**64 - 1}, {"slots": 2**64 - 1}, {"slots": 0}])
+def test_node_that_claims_what_cannot_be_is_in_no_generation(claims: dict[str, int]) -> None:
+    """It moved the run past the last number that a record can have, or had all nodes make lists without end."""
+
+    async def main() -> None:
+        control, keys = StoreWorld().control(), RunKeys("job")
+        stranger = Node("stranger", "host", max_nodes=2, **claims)
+        await control.txn((), [Put(keys.node("stranger"), stranger.encode())])
+        node = await Participant.start(control, replace(CONFIG, max_nodes=2))
+        for generation in (1, 2):
+            world = await node.next_world()
+            assert (world.generation, [member.id for member in world.members]) == (generation, [node.node.id])
+            await node.report(Fault(generation, node.node.id, node.node.host, cause=OUT_OF_MEMORY))
+        await node.close()
         await node.leave()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

@@ -23,7 +23,7 @@ from .test_record_cache import Watched
 KEYS = RunKeys("job")
 TEXTS = st.text(max_size=6)
 MEMBERS = st.lists(
-    st.builds(Member, st.text(min_size=1, max_size=6), TEXTS, TEXTS, st.integers(0, 9), TEXTS),
+    st.builds(Member, st.text(min_size=1, max_size=6), TEXTS, TEXTS, st.integers(1, 9), TEXTS),
     max_size=12,
     unique_by=lambda member: member.id,
 ).map(tuple)
