@@ -24,6 +24,8 @@ from raftkv.checkpoint.keys import (
 from raftkv.client.records import Record, RecordError
 from raftkv.errors import ConfigError
 
+GENERATION_MAX: Final = 2**48
+"""No run comes so far."""
 _KIND: Final = re.compile(r"[\w.-]{1,100}")
 
 
@@ -43,6 +45,11 @@ class FenceRecord(Record):
     source: str
     holder: str = ""
     time: float = 0.0
+
+    def check(self) -> None:
+        """Implement ``Record.check``: the next claim has a number above it, which must be readable too."""
+        if self.generation > GENERATION_MAX:
+            raise RecordError(self.NAME, f"generation is {self.generation}")
 
 
 @dataclass(frozen=True, slots=True)

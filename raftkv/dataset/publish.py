@@ -35,13 +35,13 @@ from raftkv.client.operations import (
     put,
     version,
 )
-from raftkv.client.records import read
+from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue
 from raftkv.dataset import codec
 from raftkv.dataset.errors import PublishConflict
-from raftkv.dataset.keys import DatasetKeys, Head, Note
+from raftkv.dataset.keys import VERSION_MAX, DatasetKeys, Head, Note
 from raftkv.dataset.tree import Builder, Sealed
 
 LEASE_TTL_S: Final = 30
@@ -110,6 +110,7 @@ class Publishing:
 
         Raises:
             PublishConflict: another publisher has moved the head since ``open``, or this publisher's lease has ended.
+            RecordError: there is no version after the present one.
         """
         before = self.head
         unmoved = mod_revision(self._keys.head) == self._seen
@@ -119,6 +120,8 @@ class Publishing:
                 return before
             raise self._conflict(before.version, result.results[0], "another publisher was faster")
         number = 1 if before is None else before.version + 1
+        if number > VERSION_MAX:
+            raise RecordError(Head.NAME, f"{self._keys.head}: version {VERSION_MAX} is the last that can be")
         made = (builder.count, builder.size_bytes, builder.chunks, builder.stored_bytes)
         head = Head(builder.root, number, *made, self._id, now())
         operations: list[Operation] = [

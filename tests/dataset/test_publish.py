@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftkv.client.records import RecordError
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import codec
 from raftkv.dataset import publish as publishing
@@ -25,7 +26,7 @@ from raftkv.dataset.errors import (
     PublishConflict,
     VersionGone,
 )
-from raftkv.dataset.keys import DatasetKeys
+from raftkv.dataset.keys import VERSION_MAX, DatasetKeys
 from raftkv.dataset.publish import Collected, collect
 from raftkv.dataset.tree import Builder
 from raftkv.errors import ConfigError, LeaseNotFoundError, NoSpaceError, RaftKVError
@@ -405,6 +406,17 @@ def test_a_spoiled_head_is_refused_in_one_line_and_touches_no_file(world: World,
         assert {path.name for path in tmp_path.iterdir()} == {"precious", "shared"}
     world.put(key, head.encode())
     with world.dataset(directory=tmp_path / "shared") as data:
+        assert len(data) == 20
+
+
+def test_no_version_follows_the_last_number(world: World) -> None:
+    """A head that no reader takes would end the dataset: planted by any user who may write below it."""
+    head = world.dataset().publish(entries(range(20)), cut=SMALL)
+    last = replace(head, version=VERSION_MAX)
+    world.put(DatasetKeys("images").head, last.encode())
+    with pytest.raises(RecordError, match=f"version {VERSION_MAX} is the last that can be"):
+        world.dataset().publish(entries(range(21)), cut=SMALL)
+    with world.dataset() as data:
         assert len(data) == 20
 
 

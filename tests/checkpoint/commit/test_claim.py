@@ -83,10 +83,13 @@ def test_a_token_that_is_none_is_refused(token: str) -> None:
         Claim.from_token(token)
 
 
-def test_a_fence_that_somebody_else_wrote_is_named() -> None:
+@pytest.mark.parametrize("value", [b"\xff", b'{"generation":18446744073709551615,"source":"x"}'])
+def test_a_fence_that_somebody_else_wrote_is_named(value: bytes) -> None:
+    """A claim above the last number that can be read would be the last of the run."""
+
     async def story() -> None:
         world = World()
-        world.put(KEYS.fence, b"\xff")
+        world.put(KEYS.fence, value)
         with pytest.raises(RecordError, match="not a fence record: /raftkv/checkpoint/run/job/fence"):
             await world.registry().claim()
 
