@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ import click
 
 from raftkv.cli import pflag
 from raftkv.cli.pflag import BOOL, DURATION, FLOAT, INT, LIST, STRING, UINT, Flag, quote
-from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError, refused
 
 
 @dataclass
@@ -388,12 +389,8 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
 
 
 def _refuse_unknown_flags(branch: Branch, words: Sequence[str]) -> None:
-    try:
+    with refused(pflag.FlagError), suppress(pflag.HelpRequested):
         pflag.parse(branch.flags, words)
-    except pflag.HelpRequested:
-        return
-    except pflag.FlagError as error:
-        raise CommandError(str(error), ERROR) from None
 
 
 def _context(path: Sequence[click.Command]) -> click.Context:

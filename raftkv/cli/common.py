@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raftkv import __version__
 from raftkv.cli.command import Branch, Invocation
 from raftkv.cli.pflag import BOOL, INT, UINT, Flag
-from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave
+from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave, refused
 
 if TYPE_CHECKING:
     from raftkv.offline.database import Forward
@@ -47,10 +47,8 @@ def target_of(values: Mapping[str, Any]) -> Target | None:
         raise CommandError(f"--to-revision must not be negative (set to {revision})", BAD_ARGUMENTS)
     from raftkv.offline.replay import Target, parse_time
 
-    try:
+    with refused(ValueError, BAD_ARGUMENTS, "--to-time must be a time such as 2026-01-31T12:00:00Z: {}"):
         time_s = parse_time(text) if text else None
-    except ValueError as error:
-        raise CommandError(f"--to-time must be a time such as 2026-01-31T12:00:00Z: {error}", BAD_ARGUMENTS) from None
     return Target(revision or None, time_s)
 
 

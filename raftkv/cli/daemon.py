@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli import pflag
 from raftkv.cli.pflag import Flag, Parsed
-from raftkv.cli.program import BAD_FLAGS, CommandError, on_signals
+from raftkv.cli.program import BAD_FLAGS, CommandError, on_signals, refused
 from raftkv.errors import ConfigError, StatusError
 from raftkv.urls import split_address
 
@@ -98,11 +98,10 @@ def read_flags(flags: Sequence[Flag], words: Sequence[str]) -> Parsed | None:
         CommandError: a flag is unknown, or has no such value.
     """
     try:
-        return pflag.parse([replace(flag, ours=True) for flag in flags], words)
+        with refused(pflag.FlagError, BAD_FLAGS):
+            return pflag.parse([replace(flag, ours=True) for flag in flags], words)
     except pflag.HelpRequested:
         return None
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
 
 
 async def before_stop(stop: asyncio.Event, work: Awaitable[T]) -> asyncio.Future[T] | None:

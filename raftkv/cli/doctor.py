@@ -43,7 +43,7 @@ from raftkv.cli import daemon
 from raftkv.cli.ctl import top
 from raftkv.cli.pflag import BOOL, Flag
 from raftkv.cli.printer import human_size
-from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, refused
 from raftkv.cli.table import Rows, out, progress_bar
 from raftkv.client.rpc import methods
 from raftkv.cluster_id import split_url
@@ -1176,10 +1176,8 @@ def _config_of(values: dict[str, Any]) -> ServerConfig | None:
         return None
     from raftkv.cli.server_options import read_options
 
-    try:
+    with refused(CommandError, BAD_FLAGS):
         return read_options([f"--config-file={values['config-file']}"], {}).config
-    except CommandError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
 
 
 Part = tuple[str, Callable[[], list[Finding]]]

@@ -59,6 +59,26 @@ class CommandError(Exception):
         self.details = tuple(details)
 
 
+@contextlib.contextmanager
+def refused(
+    kinds: type[Exception] | tuple[type[Exception], ...], code: int = ERROR, frame: str = "{}"
+) -> Iterator[None]:
+    """End the command at such an error: its text is written for users.
+
+    Arguments:
+        kinds: of errors.
+        code: exit code of the program.
+        frame: what stands around the text, as etcdctl has it.
+
+    Raises:
+        CommandError: there was one.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise CommandError(frame.format(error), code) from None
+
+
 API_VERSION: Final = "3.7"
 """Version of etcd's API that is spoken."""
 

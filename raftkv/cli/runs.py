@@ -29,7 +29,7 @@ from raftkv.checkpoint import keys as checkpoint_keys
 from raftkv.cli import run_view
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_library, open_session, remark, use_library
-from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals, refused
 from raftkv.cli.run_view import read_facts
 from raftkv.cli.table import Rows, count, out, progress_bar, tell
 from raftkv.client.admin import Permission, interval
@@ -463,10 +463,8 @@ def access(invocation: Invocation) -> None:
 
 async def _rows(kv: Client, run: str) -> list[tuple[str, str, str]]:
     rights: dict[str, str] = {}
-    try:
+    with refused(ConfigError, BAD_ARGUMENTS):
         keys = needs(Pattern.of_runs(run)) if run else []
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
     for role in await kv.roles.list():
         permissions = await kv.roles.get(role)
         if not run and role.partition(":")[0] in (RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ):
@@ -490,11 +488,9 @@ def _touches(permission: Permission, keys: Permission) -> bool:
 
 def _wanted(invocation: Invocation) -> tuple[str, dict[str, list[Permission]]]:
     user, text = invocation.given()
-    try:
+    with refused(ConfigError, BAD_ARGUMENTS):
         runs = Pattern.of_runs(text)
         return user, roles_of(runs, invocation["cluster"], invocation["dataset"], read=invocation["read"])
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------
@@ -595,12 +591,10 @@ def execute(invocation: Invocation) -> None:
 def _read(
     invocation: Invocation, session: Session, command: tuple[str, ...], console: Console
 ) -> tuple[RunConfig, Settings]:
-    try:
+    with refused(ConfigError, BAD_ARGUMENTS):
         config = _config(invocation, session)
         settings = _settings(invocation, session, command, console)
         return config, replace(settings, output=Output(console, _destinations(invocation, config, settings)))
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
 
 
 def parse_nodes(text: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from raftkv import cluster_id
 from raftkv.cli import pflag
 from raftkv.cli.pflag import did_you_mean
-from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
+from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError, refused
 from raftkv.config import FEATURES, LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
 from raftkv.server.insecure_settings import hardened, list_insecure_settings, refusal
@@ -497,7 +497,7 @@ def read_options(
         return Options(ServerConfig(), version=True)
     warnings: list[str] = []
     path = given.pop("config-file", "") or environment.get("ETCD_CONFIG_FILE", "")
-    try:
+    with refused(ConfigError):
         if path:
             texts = _read_file(path, warnings)
         else:
@@ -510,8 +510,6 @@ def read_options(
             config = hardened(config)
             if open_to_strangers := list_insecure_settings(config):
                 raise ConfigError(refusal(open_to_strangers))
-    except ConfigError as error:
-        raise CommandError(str(error), ERROR) from None
     if config.quota_is_large:
         warnings.append("--quota-backend-bytes is above the recommended maximum of 8 GiB")
     return Options(config, warnings)
@@ -549,10 +547,8 @@ def _read_words(words: Sequence[str]) -> dict[str, str]:
 def _parse_flag(name: str, text: str) -> Any:
     """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
     kind, where = ("boolean value", f"-{name}") if name in BOOLEANS else ("value", f"flag -{name}")
-    try:
+    with refused(ConfigError, BAD_FLAGS):
         return _parsed(name, text, f"invalid {kind}", where)
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
 
 
 def _parsed(name: str, text: str, complaint: str, where: str) -> Any:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from raftkv.cli.bench.load import Load, Request, Result
-from raftkv.cli.bench.measuring import call_bar, failures_in_one_line, fetch_token
+from raftkv.cli.bench.measuring import FAILURES, call_bar, fetch_token
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl import top
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.pflag import quote, text_bytes
-from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, CommandError
+from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, CommandError, refused
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.client.scope import prefix_end
@@ -143,7 +143,7 @@ def _run(
     session: Session, invocation: Invocation, clients: int, requests: Iterator[Request], total: int, rate: int
 ) -> Result:
     """Make the calls; with a rate, for the duration of the check and no longer."""
-    with failures_in_one_line(), call_bar(total, hidden=False) as on_progress:
+    with refused(FAILURES), call_bar(total, hidden=False) as on_progress:
         load = Load(
             session.endpoints,
             clients=clients,

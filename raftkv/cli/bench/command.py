@@ -34,11 +34,11 @@ from raftkv.cli.bench.load import (
     connections,
     metadata_of,
 )
-from raftkv.cli.bench.measuring import Bench, Child, call_bar, end, failures_in_one_line, signals_held_back
+from raftkv.cli.bench.measuring import FAILURES, Bench, Child, call_bar, end, signals_held_back
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.kv import is_serializable
 from raftkv.cli.pflag import text_bytes
-from raftkv.cli.program import ERROR, CommandError
+from raftkv.cli.program import ERROR, CommandError, refused
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.transport import Transport
@@ -99,7 +99,7 @@ def _fill(bench: Bench) -> list[bytes]:
     """Write a space of keys, and name them in random order."""
     space, size = bench["key-space-size"], bench["key-size"]
     load = bench.load(Load, bench.session.endpoints, clients=min(256, space), connections=4)
-    with failures_in_one_line():
+    with refused(FAILURES):
         result = asyncio.run(load.run(bench_load.puts(**_sizes(bench), sequential=True, seed=1), total=space))
     if result.errors:
         raise CommandError(f"writing the keys to read failed: {result.errors.most_common(1)[0][0]}", ERROR)
@@ -508,7 +508,7 @@ def watch(invocation: Invocation) -> None:
     puts = {} if idle else {key: total // len(keys) + (at < total % len(keys)) for at, key in enumerate(keys)}
     layout = _layout(keys, bench["streams"], bench["watch-per-stream"])
     children: list[Child] = []
-    with bench.writing(), failures_in_one_line():
+    with bench.writing(), refused(FAILURES):
         try:
             with signals_held_back():
                 children += [Child(partial(_watch, share)) for share in _split(bench, layout, puts)]

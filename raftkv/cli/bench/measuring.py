@@ -17,7 +17,7 @@ from typing import Any, Final
 from raftkv.cli.bench.load import PREFIX, Load, LoadError, Request, Result
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_library, remark
-from raftkv.cli.program import CTRL_C, ERROR, CommandError
+from raftkv.cli.program import CTRL_C, ERROR, CommandError, refused
 from raftkv.cli.table import progress_bar
 from raftkv.client import Client
 from raftkv.client.rpc import methods
@@ -258,7 +258,7 @@ class Bench:
             sizes = {"clients": clients, "connections": max(1, self["conns"] // processes)}
             return self.load(make, self.members_of(rank), **sizes, on_progress=on_progress)
 
-        with failures_in_one_line(), call_bar(total, hidden=self.as_json) as on_progress:
+        with refused(FAILURES), call_bar(total, hidden=self.as_json) as on_progress:
             if processes > 1:
                 result = run_in_processes(share, requests, total, processes, on_progress)
             else:
@@ -311,13 +311,8 @@ def end(result: Result, *, failed: bool) -> None:
         raise CommandError("", CTRL_C if result.interrupted else ERROR)
 
 
-@contextmanager
-def failures_in_one_line() -> Iterator[None]:
-    """Turn what can go wrong with a load into the one line of a command."""
-    try:
-        yield
-    except (RaftKVError, RpcError, OSError) as error:
-        raise CommandError(str(error), ERROR) from None
+FAILURES: Final = (RaftKVError, RpcError, OSError)
+"""The errors by which a load can fail."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, failed, open_session, remark, unanswered
 from raftkv.cli.ctl.watch import ChildFailed, finish_child, start_child, tell_outages
 from raftkv.cli.pflag import text_bytes
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError, on_signals
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError, on_signals, refused
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost, WatchCanceled
 from raftkv.client.lease import Lease, renewals
@@ -302,10 +302,8 @@ def _show(session: Session, response: rpc_pb2.RangeResponse) -> None:
 def grant(invocation: Invocation) -> None:
     """Make a lease."""
     text = invocation.argument("lease grant command needs TTL argument")
-    try:
+    with refused(ValueError, BAD_ARGUMENTS, "bad TTL ({})"):
         ttl_s = pflag.parse_int(text, base=10)
-    except ValueError as error:
-        raise CommandError(f"bad TTL ({error})", BAD_ARGUMENTS) from None
     session = open_session(invocation)
     with _refusals("failed to grant lease ({})"):
         response = session.call(methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
@@ -367,10 +365,8 @@ def keep_alive(invocation: Invocation) -> None:
 
 def _lease_id(invocation: Invocation, complaint: str) -> int:
     text = invocation.argument(complaint)
-    try:
+    with refused(ValueError, BAD_ARGUMENTS, "bad lease ID arg ({}), expecting ID in Hex"):
         return pflag.parse_int(text, base=16)
-    except ValueError as error:
-        raise CommandError(f"bad lease ID arg ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import open_session
 from raftkv.cli.pflag import quote, text_bytes
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, INVALID_INPUT, CommandError, refused
 from raftkv.client.admin import interval
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.core import Client
@@ -85,10 +85,8 @@ def delete(invocation: Invocation) -> None:
 def compaction(invocation: Invocation) -> None:
     """Forget the history before a revision."""
     text = invocation.argument("compaction command needs 1 argument")
-    try:
+    with refused(ValueError):
         revision = pflag.parse_int(text, base=10)
-    except ValueError as error:
-        raise CommandError(str(error), ERROR) from None
     request = rpc_pb2.CompactionRequest(revision=revision, physical=invocation["physical"])
     open_session(invocation).call(methods.COMPACT, request)
     print(f"compacted revision {revision}")
@@ -150,10 +148,12 @@ def put_request(invocation: Invocation, read_value: Callable[[], bytes]) -> rpc_
         value = text_bytes(arguments[1]) if len(arguments) > 1 else read_value()
         if len(arguments) == 1 and not value:
             raise CommandError(_PUT_USAGE, BAD_ARGUMENTS)
+    with refused(ValueError, BAD_ARGUMENTS, "bad lease ID ({}), expecting ID in Hex"):
+        lease = pflag.parse_int(invocation["lease"], base=16)
     return rpc_pb2.PutRequest(
         key=text_bytes(arguments[0]),
         value=value,
-        lease=parse_lease_id(invocation["lease"]),
+        lease=lease,
         prev_kv=invocation["prev-kv"],
         ignore_value=keep_value,
         ignore_lease=invocation["ignore-lease"],
@@ -172,18 +172,6 @@ def delete_request(invocation: Invocation) -> rpc_pb2.DeleteRangeRequest:
     _exclude(invocation, "prefix", "from-key")
     key, end = _interval(invocation, invocation.arguments)
     return rpc_pb2.DeleteRangeRequest(key=key, range_end=end, prev_kv=invocation["prev-kv"])
-
-
-def parse_lease_id(text: str) -> int:
-    """Return a lease id in hexadecimal.
-
-    Raises:
-        CommandError: it is none.
-    """
-    try:
-        return pflag.parse_int(text, base=16)
-    except ValueError as error:
-        raise CommandError(f"bad lease ID ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 
 
 def _staleness(invocation: Invocation) -> tuple[tuple[str, str], ...]:
@@ -388,10 +376,8 @@ def split_words(line: str) -> list[str]:
     words = []
     for word in _WORD.findall(line):
         if word.startswith('"'):
-            try:
+            with refused(ValueError, INVALID_INPUT):
                 word = pflag.unquote(word).decode("utf-8", "surrogateescape")
-            except ValueError as error:
-                raise CommandError(str(error), INVALID_INPUT) from None
         elif word.startswith("'"):
             word = word[1:-1]
         words.append(word)
@@ -410,12 +396,12 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
     from raftkv.cli.ctl import tree as ctl_tree
 
     commands = {"put": ctl_tree.PUT_FLAGS, "get": ctl_tree.GET_FLAGS, "del": ctl_tree.DELETE_FLAGS}
-    name, rest = _command_word(words, commands)
+    # A beginning of the name is enough.
+    names = [name for name in commands if words[0] and name.startswith(words[0])]
     try:
-        if name is None:
-            raise pflag.FlagError("unknown command")
-        parsed = pflag.parse(commands[name], rest)
-    except (pflag.FlagError, pflag.HelpRequested):
+        (name,) = names
+        parsed = pflag.parse(commands[name], words[1:])
+    except (ValueError, pflag.FlagError, pflag.HelpRequested):
         raise CommandError(f"invalid txn request: {line}", INVALID_INPUT) from None
     if len(parsed.arguments) > 2:  # of put and get, etcdctl drops the rest
         raise CommandError(f"invalid txn request: {line} (quote a text that has spaces)", INVALID_INPUT)
@@ -425,9 +411,3 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
     if name == "get":
         return rpc_pb2.RequestOp(request_range=range_request(invocation))
     return rpc_pb2.RequestOp(request_delete_range=delete_request(invocation))
-
-
-def _command_word(words: list[str], commands: dict[str, T]) -> tuple[str | None, list[str]]:
-    """Return the command (a beginning of its name is enough) and the other words."""
-    matches = [name for name in commands if name.startswith(words[0])] if words[0] else []
-    return (matches[0], words[1:]) if len(matches) == 1 else (None, words)

@@ -23,7 +23,7 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.kv import is_serializable
 from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, Session, failed, open_session, remark
 from raftkv.cli.printer import EndpointAnswer, EndpointHealth
-from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, refused
 from raftkv.client import Client, Method
 from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
@@ -287,20 +287,16 @@ def _member_id(invocation: Invocation) -> int:
 
 
 def _parsed_id(text: str) -> int:
-    try:
+    with refused(ValueError, BAD_ARGUMENTS, "bad member ID arg ({}), expecting ID in Hex"):
         return pflag.parse_int(text, base=16, signed=False)
-    except ValueError as error:
-        raise CommandError(f"bad member ID arg ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 
 
 def _peer_urls(invocation: Invocation) -> list[str]:
     text = invocation["peer-urls"]
     if not text:
         raise CommandError("member peer urls not provided", BAD_ARGUMENTS)
-    try:
+    with refused(ConfigError):
         cluster_id.parse_urls(text)
-    except ConfigError as error:
-        raise CommandError(str(error), ERROR) from None
     return list(text.split(","))
 
 

@@ -19,8 +19,8 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import client_options, connection_settings, open_session, remark
 from raftkv.cli.ctl.watch import watching
 from raftkv.cli.pflag import text_bytes
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
-from raftkv.client import Client, ClientOptions, Method
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, CommandError, refused
+from raftkv.client import Client, Method
 from raftkv.client.rpc import methods
 from raftkv.client.scope import prefix_end
 from raftkv.client.watch import Request, Watcher, responses
@@ -208,7 +208,9 @@ def make_mirror(invocation: Invocation) -> None:
     options = client_options(destination, connection_settings(destination, {}))
 
     async def mirror(source: Client) -> None:
-        async with _destination(there, options) as destination:
+        with refused(ConfigError, BAD_CONNECTION):
+            made = Client([there], options)
+        async with made as destination:
             work = Mirror(
                 Cluster(f"source ({', '.join(session.endpoints)})", source),
                 Cluster(f"destination ({there})", destination),
@@ -246,13 +248,6 @@ def _of_destination(invocation: Invocation) -> Invocation:
     }
     changed = {name for name in names if f"dest-{name}" in invocation.changed}
     return Invocation(values, changed)
-
-
-def _destination(endpoint: str, options: ClientOptions) -> Client:
-    try:
-        return Client([endpoint], options)
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_CONNECTION) from None
 
 
 async def _report(mirror: Mirror) -> None:

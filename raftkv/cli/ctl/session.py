@@ -21,7 +21,7 @@ from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
 from raftkv.cli.pflag import quote
 from raftkv.cli.printer import Printer, make_printer
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, BAD_FEATURE, ERROR, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, BAD_FEATURE, ERROR, CommandError, refused
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
 from raftkv.client.errors import (
@@ -316,20 +316,17 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
     user, password = invocation["user"], Secret(invocation["password"])
     token = Secret(invocation["auth-jwt-token"])
     files = {name: invocation[flag] for name, flag in _FILE_FLAGS.items() if invocation[flag]}
-    try:
-        if user and token:
-            raise ConfigError("--auth-jwt-token and --user are two ways to say who you are: give one")
+    if user and token:
+        raise CommandError("--auth-jwt-token and --user are two ways to say who you are: give one", BAD_ARGUMENTS)
+    with refused(ConfigError, BAD_ARGUMENTS):
         if user and not password:
             user, separator, inline = user.partition(":")
-            password = (
-                Secret(inline) if separator else password_of(user, environment) or Secret(ask_password("Password: "))
-            )
+            known = Secret(inline) if separator else password_of(user, environment)
+            password = known if known or separator else Secret(ask_password("Password: "))
         if user and not password:
             user = ""  # as etcdctl does: there is no login without a password
         given = {"user": user, "password": password, "token": token} if user or token else {}
         found = file_settings(environment) if given or invocation["user"] else client_settings(environment)
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
     if files:
         found = {name: value for name, value in found.items() if name not in _FILE_FLAGS}
     return found | files | given
@@ -367,10 +364,8 @@ def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.S
         return None
     if bool(cert) != bool(key):
         raise CommandError(f"KeyFile and CertFile must both be present[key: {key}, cert: {cert}]", BAD_ARGUMENTS)
-    try:
+    with refused(OSError, BAD_ARGUMENTS, "cannot use the certificates: {}"):
         return tls_context(authorities, cert, key, verify=verify)
-    except OSError as error:
-        raise CommandError(f"cannot use the certificates: {error}", BAD_ARGUMENTS) from None
 
 
 # Commands that are not etcdctl's use the client library. They print tables for people, and JSON by ``--json`` or
@@ -408,8 +403,6 @@ def use_library(session: Session, use: Callable[[library.Client], Awaitable[T]])
         try:
             async with library.open_scope(core, session.timeout_s) as scope:
                 return await use(library.Client(scope))
-        except ConfigError as error:
-            raise CommandError(str(error), BAD_ARGUMENTS) from None
         except HistoryReplaced as error:
             raise CommandError(f"what was shown is {error}; start again", ERROR) from None
         except CompactedError:
@@ -417,6 +410,6 @@ def use_library(session: Session, use: Callable[[library.Client], Awaitable[T]])
         except StatusError:
             raise
         except RaftKVError as error:
-            raise CommandError(str(error), ERROR) from None
+            raise CommandError(str(error), BAD_ARGUMENTS if isinstance(error, ConfigError) else ERROR) from None
 
     return session.run(with_library)

@@ -21,7 +21,7 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.kv import split_words
 from raftkv.cli.ctl.session import Session, open_session, remark, unanswered
 from raftkv.cli.pflag import quote, text_bytes
-from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError, refused
 from raftkv.client import Client
 from raftkv.client.admin import interval
 from raftkv.client.errors import explain_failures
@@ -124,10 +124,8 @@ def watch(invocation: Invocation) -> None:
     words, command = _split(invocation)
     if words and environment:
         raise CommandError(_CONFLICT, BAD_ARGUMENTS)
-    try:
+    with refused(ConfigError, BAD_ARGUMENTS):
         spec = make_spec(invocation, [*environment, *words], command)
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
     session = open_session(invocation)
 
     async def follow(client: Client) -> None:
@@ -197,12 +195,8 @@ def parse_interactive(line: str, environment: Sequence[str]) -> WatchSpec:
     words = split_words(line)[1:]
     if not words and not environment:
         raise ConfigError("command type or key is not provided")
-    try:
+    with refused(pflag.HelpRequested, BAD_ARGUMENTS, "pflag: help requested"), refused(pflag.FlagError, BAD_ARGUMENTS):
         parsed = pflag.parse(ctl_tree.WATCH_FLAGS, words)
-    except pflag.HelpRequested:
-        raise CommandError("pflag: help requested", BAD_ARGUMENTS) from None
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
     invocation = Invocation(parsed.values, parsed.changed, parsed.arguments, before_dash=parsed.before_dash)
     given, command = _split(invocation)
     if not command and not given and not environment:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from raftkv.cli.command import dispatch
 from raftkv.cli.common import run_program
-from raftkv.cli.program import ERROR, CommandError
+from raftkv.cli.program import refused
 from raftkv.cli.utl.tree import make_tree
 from raftkv.errors import RaftKVError
 
@@ -24,10 +24,8 @@ def main(words: Sequence[str] | None = None) -> int:
     tree = make_tree()
 
     def run() -> int:
-        try:
+        with refused(RaftKVError):
             return dispatch(tree, sys.argv[1:] if words is None else words)
-        except RaftKVError as error:  # an error text about a file is written for users
-            raise CommandError(str(error), ERROR) from None
 
     return run_program(tree, run)
 
