@@ -304,11 +304,8 @@ class Place:
 
     def delete(self, name: str) -> None:
         """Delete a file, there or not."""
-        with self._named("delete in"):
-            try:
-                self._fs.rm_file(self._path(name))
-            except FileNotFoundError:
-                pass
+        with self._named("delete in"), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
 
     def backups(self) -> list[Manifest]:
         """Return the backups that are whole, oldest first, where all must be known.

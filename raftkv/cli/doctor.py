@@ -543,11 +543,9 @@ def cgroup_limit(root: Path) -> int | None:
     for folder in (here, *here.parents):
         if base not in (folder, *folder.parents):
             break
-        try:
+        with contextlib.suppress(OSError):
             text = (folder / "memory.max").read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        limits += [int(text)] if text.isdigit() else []
+            limits += [int(text)] if text.isdigit() else []
     return min(limits, default=None)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -73,9 +73,6 @@ from raftkv.training.rendezvous.participant import Participant, Progress, waitin
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
 from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
 from raftkv.urls import parse_endpoints, split_address
-
-if TYPE_CHECKING:
-    from raftkv.client.library import Client
 
 
 def list_all(invocation: Invocation) -> None:
@@ -269,14 +266,12 @@ async def _delete_horovod(kv: Client, run_id: str) -> int:
     """Delete what workers of Horovod have left: the next run of that id comes to the same generations again."""
     root = f"{HOROVOD_ROOT}{run_id}/"
     generations, deleted = set(), 0
-    try:
+    with suppress(PermissionDeniedError):  # a user of runs need not be one of Horovod's
         async for item in kv.scan(root, prefix=True, keys_only=True):
             if found := _HOROVOD_GENERATION.match(item.key.decode(errors="replace"), len(root)):
                 generations.add(found[1])
         for generation in generations:
             deleted += (await kv.delete(f"{root}{generation}", prefix=True)).deleted
-    except PermissionDeniedError:
-        return deleted  # a user of runs need not be one of Horovod's
     return deleted
 
 
@@ -398,17 +393,11 @@ async def put_right(kv: Client, role: str, wanted: Sequence[Permission]) -> None
             have = await kv.roles.get(role)
     for one in have:
         if (one.key, one.range_end) not in {(other.key, other.range_end) for other in wanted}:
-            await _ignore_missing(kv, role, one)
+            with suppress(PermissionNotGrantedError):  # another command has revoked it
+                await kv.roles.revoke(role, one.key, one.range_end)
     for one in wanted:
         if one not in have:
             await kv.roles.grant(role, one.kind, one.key, one.range_end)
-
-
-async def _ignore_missing(kv: Client, role: str, permission: Permission) -> None:
-    try:
-        await kv.roles.revoke(role, permission.key, permission.range_end)
-    except PermissionNotGrantedError:
-        return  # another command has revoked it
 
 
 def grant(invocation: Invocation) -> None:
@@ -433,24 +422,16 @@ def revoke(invocation: Invocation) -> None:
 
     async def change(kv: Client) -> None:
         for role in roles:
-            try:
+            with suppress(RoleNotGrantedError):
                 await kv.users.revoke_role(user, role)
-            except RoleNotGrantedError:
-                continue
         left = {role for name in await kv.users.list() for role in await kv.users.get(name)}
         for role in roles:
             if role not in left:
-                await _delete_role(kv, role)
+                with suppress(RoleNotFoundError):
+                    await kv.roles.delete(role)
 
     use_library(session, change)
     tell(as_json, {"user": user, "roles": list(roles)}, f"user {user} no longer has {', '.join(roles)}")
-
-
-async def _delete_role(kv: Client, role: str) -> None:
-    try:
-        await kv.roles.delete(role)
-    except RoleNotFoundError:
-        return
 
 
 def access(invocation: Invocation) -> None:

@@ -45,7 +45,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal
 
 from raftkv.client.arguments import function, seconds, whole
@@ -430,9 +429,7 @@ class Cache:
     async def __aenter__(self) -> Cache:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     # ---- reads

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from raftkv.client.errors import HistoryReplaced, is_client_closed
@@ -43,17 +44,14 @@ class Grant(Protocol):
     @property
     def id(self) -> int:
         """Its id in the cluster."""
-        ...
 
     @property
     def ttl_s(self) -> int:
         """Seconds, as the cluster has granted them."""
-        ...
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last keep-alive that was confirmed."""
-        ...
 
 
 class Control(Protocol):
@@ -70,11 +68,9 @@ class Control(Protocol):
         Raises:
             StatusError: it could not be granted.
         """
-        ...
 
     async def grant_fixed(self, ttl_s: int) -> int:
         """Grant a lease without keep-alives, which ends after ``ttl_s``; return its id."""
-        ...
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
         """Keep a lease alive no longer, and end it now if that can be told to the store.
@@ -83,7 +79,6 @@ class Control(Protocol):
             grant: of this control.
             revoke: False: the lease ends with its TTL.
         """
-        ...
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
@@ -98,7 +93,6 @@ class Control(Protocol):
         Raises:
             StatusError: refused, or no member answered; see ``definite``.
         """
-        ...
 
     def watch(
         self,
@@ -122,7 +116,6 @@ class Control(Protocol):
             deletes: False: deletions are left out.
             cluster_id: whose revision the first one is: it cannot go on in another cluster; 0: not known.
         """
-        ...
 
 
 class Patience:
@@ -509,7 +502,7 @@ class Reflector:
         # Keys written at or before the known revision were reported already: that takes no memory of keys.
         # After a restore nothing is known by its revision, but what is as it was is no change.
         new = (item for item in found.values() if item.mod_revision > self.revision and item != known.get(item.key))
-        fresh = sorted(new, key=_mod_revision)
+        fresh = sorted(new, key=attrgetter("mod_revision"))
         if self._unwatch is None and self._listing is None:
             self.revision = revision
             self._watch()
@@ -733,7 +726,3 @@ class Reflector:
         if str(error) != self._refusal and not is_client_closed(error):
             self._refusal = str(error)
             _log.warning("raftkv: %r cannot be followed, it is tried again: %s", self._interval[0], error)
-
-
-def _mod_revision(item: KeyValue) -> int:
-    return item.mod_revision

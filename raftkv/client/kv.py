@@ -149,21 +149,9 @@ class KV(Part):
             min_mod_revision, max_mod_revision: only keys last written between these; 0: any.
             min_create_revision, max_create_revision: only keys created between these; 0: any.
         """
+        bounds = (min_mod_revision, max_mod_revision, min_create_revision, max_create_revision)
         operation = GetRange(
-            key,
-            end,
-            prefix,
-            limit,
-            revision,
-            sort_by,
-            descending,
-            keys_only,
-            False,
-            serializable,
-            min_mod_revision,
-            max_mod_revision,
-            min_create_revision,
-            max_create_revision,
+            key, end, prefix, limit, revision, sort_by, descending, keys_only, False, serializable, *bounds
         )
         return await self._range(operation, timeout_s, max_staleness_s)
 
@@ -316,14 +304,10 @@ class Bulk(KV):
             window, timeout_s: as for ``put_many``.
         """
 
+        as_of: dict[str, Any] = {"revision": revision, "serializable": serializable, "timeout_s": timeout_s}
+
         async def read(key: Text) -> KeyValue | None:
-            return await self.get(
-                key,
-                revision=revision,
-                serializable=serializable,
-                max_staleness_s=max_staleness_s,
-                timeout_s=timeout_s,
-            )
+            return await self.get(key, max_staleness_s=max_staleness_s, **as_of)
 
         return await pipelined(read, many(keys, "get_many"), window)
 

@@ -24,6 +24,7 @@ import heapq
 import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -42,7 +43,6 @@ from raftkv.suspend_clock import SuspendClock
 
 if TYPE_CHECKING:
     from raftkv.client.rpc.core import Client, Stream
-    from raftkv.client.scope import Scope
 
 # -- interrupts -----------------------------------------------------------------------------------------------------
 #
@@ -275,10 +275,9 @@ class Lease:
         if not self._granted or self._over:
             return
         self.stop("it was revoked")
-        try:
+        # Gone already by an attempt of ours whose answer was lost, or by its end: both is what was wanted.
+        with suppress(LeaseNotFoundError):
             await self._scope.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s)
-        except LeaseNotFoundError:
-            return  # by an attempt of ours whose answer was lost, or by its end: both is what was wanted
 
     def stop(self, reason: str = "it is not kept alive any more") -> None:
         """Keep it alive no longer, and leave it to its TTL."""
@@ -419,10 +418,8 @@ class Lease:
             if kind is None:
                 raise LeaseLost(self.id, self._over)
             return
-        try:
+        with suppress(StatusError):  # no keep-alive is sent any more: it ends with its TTL
             await self.revoke(farewell_s(error))
-        except StatusError:
-            return  # no keep-alive is sent any more: it ends with its TTL
 
 
 _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True, cancellable=False)
@@ -674,10 +671,8 @@ class Session:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._lease is not None:
-            try:
+            with suppress(RaftKVError):  # no keep-alive is sent any more: it ends with its TTL
                 await self._lease.revoke(timeout_s)
-            except RaftKVError:
-                return  # no keep-alive is sent any more: it ends with its TTL
 
     async def _stay(self) -> None:
         while True:
@@ -920,11 +915,9 @@ class LeaseKeeper:
                 break
             if not self._send_due(stream, loop.time()):
                 break
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_look(stream, connected_by)):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
         # Nothing to keep, or a member that does not answer: the reader of the stream is woken by its end.
         self._is_emptied = not self._leases
         stream.cancel()

@@ -9,7 +9,6 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 
 from raftkv.client.admin import Admin, Roles, Users
 from raftkv.client.arguments import path, seconds, whole
@@ -86,9 +85,7 @@ class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
 

@@ -38,7 +38,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from raftkv.errors import ConfigError, LeaseNotFoundError, RaftKVError
@@ -511,9 +510,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         return self if self._owner else self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _start_members(self) -> None:

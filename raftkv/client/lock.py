@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
@@ -191,17 +191,6 @@ class Contender:
         return left or attempts > 1
 
 
-async def within(timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
-    """Wait no longer than that; ``TimeoutError`` else.
-
-    Arguments:
-        timeout_s: None: for ever.
-        waiting: what to wait for.
-    """
-    async with asyncio.timeout(timeout_s):
-        return await waiting
-
-
 # -- holder ---------------------------------------------------------------------------------------------------------
 #
 # The part that locks and terms share: an entry of a queue, its lease, and the block that it lasts.
@@ -287,7 +276,8 @@ class Holder:
     async def _enter(self, timeout_s: float | None) -> None:
         timeout_s = limit(timeout_s, "timeout_s")
         try:
-            await within(timeout_s, self._try_to_enter(wait=True))
+            async with asyncio.timeout(timeout_s):
+                await self._try_to_enter(wait=True)
         except LockNotFree:
             raise
         except TimeoutError:
@@ -346,8 +336,8 @@ class Holder:
         try:
             left = await place.leave(timeout_s)
         except StatusError as error:
-            if is_transient(error):  # the cluster would not answer now either
-                self._stop_lease()
+            if is_transient(error) and self._given is None and self._lease is not None:
+                self._lease.stop()  # the cluster would not answer now either
             raise
         finally:
             await self._end_lease(timeout_s)
@@ -358,23 +348,15 @@ class Holder:
         """How long to try: with a lease of its owner's, which may live on, a key that stays would block the others."""
         return farewell_s(error) if self._given is None else None
 
-    def _stop_lease(self) -> None:
-        if self._given is None and self._lease is not None:
-            self._lease.stop()
-
     async def _end_lease(self, timeout_s: float | None) -> None:
         if self._given is None and self._lease is not None:
-            try:
+            with suppress(StatusError):  # no keep-alive is sent any more: it ends with its TTL
                 await self._lease.revoke(timeout_s)
-            except StatusError:
-                return  # no keep-alive is sent any more: it ends with its TTL
 
     async def _leave_quietly(self, timeout_s: float | None = None) -> None:
         self._first = False
-        try:
+        with suppress(StatusError):  # its lease is not kept alive any more, or it is its owner's to end
             await self._leave(timeout_s)
-        except StatusError:
-            return  # its lease is not kept alive any more, or it is its owner's to end
 
     # ---- as a block
 

@@ -178,15 +178,12 @@ class LeaseGuard(Protocol):
     @property
     def id(self) -> int:
         """Its id in the cluster."""
-        ...
 
     def check(self) -> None:
         """Raise ``LeaseLost`` if it cannot be relied on."""
-        ...
 
     def lose(self, reason: str) -> None:
         """Note that the cluster does not know it any more."""
-        ...
 
 
 class Fence(Protocol):
@@ -195,20 +192,16 @@ class Fence(Protocol):
     @property
     def guard_key(self) -> bytes:
         """The key, as the store knows it."""
-        ...
 
     @property
     def fence(self) -> int:
         """Its create revision."""
-        ...
 
     def check(self) -> None:
         """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on."""
-        ...
 
     def broken(self) -> Exception:
         """Make the error of a write that the cluster refused because the key has changed hands."""
-        ...
 
 
 @runtime_checkable
@@ -217,11 +210,9 @@ class Conditions(Protocol):
 
     def compares(self) -> list[rpc_pb2.Compare]:
         """Return conditions that must all hold; keys as the store knows them."""
-        ...
 
     def broken(self) -> Exception:
         """Make the error of a write that the cluster refused because a condition does not hold."""
-        ...
 
 
 FenceLike = Fence | Conditions
@@ -288,13 +279,6 @@ _SORT_TARGETS: Final = {
     "mod_revision": rpc_pb2.RangeRequest.MOD,
     "value": rpc_pb2.RangeRequest.VALUE,
 }
-
-
-def _sort_target(sort_by: str) -> rpc_pb2.RangeRequest.SortTarget:
-    try:
-        return _SORT_TARGETS[sort_by]
-    except (KeyError, TypeError):
-        raise ValueError(f"sort_by is one of {', '.join(_SORT_TARGETS)}, not {sort_by!r}") from None
 
 
 class Operation:
@@ -424,7 +408,9 @@ class GetRange(Operation):
         if self.descending or self.sort_by != "key":
             # Said in full: with the order left open, members apply the limit before they sort.
             order = rpc_pb2.RangeRequest.DESCEND if self.descending else rpc_pb2.RangeRequest.ASCEND
-            request.sort_order, request.sort_target = order, _sort_target(self.sort_by)
+            if self.sort_by not in list(_SORT_TARGETS):
+                raise ValueError(f"sort_by is one of {', '.join(_SORT_TARGETS)}, not {self.sort_by!r}")
+            request.sort_order, request.sort_target = order, _SORT_TARGETS[self.sort_by]
         return request
 
     def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> RangeResult:

@@ -34,8 +34,8 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.arguments import seconds, whole
@@ -450,12 +450,9 @@ class WatchHub:
         return self._by_id.pop(watch_id, None) is not None
 
     def _send(self, request: rpc_pb2.WatchRequest) -> None:
-        if self._stream is None:
-            return
-        try:
-            self._stream.send_nowait(request)
-        except StatusError:
-            return  # the stream has ended: the task that reads it is about to find out
+        if self._stream is not None:
+            with suppress(StatusError):  # the stream has ended: the task that reads it is about to find out
+                self._stream.send_nowait(request)
 
     # ---- the stream
 
@@ -474,17 +471,15 @@ class WatchHub:
             finally:
                 self._stream = None
             renews = self._core.forget_token(error, token)
-            if not (renews or is_transient(error, wait_for_room=True) or self._is_for_some(error)):
+            # A stream of several watchers may have ended for one of them: asked again, each has its own answer.
+            is_for_some = error.code == PERMISSION_DENIED and bool(self._confirmed_at)
+            if not (renews or is_transient(error, wait_for_room=True) or is_for_some):
                 self._end_all(error)
                 return
             self._note_failure(endpoint, str(error))
             if not renews:
                 self._core.next_endpoint(endpoint)
             await backoff.wait()
-
-    def _is_for_some(self, error: StatusError) -> bool:
-        """Tell if a stream of several watchers may have ended for one of them: asked again, each has its own answer."""
-        return error.code == PERMISSION_DENIED and bool(self._confirmed_at)
 
     def _note_failure(self, endpoint: str, reason: str) -> None:
         if not self.failures:
@@ -524,7 +519,8 @@ class WatchHub:
         if response.created:
             self._on_created(response)
         elif response.canceled:
-            self._on_canceled(response)
+            if (watcher := self._by_id.get(response.watch_id)) is not None:
+                self._give_up(watcher, response)
         elif response.watch_id == _ALL_WATCHERS:
             self._on_progress(response, size_bytes)
         elif (watcher := self._by_id.get(response.watch_id)) is not None:
@@ -559,11 +555,6 @@ class WatchHub:
         if watcher in self.watchers and not watcher.id and not watcher.parked and self._stream is not None:
             self._create(watcher)
 
-    def _on_canceled(self, response: rpc_pb2.WatchResponse) -> None:
-        watcher = self._by_id.get(response.watch_id)
-        if watcher is not None:
-            self._give_up(watcher, response)
-
     def _give_up(self, watcher: Watcher, response: rpc_pb2.WatchResponse) -> None:
         """End a watcher that the member has canceled for good; else end the stream, since another one will do."""
         error: StatusError = CompactedError(response.compact_revision)
@@ -572,17 +563,15 @@ class WatchHub:
             token = "" if self._stream is None else self._stream.token
             if error.code == UNAVAILABLE or self._core.forget_token(error, token):
                 raise StreamLost(str(error))  # and there is a next one
-            if self._is_doubtful(watcher, error) and self._core.renew_token():
+            # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
+            is_doubtful = error.code == PERMISSION_DENIED and not watcher.doubted
+            if is_doubtful and self._core.renew_token():
                 for one in self.watchers:
                     one.doubted = True  # the next stream has a new token, and what it refuses is refused
                 raise StreamLost(str(error))
         self._forget_id(watcher)
         self.watchers.pop(watcher, None)
         watcher.end(error, response)
-
-    def _is_doubtful(self, watcher: Watcher, error: StatusError) -> bool:
-        # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
-        return error.code == PERMISSION_DENIED and not watcher.doubted
 
     def _end_all(self, error: Exception) -> None:
         watchers, self.watchers = self.watchers, {}
@@ -763,20 +752,16 @@ class Watch:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.cancel()
 
     def __del__(self) -> None:
         watcher = getattr(self, "_watcher", None)
         if watcher is None or watcher.ended or self._loop.is_closed():
             return
-        try:
+        with suppress(RuntimeError):  # the loop was closed meanwhile, and the stream with it
             # Objects may be collected on any thread.
             self._loop.call_soon_threadsafe(self._hub.remove, watcher)
-        except RuntimeError:
-            return  # the loop was closed meanwhile, and the stream with it
 
 
 async def responses(hub: WatchHub, watcher: Watcher) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:

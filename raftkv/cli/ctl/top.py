@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -561,11 +561,9 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
 
 async def _pause(interval_s: float, stop: asyncio.Event, wake: asyncio.Event) -> None:
     """Wait for the next poll; a resized window or the end comes sooner."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(interval_s):
             await wake.wait()
-    except TimeoutError:
-        pass
     if not stop.is_set():
         wake.clear()
 

@@ -29,7 +29,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from raftkv.client.credentials import NO_SECRET, Secret
@@ -351,9 +350,7 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def begin_close(self) -> None:
@@ -502,8 +499,9 @@ class Client:
     ) -> T:
         self.check_loop()
         body = request.SerializeToString()
-        if len(body) > self.options.max_request_bytes:
-            raise self._too_large(len(body))
+        if len(body) > (limit := self.options.max_request_bytes):
+            text = f"trying to send message larger than max ({len(body)} vs. {limit})"
+            raise from_status(RESOURCE_EXHAUSTED, text, definite=True)
         if timeout_s <= 0:
             # As with a context of Go: nothing is sent, which might even be done in time.
             raise ContextDeadlineExceededError
@@ -525,7 +523,7 @@ class Client:
         except RpcError as error:
             attempts = self._attempts(deadline, asked_s, token, metadata)
             answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
-        return _parse(method, answer)
+        return parse_answer(method.response, answer)
 
     def _attempts(self, deadline: float, timeout_s: float, token: str = "", metadata: Pairs = ()) -> Attempts:
         explain, patience_s = self.options.explain, self.options.refused_patience_s
@@ -540,11 +538,6 @@ class Client:
         shielded = asyncio.ensure_future(call)
         shielded.add_done_callback(take_outcome)
         return asyncio.shield(shielded)
-
-    def _too_large(self, size_bytes: int) -> StatusError:
-        limit = self.options.max_request_bytes
-        text = f"trying to send message larger than max ({size_bytes} vs. {limit})"
-        return from_status(RESOURCE_EXHAUSTED, text, definite=True)
 
     async def _recover(
         self,
@@ -595,12 +588,7 @@ class Client:
                 self._note(attempts, error, endpoint, endpoints, method)
 
     def _note(
-        self,
-        attempts: Attempts,
-        error: RpcError,
-        endpoint: Endpoint,
-        endpoints: list[Endpoint],
-        method: Method[Any],
+        self, attempts: Attempts, error: RpcError, endpoint: Endpoint, endpoints: list[Endpoint], method: Method[Any]
     ) -> None:
         if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED) or is_of_learner(error):
             self.next_endpoint(endpoint.text)
@@ -613,7 +601,7 @@ class Client:
     async def _ask_token(self, endpoints: list[Endpoint], request: LoginRequest, deadline: float) -> str:
         attempts = self._attempts(deadline, deadline - monotonic())
         answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request)
-        return _parse(methods.AUTHENTICATE, answer).token
+        return parse_answer(methods.AUTHENTICATE.response, answer).token
 
     async def _wait_first_connection(self, timeout_s: float | None) -> None:
         """Let the endpoints race, until one is connected, none can be, or the time is up."""
@@ -642,10 +630,6 @@ class Client:
                 raise RpcError(CANCELED, CLIENT_CLOSED, definite=True)
             transport = self._transports[endpoint.text] = self._open(endpoint, self.options)
         return transport
-
-
-def _parse(method: Method[T], answer: bytes) -> T:
-    return methods.parse_answer(method.response, answer)
 
 
 def take_outcome(call: asyncio.Future[Any]) -> None:
@@ -749,9 +733,7 @@ class Stream(Generic[T]):
     async def __aenter__(self) -> Stream[T]:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.cancel()
 
 

@@ -207,7 +207,6 @@ class Transport(Protocol):
             timeout_s: deadline; None: none.
             metadata: sent with it.
         """
-        ...
 
     def stream(self, path: str, metadata: Metadata = (), timeout_s: float | None = None) -> ClientStream:
         """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``.
@@ -217,19 +216,15 @@ class Transport(Protocol):
             metadata: sent with it.
             timeout_s: for the whole stream; None: for ever.
         """
-        ...
 
     async def first_attempt(self) -> bool:
         """Connect, and tell once the first attempt has ended whether there is a connection."""
-        ...
 
     def reconnect_now(self) -> None:
         """If it waits before it connects again: wait no longer."""
-        ...
 
     async def close(self) -> None:
         """Give the connection back."""
-        ...
 
 
 def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:

@@ -52,11 +52,9 @@ class Source(Protocol[T]):
 
     async def next_batch(self) -> list[T]:
         """Return the next items, at least one; none: it has ended."""
-        ...
 
     def cancel(self) -> None:
         """End it: who waits for a batch gets an empty one."""
-        ...
 
 
 class Drawn(Generic[T]):
@@ -157,9 +155,7 @@ class Stream(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.cancel()
 
     def _take(self) -> T:
@@ -381,13 +377,19 @@ def taking(
 
 def blocking(
     method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
+    run: Callable[[LoopThread, Coroutine[Any, Any, Result]], Result] = LoopThread.run,
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a coroutine method."""
+    """Make the blocking twin of a coroutine method.
+
+    Arguments:
+        method: of the async object.
+        run: how the loop runs it.
+    """
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        target: tuple[LoopThread, Any] = self.target()
-        return target[0].run(method(target[1], *args, **kwargs))
+        loop, inner = self.target()
+        return run(loop, method(inner, *args, **kwargs))
 
     return call
 
@@ -396,13 +398,7 @@ def taskless(
     method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:
     """Make the blocking twin of a method that awaits nothing but futures (see ``LoopThread.run_taskless``)."""
-
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        target: tuple[LoopThread, Any] = self.target()
-        return target[0].run_taskless(method(target[1], *args, **kwargs))
-
-    return call
+    return blocking(method, LoopThread.run_taskless)
 
 
 def iterates_like(

@@ -230,7 +230,7 @@ class LoopThread:
                 if self._queue:  # this is a signal handler's call, and who was interrupted has yet to wake the loop
                     self.call_soon(self._take_queued)
         except BaseException:  # Ctrl-C while waiting
-            self._abandon(call)
+            self.call_soon(self._cancel, call)
             raise
         if call.error is None:
             return call.result
@@ -318,9 +318,6 @@ class LoopThread:
             except IndexError:
                 return
             call.refuse(self._refusal())
-
-    def _abandon(self, call: _Call) -> None:
-        self.call_soon(self._cancel, call)
 
     # ---- on the loop's thread
 
