@@ -26,9 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raftkv.cli import daemon, pflag
+from raftkv.cli.ctl.top import Row, Sample, make_rows
 from raftkv.cli.pflag import INT, LIST, Flag
-from raftkv.cli.printer import human_size, role_of
+from raftkv.cli.printer import human_size
 from raftkv.cli.program import BAD_FLAGS, ERROR, STOPPING, SUCCESS, CommandError, on_signals
+from raftkv.cli.table import draw
 from raftkv.client import Client, ClientOptions
 from raftkv.client.local import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
 from raftkv.client.rpc import methods
@@ -43,47 +45,39 @@ if TYPE_CHECKING:
 # -- how it looks ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """One member at one moment. ``role`` is leader, follower, learner, candidate, starting, silent or exited."""
-
-    name: str
-    address: str
-    role: str
-    term: int = 0
-    revision: int = 0
-    size_bytes: int = 0
-    writes_per_s: float = 0.0
-    remark: str = ""
-    pid: int = 0
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether it answers and knows a leader."""
-        return self.role in ("leader", "follower", "learner")
+SERVING = ("leader", "follower", "learner")
+"""Roles of members that answer and know a leader; others are candidate, starting, silent and exited."""
 
 
-_STYLES = {"leader": "bold green", "follower": "green", "learner": "cyan", "exited": "bold red", "silent": "red"}
-_COLUMNS = ("member", "role", "pid", "term", "revision", "db size", "writes/s", "address")
-"""They fit 80 columns, also with a role and a process id of the longest kind."""
+def make_table(rows: Sequence[Row], pids: Mapping[str, int]) -> Table:
+    """Return the live table; its caption says where the dashboard is, and how an ended member comes back.
 
+    It fits 80 columns, also with a role and a process id of the longest kind.
 
-def make_table(rows: Sequence[Row]) -> Table:
-    """Return the live table; its caption says where the dashboard is, and how an ended member comes back."""
-    from rich.markup import escape
-    from rich.table import Table
+    Arguments:
+        rows: of the moment.
+        pids: process ids by name, of the members that run.
+    """
+    from rich.text import Text
 
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0f}"
+
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("member", lambda row: row.name),
+        ("role", lambda row: row.role),
+        ("pid", lambda row: number(pids.get(row.name))),
+        ("term", lambda row: number(row.term)),
+        ("revision", lambda row: number(row.revision)),
+        ("db size", lambda row: "-" if row.db_size_bytes is None else human_size(row.db_size_bytes)),
+        ("writes/s", lambda row: number(row.writes_per_s)),
+        ("address", lambda row: row.endpoint.removeprefix("http://")),
+    ]
     url = dashboard(rows)
     lines = [f"dashboard: {url}   Ctrl-C stops all members" if url else "Ctrl-C stops all members"]
-    lines += [escape(f"{row.name}: {row.remark}; start it again: {_REVIVE}") for row in rows if row.role == "exited"]
-    table = Table(title="raftkv cluster", caption="\n".join(lines), box=None, padding=(0, 1), pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("member", "role", "address") else "right")
-    for row in rows:
-        style, place = _STYLES.get(row.role, "yellow"), escape(row.address.removeprefix("http://"))
-        pid = str(row.pid) if row.pid else "-"
-        table.add_row(row.name, f"[{style}]{row.role}[/]", pid, *_numbers(row), place)
-    return table
+    lines += [f"{row.name}: {row.error}; start it again: {_REVIVE}" for row in rows if row.role == "exited"]
+    look = {"title": "raftkv cluster", "caption": Text("\n".join(lines)), "box": None, "padding": (0, 1)}
+    return draw(columns, rows, ("member", "role", "address"), pad_edge=False, **look)
 
 
 _REVIVE = f"kill -USR1 {os.getpid()}"
@@ -96,18 +90,7 @@ def dashboard(rows: Sequence[Row]) -> str:
     Arguments:
         rows: of the moment.
     """
-    return next((f"{row.address}/ui/" for row in rows if row.is_serving), "")
-
-
-def _numbers(row: Row) -> list[str]:
-    if not row.is_serving and row.role != "candidate":
-        return ["-"] * 4
-    return [
-        str(row.term),
-        str(row.revision),
-        human_size(row.size_bytes),
-        f"{row.writes_per_s:.0f}",
-    ]
+    return next((f"{row.endpoint}/ui/" for row in rows if row.role in SERVING), "")
 
 
 def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
@@ -123,15 +106,15 @@ def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
         if previous is not None and (previous.role, previous.term) == (row.role, row.term):
             continue
         if row.role == "exited":
-            lines.append(f"{row.name}: {row.remark} (start it again: {_REVIVE})")
-        elif row.is_serving:
-            lines.append(f"{row.name}: {row.role} in term {row.term} at {row.address}")
+            lines.append(f"{row.name}: {row.error} (start it again: {_REVIVE})")
+        elif row.role in SERVING:
+            lines.append(f"{row.name}: {row.role} in term {row.term} at {row.endpoint}")
         elif previous is not None:
             lines.append(f"{row.name}: {row.role}")
-    was_serving = bool(before) and all(row.is_serving for row in before)
-    if not was_serving and after and all(row.is_serving for row in after):
+    was_serving = bool(before) and all(row.role in SERVING for row in before)
+    if not was_serving and after and all(row.role in SERVING for row in after):
         lines.append(f"dashboard: {dashboard(after)}")
-        lines.append(f"ready: raftkvctl --endpoints {','.join(row.address for row in after)} endpoint status")
+        lines.append(f"ready: raftkvctl --endpoints {','.join(row.endpoint for row in after)} endpoint status")
     return lines
 
 
@@ -330,44 +313,26 @@ class _Watcher:
 
     members: list[Member]
     clients: list[Client]
-    last: dict[str, tuple[float, int]] = field(default_factory=dict)
+    last: dict[str, Sample] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
 
     async def rows(self) -> list[Row]:
         """Return every member as it is now."""
-        return list(await asyncio.gather(*map(self._row, self.members, self.clients)))
+        before, samples = self.last, await asyncio.gather(*map(self._sample, self.members, self.clients))
+        self.last = {sample.endpoint: sample for sample in samples}
+        return make_rows(before, samples)
 
-    async def _row(self, member: Member, client: Client) -> Row:
-        if (status := member.exit_status) is not None:
-            return Row(member.name, member.client_url, "exited", remark=_obituary(member, status))
+    async def _sample(self, member: Member, client: Client) -> Sample:
+        place = member.name, member.client_url
+        if (ended := member.exit_status) is not None:
+            return Sample(*place, time.monotonic(), error=_obituary(member, ended), silence="exited")
         try:
-            answer = await client.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=ASK_TIMEOUT_S)
+            status = await client.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=ASK_TIMEOUT_S)
         except StatusError:
-            role = "silent" if member.name in self.answered else "starting"
-            return Row(member.name, member.client_url, role, pid=_pid(member))
+            silence = "silent" if member.name in self.answered else "starting"
+            return Sample(*place, time.monotonic(), silence=silence)
         self.answered.add(member.name)
-        return Row(
-            member.name,
-            member.client_url,
-            role_of(answer),
-            term=answer.raftTerm,
-            revision=answer.header.revision,
-            size_bytes=answer.dbSize,
-            writes_per_s=self._rate(member.name, answer.header.revision),
-            pid=_pid(member),
-        )
-
-    def _rate(self, name: str, revision: int) -> float:
-        """Revisions a second since the last look: one is a put, a delete or a writing transaction."""
-        now = time.monotonic()
-        before, self.last[name] = self.last.get(name), (now, revision)
-        if before is None or now <= before[0]:
-            return 0.0
-        return max(revision - before[1], 0) / (now - before[0])
-
-
-def _pid(member: Member) -> int:
-    return member.process.pid if member.process is not None else 0
+        return Sample(*place, time.monotonic(), status)
 
 
 def _start_ended(members: Sequence[Member]) -> None:
@@ -390,7 +355,7 @@ async def _watch(members: list[Member]) -> int:
         options = ClientOptions(dial_timeout_s=ASK_TIMEOUT_S)
         clients = [await stack.enter_async_context(Client(m.client_url, options)) for m in members]
         watcher = _Watcher(members, clients)
-        with _display() as show:
+        with _display(members) as show:
             while not stop.is_set():
                 rows = await watcher.rows()
                 show(rows)
@@ -403,22 +368,22 @@ async def _watch(members: list[Member]) -> int:
 
 
 @contextlib.contextmanager
-def _display() -> Iterator[Callable[[list[Row]], None]]:
+def _display(members: Sequence[Member]) -> Iterator[Callable[[list[Row]], None]]:
     """Return a function that shows rows: as a live table on a terminal, else as lines when something changed."""
     if not sys.stdout.isatty():
-        yield _Lines().show
+        before: list[Row] = []
+
+        def show(rows: list[Row]) -> None:
+            for line in news(before, rows):
+                print(line, flush=True)
+            before[:] = rows
+
+        yield show
         return
     from rich.live import Live
 
-    with Live(make_table([]), auto_refresh=False) as live:
-        yield lambda rows: live.update(make_table(rows), refresh=True)
+    def table(rows: Sequence[Row]) -> Table:
+        return make_table(rows, {one.name: one.process.pid for one in members if one.process and one.is_alive})
 
-
-class _Lines:
-    def __init__(self) -> None:
-        self.before: list[Row] = []
-
-    def show(self, rows: list[Row]) -> None:
-        for line in news(self.before, rows):
-            print(line, flush=True)
-        self.before = rows
+    with Live(table([]), auto_refresh=False) as live:
+        yield lambda rows: live.update(table(rows), refresh=True)

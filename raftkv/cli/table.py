@@ -25,7 +25,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+R = TypeVar("R")
 
 FOLD_COLUMNS = 30
 _TOO_LONG = 100_000  # what a line over the limit costs; only a single long word ever is
@@ -158,6 +163,35 @@ def out(rows: Rows) -> None:
         style = rows.styles[number] if rows.styles else ""
         table.add_row(*(Text(cell) for cell in row), style=style)
     console.print(table)
+
+
+ROLE_STYLES: Final = {"leader": "bold green", "follower": "green", "learner": "cyan"} | dict.fromkeys(
+    ("silent", "exited"), "bold red"
+)
+"""Of members by their role; others are yellow."""
+
+
+def draw(
+    columns: Sequence[tuple[str, Callable[[R], str]]], rows: Sequence[R], left: Sequence[str], **look: Any
+) -> Table:
+    """Return a table that is drawn again and again, as of members: their roles have colours.
+
+    Arguments:
+        columns: each with the cell that it has for a row.
+        rows: of the table.
+        left: names of the columns that begin at the left.
+        look: of rich's table.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(**look)
+    for name, _ in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name != "identity")
+    for row in rows:
+        cells = [(name, make(row)) for name, make in columns]
+        table.add_row(*(Text(cell, ROLE_STYLES.get(cell, "yellow") if name == "role" else "") for name, cell in cells))
+    return table
 
 
 def tell(as_json: bool, plain: Any, shown: Rows | str | Callable[[], object]) -> None:

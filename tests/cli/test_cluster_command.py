@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster import Member, Row, claimed, make_table, news
+from raftkv.cli.cluster import Member, claimed, make_table, news
+from raftkv.cli.ctl.top import Row
 from raftkv.cli.program import CommandError
 from raftkv.client.local import stop_all
 from tests.cli.runner import run_ctl, run_server
@@ -166,14 +167,15 @@ def test_bad_options(words, text):
     assert (ran.code, ran.errors) == (2, f"raftkv: {text}\n")
 
 
-LEADER = Row("node1", "http://127.0.0.1:52379", "leader", 3, 5_000_000, 957_344_000, 12345.4, pid=4_194_303)
-FOLLOWER = Row("node2", "http://b", "follower", 3, 5, 57_344, pid=7)
-DEAD = Row("node3", "http://c", "exited", remark="killed by SIGKILL [/]")
+LEADER = Row("node1", "http://127.0.0.1:52379", "leader", term=3, revision=5_000_000, db_size_bytes=957_344_000,
+             writes_per_s=12345.4)  # fmt: skip
+FOLLOWER = Row("node2", "http://b", "follower", term=3, revision=5, db_size_bytes=57_344)
+DEAD = Row("node3", "http://c", "exited", error="killed by SIGKILL [/]")
 
 
 def test_the_table_shows_every_member():
     console = Console(width=80, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    console.print(make_table([LEADER, FOLLOWER, DEAD]))
+    console.print(make_table([LEADER, FOLLOWER, DEAD], {"node1": 4_194_303, "node2": 7}))
     console.file.close()
     text = console.export_text()
     for shown in (
@@ -198,7 +200,7 @@ def test_news_are_told_once():
     assert ready.startswith("ready: ")
     assert news([LEADER, FOLLOWER], [LEADER, FOLLOWER]) == []
     assert news([LEADER, DEAD], [LEADER, DEAD]) == []
-    assert news([FOLLOWER], [Row("node2", "http://b", "leader", 4)]) == ["node2: leader in term 4 at http://b"]
+    assert news([FOLLOWER], [Row("node2", "http://b", "leader", term=4)]) == ["node2: leader in term 4 at http://b"]
 
 
 @pytest.mark.parametrize("noted", [True, False])

@@ -25,6 +25,7 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.printer import human_size, role_of
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
+from raftkv.cli.table import draw
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
@@ -36,7 +37,7 @@ from raftkv.urls import parse_endpoints
 if TYPE_CHECKING:
     import ssl
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 # -- metrics --------------------------------------------------------------------------------------------------------
@@ -173,35 +174,35 @@ def fetch_text(
 
 # -- rows and rates --------------------------------------------------------------------------------------------------
 
-COUNTERS: Final[dict[str, tuple[str, ...]]] = {
-    "reads_per_s": ("etcd_mvcc_range_total",),
-    "events_per_s": ("etcd_debugging_mvcc_events_total",),
-    "keepalives_per_s": ("etcd_debugging_lease_renewed_total",),
+COUNTERS: Final[dict[str, str]] = {
+    "reads_per_s": "etcd_mvcc_range_total",
+    "events_per_s": "etcd_debugging_mvcc_events_total",
+    "keepalives_per_s": "etcd_debugging_lease_renewed_total",
 }
 """Rates and the counters that they are differences of; without the counter the rate is unknown."""
 
-ANSWERING: Final = ("leader", "follower", "learner", "candidate")
+GAUGES: Final[dict[str, str]] = {
+    "leader_changes": "etcd_server_leader_changes_seen_total",
+    "watchers": "etcd_debugging_mvcc_watcher_total",
+    "slow_watchers": "etcd_debugging_mvcc_slow_watcher_total",
+    "watch_lag": "raftkv_watch_lag_revisions",
+    "leases": "raftkv_leases",
+}
+"""Figures of ``Row`` that are shown as a member tells them."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One member at one moment; ``error`` says why it did not answer."""
+    """One member at one moment. Without a status it did not answer: ``error`` says why, ``silence`` what it then is."""
 
     name: str
     endpoint: str
     at_s: float
-    member_id: int = 0
-    role: str = "silent"
-    version: str = ""
-    term: int = 0
-    index: int = 0
-    applied: int = 0
-    revision: int = 0
-    db_size_bytes: int = 0
-    alarms: tuple[str, ...] = ()
+    status: rpc_pb2.StatusResponse | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
     identities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    silence: str = "silent"
 
 
 @dataclass(frozen=True)
@@ -221,10 +222,6 @@ class IdentityRow:
     watches: int
     leases: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, for programs."""
-        return asdict(self)
-
 
 def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[IdentityRow]:
     """Return a row for each identity, of all members together, the one that takes most time first.
@@ -235,13 +232,11 @@ def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) ->
     answering = [sample for sample in after if sample.identities]
 
     def rate(identity: str, name: str) -> float | None:
-        known = []
-        for sample in answering:
-            last = before.get(sample.endpoint)
-            if last is not None and identity in last.identities and identity in sample.identities:
-                figures = [last.identities[identity].get(name, 0.0), sample.identities[identity].get(name, 0.0)]
-                if figures[0] <= figures[1] and sample.at_s > last.at_s:
-                    known.append((figures[1] - figures[0]) / (sample.at_s - last.at_s))
+        def figure(sample: Sample) -> float | None:
+            return sample.identities[identity].get(name, 0.0) if identity in sample.identities else None
+
+        rates = [_rate(before.get(sample.endpoint), sample, figure) for sample in answering]
+        known = [one for one in rates if one is not None]
         return sum(known) if known else None
 
     def held(identity: str, name: str) -> list[float]:
@@ -253,8 +248,8 @@ def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) ->
         rows.append(
             IdentityRow(
                 identity,
-                _rounded(rate(identity, "requests_total"), 1),
-                _rounded(rate(identity, "bytes_total"), 1),
+                _rounded(rate(identity, "requests_total")),
+                _rounded(rate(identity, "bytes_total")),
                 None if loop is None else round(loop / len(answering), 4),
                 round(max(held(identity, "queue_wait_seconds")), 3),
                 int(sum(held(identity, "watches"))),
@@ -262,10 +257,6 @@ def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) ->
             )
         )
     return sorted(rows, key=lambda row: (-(row.loop_share or 0.0), row.identity))
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 @dataclass(frozen=True)
@@ -282,27 +273,28 @@ class Row:
     name: str
     endpoint: str
     role: str
-    version: str
-    term: int | None
-    index: int | None
-    lag: int | None
-    revision: int | None
-    db_size_bytes: int | None
-    writes_per_s: float | None
-    reads_per_s: float | None
-    events_per_s: float | None
-    keepalives_per_s: float | None
-    leader_changes: int | None
-    watchers: int | None
-    slow_watchers: int | None
-    watch_lag: int | None
-    leases: int | None
-    alarms: tuple[str, ...]
-    error: str
+    version: str = ""
+    term: int | None = None
+    index: int | None = None
+    lag: int | None = None
+    revision: int | None = None
+    db_size_bytes: int | None = None
+    writes_per_s: float | None = None
+    reads_per_s: float | None = None
+    events_per_s: float | None = None
+    keepalives_per_s: float | None = None
+    leader_changes: int | None = None
+    watchers: int | None = None
+    slow_watchers: int | None = None
+    watch_lag: int | None = None
+    leases: int | None = None
+    alarms: tuple[str, ...] = ()
+    error: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, for programs."""
-        return {**asdict(self), "alarms": list(self.alarms)}
+    @property
+    def is_answering(self) -> bool:
+        """Whether it told its status."""
+        return self.term is not None
 
 
 def make_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[Row]:
@@ -312,57 +304,43 @@ def make_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[Row
         before: the last samples by endpoint, for rates.
         after: the samples of now.
     """
-    end = max((sample.index for sample in after), default=0)
+    end = max((sample.status.raftIndex for sample in after if sample.status is not None), default=0)
     return [_row(before.get(sample.endpoint), sample, end) for sample in after]
 
 
 def _row(before: Sample | None, sample: Sample, log_end: int) -> Row:
-    answered = sample.role in ANSWERING
-    metrics = sample.metrics
-    rates = {name: _counter_rate(before, sample, counters) for name, counters in COUNTERS.items()}
+    metrics, status = sample.metrics, sample.status
+    figures: dict[str, Any] = {name: int(metrics[gauge]) for name, gauge in GAUGES.items() if gauge in metrics}
+    for name, counter in COUNTERS.items():
+        figures[name] = _rounded(_rate(before, sample, lambda one, counter=counter: one.metrics.get(counter)))
+    if status is None:
+        return Row(sample.name, sample.endpoint, sample.silence, error=sample.error, **figures)
     return Row(
-        name=sample.name,
-        endpoint=sample.endpoint,
-        role=sample.role,
-        version=sample.version,
-        term=sample.term if answered else None,
-        index=sample.index if answered else None,
-        lag=log_end - sample.applied if answered else None,
-        revision=sample.revision if answered else None,
-        db_size_bytes=sample.db_size_bytes if answered else None,
-        writes_per_s=_write_rate(before, sample) if answered else None,
-        **rates,
-        leader_changes=_whole(metrics, "etcd_server_leader_changes_seen_total"),
-        watchers=_whole(metrics, "etcd_debugging_mvcc_watcher_total"),
-        slow_watchers=_whole(metrics, "etcd_debugging_mvcc_slow_watcher_total"),
-        watch_lag=_whole(metrics, "raftkv_watch_lag_revisions"),
-        leases=_whole(metrics, "raftkv_leases"),
-        alarms=sample.alarms,
-        error=sample.error,
+        sample.name,
+        sample.endpoint,
+        role_of(status),
+        status.version,
+        status.raftTerm,
+        status.raftIndex,
+        log_end - status.raftAppliedIndex,
+        status.header.revision,
+        status.dbSize,
+        _rounded(_rate(before, sample, lambda one: None if one.status is None else one.status.header.revision)),
+        alarms=tuple(status.errors),
+        **figures,
     )
 
 
-def _whole(metrics: Mapping[str, float], name: str) -> int | None:
-    return int(metrics[name]) if name in metrics else None
-
-
-def _write_rate(before: Sample | None, sample: Sample) -> float | None:
-    if before is None or before.role not in ANSWERING:
+def _rate(before: Sample | None, after: Sample, figure: Callable[[Sample], float | None]) -> float | None:
+    """Return how fast a figure of a member rises in a second; None: it is not known, or the member has begun again."""
+    old, new = None if before is None else figure(before), figure(after)
+    if before is None or old is None or new is None or new < old or after.at_s <= before.at_s:
         return None
-    return _rate(before.at_s, before.revision, sample.at_s, sample.revision)
+    return (new - old) / (after.at_s - before.at_s)
 
 
-def _counter_rate(before: Sample | None, sample: Sample, names: Sequence[str]) -> float | None:
-    for name in names:
-        if before is not None and name in before.metrics and name in sample.metrics:
-            return _rate(before.at_s, before.metrics[name], sample.at_s, sample.metrics[name])
-    return None
-
-
-def _rate(before_s: float, before: float, after_s: float, after: float) -> float | None:
-    if after < before or after_s <= before_s:  # the member has begun again
-        return None
-    return round((after - before) / (after_s - before_s), 1)
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
 
 
 def total(rows: Sequence[Row]) -> dict[str, Any]:
@@ -376,7 +354,7 @@ def total(rows: Sequence[Row]) -> dict[str, Any]:
     writes = [row.writes_per_s for row in rows if row.writes_per_s is not None]
     return {
         "leader": leaders[0] if len(leaders) == 1 else None,
-        "answering": sum(row.role in ANSWERING for row in rows),
+        "answering": sum(row.is_answering for row in rows),
         "members": len(rows),
         "revision": max((row.revision or 0 for row in rows), default=0),
         "writes_per_s": max(writes, default=None),
@@ -388,15 +366,13 @@ def total(rows: Sequence[Row]) -> dict[str, Any]:
 
 # -- the screen ------------------------------------------------------------------------------------------------------
 
-_STYLES: Final = {"leader": "bold green", "follower": "green", "learner": "cyan", "silent": "bold red"}
-
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _size(value: int | None) -> str:
-    return "-" if value is None else human_size(value)
+def _size(value: float | None) -> str:
+    return "-" if value is None else human_size(int(value))
 
 
 Column = tuple[str, Callable[[Row], str]]
@@ -462,50 +438,22 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
+        columns = (*_FIRST, *fitting(self._rows, options.max_width))
         yield Text(headline(self._rows))
-        yield self._table(options.max_width)
+        yield draw(columns, self._rows, left=("member", "role"), caption=self._hint or None, caption_justify="left")
         yield from (Text(f"alarm: {alarm}", "bold red") for alarm in total(self._rows)["alarms"])
         yield from (Text(f"{row.name}: {row.error}", "red") for row in self._rows if row.error)
 
-    def _table(self, width: int) -> Table:
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(caption=self._hint or None, caption_justify="left")
-        columns = fitting(self._rows, width)
-        for name, _ in _FIRST:
-            table.add_column(name, no_wrap=True)
-        for name, _ in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in self._rows:
-            role = Text(row.role, _STYLES.get(row.role, "yellow"))
-            cells: list[RenderableType] = [Text(row.name), role, *(make(row) for _, make in columns)]
-            table.add_row(*cells)
-        return table
-
-
-class IdentityView:
-    """The whole screen, by user."""
-
-    def __init__(self, rows: Sequence[IdentityRow], hint: str = "") -> None:
-        self._rows = rows
-        self._hint = hint
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(caption=self._hint or None, caption_justify="left")
-        table.add_column("identity")
-        for name in ("requests/s", "size/s", "time", "queue wait", "watches", "leases"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in self._rows:
-            share = "-" if row.loop_share is None else f"{row.loop_share:.1%}"
-            size = _size(None if row.bytes_per_s is None else int(row.bytes_per_s))
-            wait = f"{row.queue_wait_s * 1000:,.0f} ms"
-            cells = [_number(row.requests_per_s), size, share, wait, _number(row.watches), _number(row.leases)]
-            table.add_row(Text(row.identity), *cells)
-        yield table
+_IDENTITY_COLUMNS: Final[tuple[tuple[str, Callable[[IdentityRow], str]], ...]] = (
+    ("identity", lambda row: row.identity),
+    ("requests/s", lambda row: _number(row.requests_per_s)),
+    ("size/s", lambda row: _size(row.bytes_per_s)),
+    ("time", lambda row: "-" if row.loop_share is None else f"{row.loop_share:.1%}"),
+    ("queue wait", lambda row: f"{row.queue_wait_s * 1000:,.0f} ms"),
+    ("watches", lambda row: _number(row.watches)),
+    ("leases", lambda row: _number(row.leases)),
+)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -541,7 +489,7 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
         await asyncio.sleep(begun_at + interval_s - time.monotonic())
         rows = await poller.poll()
         _printer(invocation)(poller)
-        if not any(row.role in ANSWERING for row in rows):
+        if not any(row.is_answering for row in rows):
             raise CommandError("no member answers", ERROR)
         if poller.by_user and not poller.identities:
             raise CommandError(f"no member tells who uses it, which root alone may ask: {poller.untold}", ERROR)
@@ -612,15 +560,18 @@ def _keys(stop: asyncio.Event, wake: asyncio.Event) -> Iterator[None]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
 
 
-def _view_of(poller: Poller, invocation: Invocation, hint: str = "") -> View | IdentityView:
-    return IdentityView(poller.identities, hint) if invocation["by"] == "user" else View(poller.rows, hint)
+def _view_of(poller: Poller, invocation: Invocation, hint: str = "") -> View | Table:
+    if invocation["by"] == "member":
+        return View(poller.rows, hint)
+    look: dict[str, Any] = {"caption": hint or None, "caption_justify": "left"}
+    return draw(_IDENTITY_COLUMNS, poller.identities, left=("identity",), **look)
 
 
 def _printer(invocation: Invocation) -> Show:
     def show_json(poller: Poller) -> None:
-        shown: dict[str, Any] = {"identities": [row.to_dict() for row in poller.identities]}
+        shown: dict[str, Any] = {"identities": list(map(asdict, poller.identities))}
         if invocation["by"] != "user":
-            shown = {"cluster": total(poller.rows), "members": [row.to_dict() for row in poller.rows]}
+            shown = {"cluster": total(poller.rows), "members": list(map(asdict, poller.rows))}
         print(json.dumps(shown), flush=True)
 
     def show_table(poller: Poller) -> None:
@@ -669,26 +620,9 @@ class Poller:
 
     async def _sample(self, endpoint: str, name: str) -> Sample:
         status, (samples, identities) = await asyncio.gather(self._status(endpoint), self._metrics(endpoint))
-        now_s = time.monotonic()
         if isinstance(status, str):
-            return Sample(name, endpoint, now_s, error=status)
-        header = status.header
-        return Sample(
-            name,
-            endpoint,
-            now_s,
-            member_id=header.member_id,
-            role=role_of(status),
-            version=status.version,
-            term=status.raftTerm,
-            index=status.raftIndex,
-            applied=status.raftAppliedIndex,
-            revision=header.revision,
-            db_size_bytes=status.dbSize,
-            alarms=tuple(status.errors),
-            metrics=samples,
-            identities=identities,
-        )
+            return Sample(name, endpoint, time.monotonic(), error=status)
+        return Sample(name, endpoint, time.monotonic(), status, samples, identities=identities)
 
     async def _status(self, endpoint: str) -> rpc_pb2.StatusResponse | str:
         request = rpc_pb2.StatusRequest()

@@ -19,6 +19,7 @@ from dataclasses import asdict
 import pytest
 
 from raftkv.cli.ctl.top import Row, Sample, by_identity, fitting, headline, make_identity_rows, make_rows, total
+from raftkv.pb import rpc_pb2
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.long import long_except
@@ -40,9 +41,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def sample(
     name: str, at_s: float, role: str = "follower", index: int = 10, revision: int = 5, **metrics: float
 ) -> Sample:
-    return Sample(
-        name, f"{name}:1", at_s, role=role, term=2, index=index, applied=index, revision=revision, metrics=metrics
-    )
+    header = rpc_pb2.ResponseHeader(member_id=2 if role == "leader" else 1, revision=revision)
+    status = rpc_pb2.StatusResponse(header=header, leader=2, raftTerm=2, raftIndex=index, raftAppliedIndex=index)
+    return Sample(name, f"{name}:1", at_s, status, metrics)
 
 
 def rows_of(*pairs: tuple[Sample, Sample]) -> list[Row]:
@@ -82,7 +83,7 @@ def test_users_are_added_up_over_members() -> None:
                 *(("queue_wait_seconds", 0.01), ("watches", 1.0), ("leases", 2.0), ("loop_share", 0.0)),
             )
         )
-        return Sample(name, f"{name}:1", at_s, role="follower", identities=by_identity(metrics))
+        return Sample(name, f"{name}:1", at_s, identities=by_identity(metrics))
 
     before = {sample.endpoint: sample for sample in (seen("a", 10.0, 1, 7), seen("b", 10.0, 5, 7))}
     after = [seen("a", 12.0, 2, 7), seen("b", 12.0, 8, 1), seen("c", 12.0, 9, 9), Sample("d", "d:1", 12.0)]
