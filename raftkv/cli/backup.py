@@ -56,7 +56,7 @@ from raftkv.offline.etcd.restore import restore
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
-    from raftkv.offline.replay import Target
+    from raftkv.offline.archive import Target
 
 # -- manifest -------------------------------------------------------------------------------------------------------
 #

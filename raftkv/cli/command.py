@@ -10,7 +10,6 @@ for the parts that talk to a cluster.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import click
 
 from raftkv.cli import pflag
 from raftkv.cli.pflag import BOOL, DURATION, FLOAT, INT, LIST, STRING, UINT, Flag, quote
-from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError, refused
+from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError, imported, refused
 
 
 @dataclass
@@ -70,11 +69,6 @@ class Invocation(pflag.Parsed):
 
 
 Run = Callable[[Invocation], None]
-
-
-def _imported(target: str) -> Any:
-    module, _, function = target.partition(":")
-    return getattr(importlib.import_module(module), function)
 
 
 class _FlagOption(click.Option):
@@ -225,7 +219,7 @@ class Leaf(click.Command):
 
     def invoke(self, ctx: click.Context) -> None:
         """Import the function and run it."""
-        run: Run = _imported(self.target)
+        run: Run = imported(self.target)
         run(ctx.obj)
 
 

@@ -19,8 +19,8 @@ from raftkv.cli.pflag import BOOL, INT, UINT, Flag
 from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave, refused
 
 if TYPE_CHECKING:
+    from raftkv.offline.archive import Replayed, Target
     from raftkv.offline.database import Forward
-    from raftkv.offline.replay import Replayed, Target
 
 
 POINT_IN_TIME_FLAGS = (
@@ -45,7 +45,7 @@ def target_of(values: Mapping[str, Any]) -> Target | None:
         raise CommandError("--to-revision and --to-time exclude each other", BAD_ARGUMENTS)
     if revision < 0:
         raise CommandError(f"--to-revision must not be negative (set to {revision})", BAD_ARGUMENTS)
-    from raftkv.offline.replay import Target, parse_time
+    from raftkv.offline.archive import Target, parse_time
 
     with refused(ValueError, BAD_ARGUMENTS, "--to-time must be a time such as 2026-01-31T12:00:00Z: {}"):
         time_s = parse_time(text) if text else None
@@ -61,7 +61,7 @@ def forward_of(values: Mapping[str, Any]) -> Forward | None:
     target = target_of(values)
     if target is None:
         return None
-    from raftkv.offline.replay import forward_to
+    from raftkv.offline.archive import forward_to
 
     return forward_to(Path(values["wal-archive-dir"]), target, _tell)
 

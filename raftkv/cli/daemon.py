@@ -1,4 +1,4 @@
-"""Shared by the commands of ``raftkv``: flags and help; for those that serve until a signal, the wait for a cluster.
+"""What the commands of ``raftkv`` share, flags and help, and those that serve until a signal.
 
 >>> parsed = parse((Flag("listen", default="127.0.0.1:1"),), ["--listen", "127.0.0.1:2"], "gateway", "Usage: ...")
 >>> parsed and parsed.values["listen"]
@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli import pflag
-from raftkv.cli.pflag import Flag, Parsed
-from raftkv.cli.program import BAD_FLAGS, CommandError, on_signals, refused
-from raftkv.errors import ConfigError, StatusError
-from raftkv.urls import split_address
+from raftkv.cli.pflag import BOOL, INT, LIST, Flag, Parsed
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals, refused
+from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.urls import join_address, split_address
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
+    from raftkv.integrations.torchft.lighthouse import Lighthouse, LighthouseConfig
+    from raftkv.training.tcpstore.gateway import GatewayConfig
 
 T = TypeVar("T")
 
@@ -196,3 +200,214 @@ def print_flags(flags: Sequence[Flag]) -> None:
     width = max(len(flag.name) for flag in flags)
     for flag in flags:
         print(f"  --{flag.name:<{width}} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+
+
+# -- torchft's lighthouse --------------------------------------------------------------------------------------------
+#
+# ``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster. Flags that torchft's own has
+# are taken with its spelling too (``--min_replicas``, ``--bind``) and mean the same.
+#
+#     raftkv torchft-lighthouse --listen 127.0.0.1:29510 --endpoints h1:2379,h2:2379,h3:2379 --min-replicas 2
+#     raftkv torchft-lighthouse --listen one=0.0.0.0:29510,two=0.0.0.0:29511
+
+LIGHTHOUSE_FLAGS = (
+    Flag("listen", LIST, usage="[JOB=]HOST:PORT that torchft's managers connect to, one for each job"),
+    ENDPOINTS,
+    Flag("job", default="default", usage="job of a --listen that names none"),
+    Flag("min-replicas", INT, 1, usage="no quorum has fewer replicas"),
+    Flag("join-timeout-ms", INT, 60_000, usage="a quorum waits so long for live replicas that do not ask for one"),
+    Flag("heartbeat-timeout-ms", INT, 5_000, usage="a silent replica is gone after so long"),
+    Flag("quorum-tick-ms", INT, 100, usage="taken for torchft's sake; nothing is polled here"),
+    Flag("disconnect-grace-ms", INT, 50, usage="a replica whose connection closed is gone after so long"),
+    Flag("lease-ttl", INT, 2, usage="seconds after which others take over from a daemon that is frozen or cut off"),
+    Flag("lease-grace-ms", INT, 100, usage="and from one that died"),
+    *CREDENTIALS,
+    Flag("verbose", BOOL, usage="log what every decision waits for"),
+)
+LIGHTHOUSE_ADDRESS = "127.0.0.1:29510"
+_THEIR_FLAGS = {"bind": "listen"}
+
+
+def lighthouse(words: Sequence[str]) -> int:
+    """Serve until a signal comes.
+
+    Arguments:
+        words: the command line after ``torchft-lighthouse``.
+
+    Returns:
+        0.
+
+    Raises:
+        CommandError: it cannot be started.
+    """
+    usage = "Usage:\n  raftkv torchft-lighthouse [flags]\n\nFlags:"
+    parsed = parse(LIGHTHOUSE_FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", usage)
+    if parsed is None:
+        return SUCCESS
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("raftkv").setLevel(logging.DEBUG if parsed.values["verbose"] else logging.INFO)
+    try:
+        return asyncio.run(_serve_lighthouse(parsed.values))
+    except (RaftKVError, ValueError) as error:
+        raise CommandError(" ".join(str(error).split()), ERROR) from None
+
+
+def _spelled(word: str) -> str:
+    """Return a flag of torchft's in our spelling."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    name = name.replace("_", "-")
+    return f"--{_THEIR_FLAGS.get(name, name)}{equals}{value}"
+
+
+async def _serve_lighthouse(values: dict[str, Any]) -> int:
+    from raftkv.integrations.torchft.lighthouse import Lighthouse
+
+    async with connected(values) as (kv, stop):
+        made = Lighthouse(kv, _lighthouse_config(values))
+        lines = [await _open_listener(made, text, values["job"]) for text in values["listen"] or (LIGHTHOUSE_ADDRESS,)]
+        serving = asyncio.ensure_future(made.run())
+        if await wait_cluster(kv, stop, "torchft-lighthouse"):
+            # The lines say that managers can come, and where: a program that starts the daemon with port 0 reads them.
+            print("\n".join(lines), flush=True)
+        if (ended := await before_stop(stop, serving)) is not None:
+            ended.result()
+    return SUCCESS
+
+
+async def _open_listener(lighthouse: Lighthouse, text: str, default_job: str) -> str:
+    """Open a listener; the line that tells of it."""
+    job, equals, address = text.rpartition("=")
+    name = job if equals else default_job
+    host, port = listen_address(address)
+    try:
+        addresses = await lighthouse.listen(host, port, name)
+    except OSError as error:
+        raise ConfigError(f"--listen {text}: {error.strerror or error}") from None
+    return f"raftkv: torchft lighthouse of job {name} on http://{join_address(*addresses[0])}"
+
+
+def _lighthouse_config(values: dict[str, Any]) -> LighthouseConfig:
+    from raftkv.integrations.torchft.job import Timing
+    from raftkv.integrations.torchft.lighthouse import LighthouseConfig
+    from raftkv.integrations.torchft.rules import Rules
+
+    return LighthouseConfig(
+        rules=Rules(values["min-replicas"], values["join-timeout-ms"] / 1000),
+        timing=Timing(values["heartbeat-timeout-ms"] / 1000, values["disconnect-grace-ms"] / 1000),
+        lease_ttl_s=values["lease-ttl"],
+        lease_grace_s=values["lease-grace-ms"] / 1000,
+    )
+
+
+# -- gateway of TCPStore ---------------------------------------------------------------------------------------------
+#
+# ``raftkv tcpstore-gateway``: torch's TCPStore protocol, replicated in a raftkv cluster.
+#
+#     raftkv tcpstore-gateway --listen 127.0.0.1:29400 --endpoints h1:2379,h2:2379,h3:2379
+#     raftkv tcpstore-gateway --run job1            # its keys are those of the run, and end with it
+
+GATEWAY_FLAGS = (
+    Flag("listen", default="127.0.0.1:29400", usage="HOST:PORT for clients of TCPStore; port 0: any that is free"),
+    ENDPOINTS,
+    Flag("name", default="default", usage="the store; gateways of one name, on any node, serve one store"),
+    Flag("run", usage="keep the store with the keys of this run, instead of below a name"),
+    Flag("prefix", usage="keep the store below these keys, instead"),
+    Flag("linger", INT, 60, usage="seconds that the keys outlive the last gateway of the store, if it was killed"),
+    Flag("fresh", BOOL, usage="begin with an empty store, also if another gateway serves it"),
+    *CREDENTIALS,
+)
+
+GATEWAY_USAGE = """\
+Usage:
+  raftkv tcpstore-gateway [flags]
+
+Serves torch's TCPStore from raftkv: stock torchrun (c10d) and other programs that know only TCPStore then outlive the
+loss of any node. Run one on each node, and point its clients at it:
+
+  torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ...
+
+Flags:"""
+
+
+def gateway(words: Sequence[str]) -> int:
+    """Serve until a signal comes.
+
+    Arguments:
+        words: the command line after ``tcpstore-gateway``.
+
+    Returns:
+        0.
+
+    Raises:
+        CommandError, RaftKVError: it cannot be started.
+    """
+    parsed = parse(GATEWAY_FLAGS, words, "tcpstore-gateway", GATEWAY_USAGE)
+    if parsed is None:
+        return SUCCESS
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s raftkv tcpstore-gateway: %(message)s", stream=sys.stderr
+    )
+    return asyncio.run(_serve_gateway(parsed.values, gateway_config(parsed.values, parsed.changed)))
+
+
+def gateway_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
+    """Return what the flags ask for.
+
+    Arguments:
+        values: of all flags.
+        given: names of those on the command line.
+
+    Raises:
+        ConfigError: they do not go together, or one makes no sense.
+    """
+    from raftkv.training.records import RunKeys, check_run_id
+    from raftkv.training.tcpstore.gateway import ROOT, GatewayConfig
+
+    places = sorted(given & {"name", "run", "prefix"})
+    if len(places) > 1:
+        raise ConfigError(f"give one of --name, --run and --prefix, not {' and '.join('--' + name for name in places)}")
+    prefix = f"{ROOT}{check_run_id(values['name'])}/"
+    if values["run"]:
+        prefix = f"{RunKeys(check_run_id(values['run'])).base}store/gateway/"
+    elif values["prefix"]:
+        prefix = values["prefix"]
+    host, port = listen_address(values["listen"])
+    return GatewayConfig(host=host, port=port, prefix=prefix, linger_s=values["linger"], fresh=values["fresh"])
+
+
+async def _serve_gateway(values: dict[str, Any], config: GatewayConfig) -> int:
+    from raftkv.training.tcpstore.gateway import Gateway
+    from raftkv.training.tcpstore.store import ATTEMPT_TIMEOUT_S
+
+    async with connected(values, timeout_s=ATTEMPT_TIMEOUT_S) as (kv, stop):
+        made = Gateway(kv, config)
+        if await _gateway_started(made, config, stop):
+            _announce_gateway(made, config)
+            await stop.wait()
+        await made.close()
+    return SUCCESS
+
+
+async def _gateway_started(gateway: Any, config: GatewayConfig, stop: asyncio.Event) -> bool:
+    """Start; False: a signal came first, as it may while raftkv does not answer."""
+    started = await before_stop(stop, gateway.start())
+    try:
+        if started is not None:
+            started.result()
+    except OSError as error:
+        if isinstance(error, StatusError):  # the cluster does not answer
+            raise
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+    return started is not None
+
+
+def _announce_gateway(gateway: Any, config: GatewayConfig) -> None:
+    host, port = gateway.address
+    # The line says that clients can come: a program that starts a gateway with port 0 reads it.
+    print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
+    if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        logging.warning(
+            "TCPStore knows no passwords: all programs that reach %s:%d can read and write the store", host, port
+        )

@@ -15,10 +15,9 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from raftkv import __version__
-from raftkv.cli.program import API_VERSION, COMMANDS, ERROR, SUCCESS, CommandError, described, leave
+from raftkv.cli.program import API_VERSION, COMMANDS, ERROR, SUCCESS, CommandError, described, imported, leave
 
 _ABSENT = ("gateway", "grpc-proxy")
 
@@ -68,7 +67,7 @@ def _run(words: list[str]) -> int:
         from raftkv.errors import RaftKVError
 
         try:
-            return _serve(rest) if command == "serve" else int(import_module(COMMANDS[command]).main(rest))
+            return _serve(rest) if command == "serve" else int(imported(COMMANDS[command])(rest))
         except RaftKVError as error:
             raise CommandError(_one_line(str(error)), ERROR) from None
     if command == "version":

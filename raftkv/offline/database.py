@@ -155,7 +155,7 @@ class Base:
 
 
 Forward = Callable[[LMDBBackend, Base], None]
-"""Brings a database forward from where it stands in the log of its cluster; see ``offline.replay``."""
+"""Brings a database forward from where it stands in the log of its cluster; see ``offline.archive``."""
 
 
 def is_database(path: Path) -> bool:

@@ -11,10 +11,9 @@ import pytest
 
 from raftkv.apply.request import Kind
 from raftkv.errors import StorageError
-from raftkv.offline.archive import ArchiveGapError
+from raftkv.offline.archive import ArchiveGapError, Target, replay
 from raftkv.offline.database import hash_database_file
 from raftkv.offline.etcd.restore import restore
-from raftkv.offline.replay import Target, replay
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.storage.backend.lmdb import LMDBBackend
 from tests.offline.etcd.files import config, saved

@@ -15,9 +15,8 @@ import pytest
 
 from raftkv.apply.leases import Leases
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive, prune
+from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive, Replayed, Target, prune, replay
 from raftkv.offline.database import Base
-from raftkv.offline.replay import Replayed, Target, replay
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store

@@ -1,6 +1,6 @@
 """``raftkvctl bench``: how many calls, events, leases and locks a cluster serves, and how long each takes.
 
-    command, check -> measuring: members, processes -> load: the clients of each -> result
+    command, check -> Bench: members, processes -> load: the clients of each -> result
 
 Laws:
 

@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
+from raftkv.cli.bench.command import FAILURES, call_bar, fetch_token
 from raftkv.cli.bench.load import Load, Request, Result
-from raftkv.cli.bench.measuring import FAILURES, call_bar, fetch_token
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl import top
 from raftkv.cli.ctl.session import Session, open_session

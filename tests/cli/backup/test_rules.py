@@ -32,7 +32,7 @@ from raftkv.cli.backup import (
 )
 from raftkv.cli.program import CommandError
 from raftkv.client.values import EndpointStatus
-from raftkv.offline.replay import Target
+from raftkv.offline.archive import Target
 from tests.cli.runner import run_server
 from tests.spoiled import FEW, spoiled
 
