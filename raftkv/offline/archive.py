@@ -1,4 +1,4 @@
-"""Archived segments: the committed entries of a cluster in order, which was applied when, and databases brought forward.
+"""Archived segments: the committed entries of a cluster in order, which was applied when, and how to replay them.
 
     archive = Archive.find(path, base)                # base: where a database stands in the log
     for entry in archive.entries(): ...               # base.index + 1, base.index + 2, ...
