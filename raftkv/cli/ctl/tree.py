@@ -53,17 +53,13 @@ GLOBAL_FLAGS = _inherited(
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
 
-_CONSISTENCY = Flag(
-    "consistency", default="l", usage="read consistency: l is linearizable, s is serializable", choices=("l", "s")
-)
+_LEVELS = "read consistency: l is linearizable, s is serializable"
+_CONSISTENCY = Flag("consistency", default="l", usage=_LEVELS, choices=("l", "s"))
+_SORTED_BY = ("CREATE", "KEY", "MODIFY", "VALUE", "VERSION")
 GET_FLAGS = (
     _CONSISTENCY,
     Flag("order", usage="order of the result, ascending if not given", choices=("ASCEND", "DESCEND")),
-    Flag(
-        "sort-by",
-        usage="what to sort by, the key if not given",
-        choices=("CREATE", "KEY", "MODIFY", "VALUE", "VERSION"),
-    ),
+    Flag("sort-by", usage="what to sort by, the key if not given", choices=_SORTED_BY),
     Flag("limit", INT, usage="largest number of keys to return; 0 means all"),
     Flag("prefix", BOOL, usage="read all keys that begin with KEY"),
     Flag("from-key", BOOL, usage="read all keys from KEY on, in byte order"),
@@ -98,13 +94,11 @@ WATCH_FLAGS = (
     Flag("max-value-bytes", INT, usage="leave out puts whose value is larger; 0 means no limit"),
     Flag("progress-notify", BOOL, usage="also print the watch's progress from time to time"),
 )
-(_CLUSTER,) = _inherited(
-    Flag("cluster", BOOL, usage="ask all members that the cluster lists, instead of the endpoints")
-)
+_ASK_ALL = "ask all members that the cluster lists, instead of the endpoints"
+(_CLUSTER,) = _inherited(Flag("cluster", BOOL, usage=_ASK_ALL))
 
-_PUT_DETAILS = (
-    """Without VALUE, the value is read from standard input. Write "--" before a VALUE that begins with "-"."""
-)
+_PUT_DETAILS = """Without VALUE, the value is read from standard input. Write "--" before a VALUE that begins with
+"-"."""
 _TXN_DETAILS = """Reads three parts from standard input, each ended by an empty line: comparisons, the requests to make
 if all of them hold, and the requests to make otherwise.
 
@@ -128,38 +122,29 @@ raftkvctl ends COMMAND. Write "--" before a COMMAND that has flags of its own.""
 
 
 def _add_kv(root: Branch) -> None:
-    (staleness,) = _ours(
-        Flag(
-            "max-staleness",
-            DURATION,
-            usage="accept an answer from the asked member alone, also a learner, if its keys are at most this old",
-        )
-    )
+    stale = "accept an answer from the asked member alone, also a learner, if its keys are at most this old"
+    (staleness,) = _ours(Flag("max-staleness", DURATION, usage=stale))
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
     physical = Flag("physical", BOOL, usage="wait until the history is removed from the database of the member asked")
-    root.leaf(
-        "get", "KEY [END]", "Read a key, or the keys from KEY up to END", (*GET_FLAGS, staleness), run="ctl.kv:get"
-    ).like("greeting", "jobs/ --prefix --keys-only", "greeting --rev=4 -w json", "greeting --max-staleness=500ms")
-    root.leaf("put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS, run="ctl.kv:put").like(
+    root.module = "ctl.kv:"
+    root.leaf("get", "KEY [END]", "Read a key, or the keys from KEY up to END", (*GET_FLAGS, staleness)).like(
+        "greeting", "jobs/ --prefix --keys-only", "greeting --rev=4 -w json", "greeting --max-staleness=500ms"
+    )
+    root.leaf("put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS).like(
         "greeting hello", "offset -- -1", "config < config.json"
     )
-    root.leaf(
-        "del", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS, run="ctl.kv:delete"
-    ).like("greeting", "jobs/ --prefix")
-    root.leaf("txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS, run="ctl.kv:txn").like(
+    root.leaf("del", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS, run="delete").like(
+        "greeting", "jobs/ --prefix"
+    )
+    root.leaf("txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS).like(
         "--interactive", "< transaction.txt"
     )
-    root.leaf(
-        "compaction", "REVISION", "Forget the history before a revision", (physical,), run="ctl.kv:compaction"
-    ).like("1000")
-    root.leaf(
-        "watch",
-        "KEY [END] [-- COMMAND ...]",
-        "Print the changes of keys as they happen",
-        WATCH_FLAGS,
-        _WATCH_DETAILS,
-        run="ctl.watch:watch",
-    ).like("jobs/ --prefix", "greeting --rev=1", "config -- ./reload.sh")
+    root.leaf("compaction", "REVISION", "Forget the history before a revision", (physical,)).like("1000")
+    root.module = "ctl.watch:"
+    changes = "Print the changes of keys as they happen"
+    root.leaf("watch", "KEY [END] [-- COMMAND ...]", changes, WATCH_FLAGS, _WATCH_DETAILS).like(
+        "jobs/ --prefix", "greeting --rev=1", "config -- ./reload.sh"
+    )
 
 
 def _add_leases(root: Branch) -> None:
@@ -180,23 +165,18 @@ def _add_coordination(root: Branch) -> None:
     listen = Flag("listen", BOOL, usage="only print who leads", short="l")
     elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
 SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
-    root.leaf("lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS, run="ctl.contest:lock").like(
+    root.module = "ctl.contest:"
+    root.leaf("lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS).like(
         "backup", "backup -- ./backup.sh --full"
     )
-    root.leaf(
-        "elect",
-        "NAME [PROPOSAL]",
-        "Take part in an election, or observe it",
-        (listen,),
-        elect_details,
-        run="ctl.contest:elect",
-    ).like("scheduler 10.0.0.1:80", "-l scheduler")
+    root.leaf("elect", "NAME [PROPOSAL]", "Take part in an election, or observe it", (listen,), elect_details).like(
+        "scheduler 10.0.0.1:80", "-l scheduler"
+    )
 
 
 _ADD_DETAILS = """Prints the settings for the first start of the new member, which must have no data yet."""
-_REMOVE_DETAILS = (
-    """The member stops. Its id never comes back: to use the host again, remove its data and add it anew."""
-)
+_REMOVE_DETAILS = """The member stops. Its id never comes back: to use the host again, remove its data and add it
+anew."""
 _REPLACE = "Let a learner take the place of a voter"
 _REPLACE_DETAILS = """NEW is a learner that has the data: start it with `raftkv join URL --learner`.
 NEW gets the vote and OLD leaves in one change, so the number of voters never drops (not in etcdctl).
@@ -261,14 +241,11 @@ machine can read a command line. A user without a password logs in by a certific
 _PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags the permission covers KEY alone."""
 
 
-def _add_auth(root: Branch) -> None:
+def _add_users(root: Branch) -> None:
     auth = root.branch("auth", "Enable, disable or show authentication", "ctl.maintenance:auth_")
     auth.leaf("enable", "", "Enable authentication", (), _ENABLE_DETAILS)
     auth.leaf("disable", "", "Disable authentication").like("--user root")
     auth.leaf("status", "", "Print whether authentication is enabled").like("--user root")
-
-
-def _add_users(root: Branch) -> None:
     user = root.branch("user", "Add, change and delete users", "ctl.maintenance:user_")
     add = (
         _INTERACTIVE,
@@ -324,15 +301,11 @@ it. It is written as FILE.part, and gets its name when it is whole. There is no 
 meanwhile. With --data-dir the command writes the database of a stopped member, as `raftkvutl defrag` does."""
     directory = Flag("data-dir", usage="data directory of a member that does not run, instead of the endpoints")
     move = "MEMBER is an id in hexadecimal. The leader must be among the endpoints."
-    root.leaf(
-        "defrag",
-        "",
-        "Shrink the databases of members to what they use",
-        (_CLUSTER, directory),
-        defrag,
-        run="ctl.maintenance:defrag",
-    ).like("", "--cluster", "--data-dir default.etcd")
-    root.leaf("move-leader", "MEMBER", "Hand leadership to a member", (), move, run="ctl.maintenance:move_leader").like(
+    root.module = "ctl.maintenance:"
+    root.leaf("defrag", "", "Shrink the databases of members to what they use", (_CLUSTER, directory), defrag).like(
+        "", "--cluster", "--data-dir default.etcd"
+    )
+    root.leaf("move-leader", "MEMBER", "Hand leadership to a member", (), move).like(
         "8e9e05c52164694d --endpoints=10.0.0.1:2379"
     )
     downgrade = root.branch("downgrade", "Prepare the cluster for an older version", "ctl.maintenance:downgrade_")
@@ -358,9 +331,10 @@ def _add_mirror(root: Branch) -> None:
         Flag("dest-password", usage="password at the destination; --dest-user is then the name alone"),
     )
     details = "Prints every 30 seconds how many keys it has written, and runs until a signal or an error ends it."
-    root.leaf(
-        "make-mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details, run="ctl.mirror:make_mirror"
-    ).like("10.0.1.1:2379", "10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/")
+    root.module = "ctl.mirror:"
+    root.leaf("make-mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details).like(
+        "10.0.1.1:2379", "10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/"
+    )
 
 
 def _add_checks(root: Branch) -> None:
@@ -370,9 +344,7 @@ def _add_checks(root: Branch) -> None:
         loads = ("s", "m", "l", "xl")
         return (
             Flag("load", default="s", usage="size of the load: small, medium, large, very large", choices=loads),
-            Flag(
-                "prefix", default=prefix, usage="where the keys of the check are written; they are deleted afterwards"
-            ),
+            Flag("prefix", default=prefix, usage="place of the keys that are written; they are deleted afterwards"),
             Flag("auto-compact", BOOL, usage="compact the history afterwards"),
             Flag("auto-defrag", BOOL, usage="defragment the members afterwards"),
         )
@@ -424,6 +396,7 @@ prefix, or each: every identity without a limit of its own. Keep-alives and call
     quota.leaf("uses", "", "Print which identities have used most of the asked member")
 
 
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _EXEC_FLAGS = _ours(
     Flag("job", usage="id of the run, the same on all of its nodes (required)"),
     Flag("nnodes", default="1", usage="number of nodes that take part: N, or MIN:MAX"),
@@ -433,17 +406,9 @@ _EXEC_FLAGS = _ours(
     Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
     Flag("local-addr", usage="address at which other nodes reach this one; default: the one that reaches the cluster"),
     Flag("node-name", usage="name of this machine; default: the host's name"),
-    Flag(
-        "prefork",
-        LIST,
-        usage="modules, as torch, that workers of the next generation have imported; the command is a Python script",
-    ),
+    Flag("prefork", LIST, usage="modules, as torch, that workers have imported already; COMMAND is a Python script"),
     Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped", least=0),
-    Flag(
-        "signals-to-handle",
-        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        usage="signals that are passed on to the workers and end this node",
-    ),
+    Flag("signals-to-handle", default=_SIGNALS, usage="signals that are passed on to the workers and end this node"),
     Flag("log-dir", usage="directory for the workers' log files; without --redirects and --tee it means --tee 3"),
     Flag("redirects", usage="streams that go to log files only: 1 stdout, 2 stderr, 3 both, or 0:3,1:2", short="r"),
     Flag("tee", usage="streams that go to log files and to the console, as for --redirects", short="t"),
@@ -500,22 +465,10 @@ def _add_runs(root: Branch) -> None:
     run.leaf("list", "", "List the runs", run="list_all")
     run.leaf("show", "RUN", "Print who is in a run, who waits and why, and the last faults").like("job7")
     run.leaf("timeline", "RUN", "Print what happened: generations, ranks, causes, seconds").like("job7")
-    run.leaf(
-        "watch",
-        "RUN",
-        "Print what happens until SIGINT or SIGTERM arrives",
-        (),
-        "With --json each event is an object on a line of its own.",
-    ).like("job7")
-    run.leaf(
-        "metrics",
-        "",
-        "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives",
-        served,
-        _METRICS_DETAILS,
-        run="serve",
-        is_alike=False,
-    ).like("", "--listen :9379")
+    happens = "With --json each event is an object on a line of its own."
+    metrics = "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives"
+    run.leaf("watch", "RUN", "Print what happens until SIGINT or SIGTERM arrives", (), happens).like("job7")
+    run.leaf("metrics", "", metrics, served, _METRICS_DETAILS, run="serve", is_alike=False).like("", "--listen :9379")
     run.leaf("queue", "[CLUSTER]", "Print who holds the slots that runs share, and who waits").like("", "gpu")
     run.leaf(
         "exec", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS, run="execute", is_alike=False
@@ -545,9 +498,7 @@ def _add_finding(checkpoint: Branch) -> None:
         Flag("all-runs", BOOL, usage="search all runs, and print the best of each run and kind; give METRIC alone"),
     )
     watch_flags = _ours(
-        Flag(
-            "from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on", least=0
-        ),
+        Flag("from-revision", INT, usage="begin with this revision; 1 means all commits, 0 from now on", least=0),
         Flag("count", INT, usage="end after so many commits; 0 means never", least=0),
     )
     checkpoint.leaf("runs", "", "List the runs that have checkpoints, with their latest")
@@ -588,31 +539,22 @@ def _add_contents(checkpoint: Branch) -> None:
         Flag("step", INT, usage="commit it as this step, instead of its own"),
         Flag("dry-run", BOOL, usage="only print the checkpoints found, and which are whole"),
     )
-    checkpoint.leaf(
-        "verify",
-        "RUN [WHICH]",
-        "Compare the files of a checkpoint with what was committed",
-        (*_BOTH, *every),
-        f"{_WHICH} {_VERIFY}",
-    ).like("bert", "bert --all --json")
+    compare = "Compare the files of a checkpoint with what was committed"
+    checkpoint.leaf("verify", "RUN [WHICH]", compare, (*_BOTH, *every), f"{_WHICH} {_VERIFY}").like(
+        "bert", "bert --all --json"
+    )
     checkpoint.leaf(
         "export", "RUN WHICH DIRECTORY", "Copy a checkpoint out, with what the store knows of it", _BOTH, _EXPORT
     ).like("bert latest s3://archive/bert", "bert tag:release /mnt/usb/bert")
-    checkpoint.leaf(
-        "import",
-        "RUN DIRECTORY",
-        "Copy checkpoints in: an export, or what other tools have saved",
-        (*_BOTH, place, step, dry_run),
-        _IMPORT,
-        run="take_in",
-    ).like("bert /mnt/usb/bert", "old-job /shared/output --dry-run")
-    checkpoint.leaf(
-        "copy",
-        "RUN WHICH INTO-RUN",
-        "Copy a checkpoint into another run, which descends from it",
-        (*_BOTH, place, step),
-        _COPY,
-    ).like("bert tag:release tuned --place /shared/tuned")
+    take_in, copy = (*_BOTH, place, step, dry_run), (*_BOTH, place, step)
+    found = "Copy checkpoints in: an export, or what other tools have saved"
+    checkpoint.leaf("import", "RUN DIRECTORY", found, take_in, _IMPORT, run="take_in").like(
+        "bert /mnt/usb/bert", "old-job /shared/output --dry-run"
+    )
+    descends = "Copy a checkpoint into another run, which descends from it"
+    checkpoint.leaf("copy", "RUN WHICH INTO-RUN", descends, copy, _COPY).like(
+        "bert tag:release tuned --place /shared/tuned"
+    )
 
 
 _PIN = """Nothing deletes a pinned checkpoint. Programs that use the library pin what they read by themselves
@@ -762,7 +704,7 @@ def make_tree() -> Branch:
     root = Branch(NAME, "Talk to a raftkv or etcd cluster", shared=GLOBAL_FLAGS)
     for add in (_add_kv, _add_leases, _add_coordination, _add_mirror, _add_members, _add_roll, _add_endpoints):
         add(root)
-    for add in (_add_auth, _add_users, _add_roles, _add_maintenance, _add_quotas, _add_checks, _add_runs):
+    for add in (_add_users, _add_roles, _add_maintenance, _add_quotas, _add_checks, _add_runs):
         add(root)
     purpose = "Find, keep and delete checkpoints of training runs"
     checkpoint = root.branch("checkpoint", purpose, "checkpoints:", (_JSON,))
