@@ -44,7 +44,7 @@ from raftkv.cli.ctl import top
 from raftkv.cli.pflag import BOOL, Flag
 from raftkv.cli.printer import human_size
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, refused
-from raftkv.cli.table import Rows, out, progress_bar
+from raftkv.cli.table import Rows, count, out, progress_bar
 from raftkv.client.rpc import methods
 from raftkv.cluster_id import split_url
 from raftkv.config import ServerConfig, TLSFiles
@@ -215,6 +215,11 @@ class Picture:
     alarms: list[tuple[int, str]] = field(default_factory=list)
     peers: list[tuple[str, str, float | None]] = field(default_factory=list)
 
+    @property
+    def statuses(self) -> dict[str, rpc_pb2.StatusResponse]:
+        """Return by endpoint what members have said of themselves."""
+        return {answer.endpoint: answer.status for answer in self.answers if answer.status is not None}
+
 
 def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Finding]:
     """Yield what is found.
@@ -223,19 +228,15 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
         picture: of the cluster.
         timing: settings of its members, as far as they are known; None: etcd's defaults are taken.
     """
-    answered = [answer for answer in picture.answers if answer.status is not None]
     yield from _members(picture)
-    if not answered:
+    if not picture.statuses:
         return
-    yield _quorum(picture, answered)
-    yield _leader(picture, answered)
-    yield _versions(answered)
-    yield _alarms(picture)
-    yield _lag(answered)
-    yield from _space(answered)
-    yield _clocks(answered)
-    yield from _measured(answered)
-    yield _shares(answered)
+    for look in (_quorum, _leader, _versions, _alarms, _lag):
+        yield look(picture)
+    yield from _space(picture)
+    yield _clocks(picture)
+    yield from _measured(picture)
+    yield _shares(picture)
     yield from _ways(picture, timing or ServerConfig())
 
 
@@ -265,27 +266,24 @@ def _members(picture: Picture) -> Iterator[Finding]:
         if answer.status is None:
             yield failure(f"member at {answer.endpoint}", answer.error, _advice(picture, answer))
         else:
-            yield ok(
-                f"member at {answer.endpoint}", f"{_name(picture, answer.member_id)}, {answer.rtt_ms:.2f} ms a call"
-            )
-    never = [member for member in picture.members if not member.clientURLs]
-    for member in never:
-        advice = "start it with --initial-cluster-state existing, or raftkvctl member remove"
-        yield warning(f"member {member.ID:x}", "it was added and has never been started", advice)
+            who = _name(picture, answer.member_id)
+            yield ok(f"member at {answer.endpoint}", f"{who}, {answer.rtt_ms:.2f} ms a call")
+    for member in picture.members:
+        if not member.clientURLs:
+            advice = "start it with --initial-cluster-state existing, or raftkvctl member remove"
+            yield warning(f"member {member.ID:x}", "it was added and has never been started", advice)
 
 
-def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
+def _quorum(picture: Picture) -> Finding:
     voters = {member.ID for member in picture.members if not member.isLearner}
     if not voters:
         return skipped("quorum", picture.error or "no member lists the members")
-    there = len(voters & {answer.member_id for answer in answered})
+    there = len(voters & {answer.member_id for answer in picture.answers})
     quorum = len(voters) // 2 + 1
     figure = f"{there} of {len(voters)} voters answer, {quorum} are needed"
     if there < quorum:
-        advice = (
-            "start members until there is one; if they are lost for good: --force-new-cluster (docs, 'Lost quorum')"
-        )
-        return failure("quorum", figure, advice)
+        lost = "if they are lost for good: --force-new-cluster (docs, 'Lost quorum')"
+        return failure("quorum", figure, f"start members until there is one; {lost}")
     if len(voters) == 1:
         return warning("quorum", figure, "one member: its disk is the data; raftkv join adds others")
     if there == quorum:
@@ -295,21 +293,22 @@ def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
     return ok("quorum", figure)
 
 
-def _leader(picture: Picture, answered: list[Answer]) -> Finding:
-    leaders = Counter(answer.status.leader for answer in answered if answer.status is not None)
-    terms = {answer.status.raftTerm for answer in answered if answer.status is not None}
-    if set(leaders) == {0}:
-        return failure("leader", "none", "a quorum of members must reach each other's peer ports")
-    if len(leaders) > 1:
+def _leader(picture: Picture) -> Finding:
+    leader, *others = {status.leader for status in picture.statuses.values()}
+    if others:
         return warning("leader", "members do not agree", "ask again: an election is under way, or a member is cut off")
-    return ok("leader", f"{_name(picture, next(iter(leaders)))} in term {max(terms)}")
+    if not leader:
+        return failure("leader", "none", "a quorum of members must reach each other's peer ports")
+    term = max(status.raftTerm for status in picture.statuses.values())
+    return ok("leader", f"{_name(picture, leader)} in term {term}")
 
 
-def _versions(answered: list[Answer]) -> Finding:
+def _versions(picture: Picture) -> Finding:
+    statuses = picture.statuses
     versions = Counter(
-        answer.program or f"etcd {answer.status.version}" for answer in answered if answer.status is not None
+        one.program or f"etcd {statuses[one.endpoint].version}" for one in picture.answers if one.endpoint in statuses
     )
-    figure = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
+    figure = ", ".join(f"{version} ({times})" for version, times in sorted(versions.items()))
     if len(versions) > 1:
         return warning("versions", figure, "finish the upgrade: what not all members know is refused")
     return ok("versions", figure)
@@ -331,26 +330,18 @@ def _alarms(picture: Picture) -> Finding:
     return failure("alarms", figure, advice)
 
 
-def _lag(answered: list[Answer]) -> Finding:
-    indexes = {
-        answer.endpoint: (answer.status.raftIndex, answer.status.raftAppliedIndex)
-        for answer in answered
-        if answer.status is not None
-    }
-    newest = max(index for index, _ in indexes.values())
-    lags = {endpoint: newest - applied for endpoint, (_, applied) in indexes.items()}
+def _lag(picture: Picture) -> Finding:
+    newest = max(status.raftIndex for status in picture.statuses.values())
+    lags = {endpoint: newest - status.raftAppliedIndex for endpoint, status in picture.statuses.items()}
     endpoint, lag = max(lags.items(), key=lambda item: item[1])
     if lag > LAG_MAX:
         return warning("lag", f"{lag} entries at {endpoint}", "its disk, its processor or the way to it is too slow")
     return ok("lag", f"{lag} entries at most")
 
 
-def _space(answered: list[Answer]) -> Iterator[Finding]:
-    for answer in answered:
-        status = answer.status
-        if status is None:
-            continue
-        subject, quota = f"database at {answer.endpoint}", status.dbSizeQuota
+def _space(picture: Picture) -> Iterator[Finding]:
+    for endpoint, status in picture.statuses.items():
+        subject, quota = f"database at {endpoint}", status.dbSizeQuota
         figure = f"{human_size(status.dbSizeInUse)} in use of {human_size(status.dbSize)}"
         figure += f", quota {human_size(quota)}" if quota else ""
         share = status.dbSizeInUse / quota if quota else 0.0
@@ -365,37 +356,31 @@ def _space(answered: list[Answer]) -> Iterator[Finding]:
             yield ok(subject, figure)
 
 
-def _clocks(answered: list[Answer]) -> Finding:
-    offsets = [answer.clock_s for answer in answered if answer.clock_s is not None]
+def _clocks(picture: Picture) -> Finding:
+    offsets = [answer.clock_s for answer in picture.answers if answer.clock_s is not None]
     if not offsets:
         return skipped("clock: offset", "no member says what time it is")
     # Only a certain offset counts: a clock that may be right gets no warning.
     certain = [max(low, -high, 0.0) for low, high in offsets]
     largest = max(certain)
-    figure = f"{largest:.1f} s at least, of {_counted(len(offsets), 'member')} to this machine"
+    whose = f"{count(len(offsets), 'member')} to this machine"
     if largest > CLOCK_MAX_S:
-        advice = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
-        return warning("clock: offset", figure, advice)
-    return ok("clock: offset", f"below a second, {_counted(len(offsets), 'member')} to this machine")
+        return warning("clock: offset", f"{largest:.1f} s at least, of {whose}", _SET_CLOCK)
+    return ok("clock: offset", f"below a second, {whose}")
 
 
-def _measured(answered: list[Answer]) -> Iterator[Finding]:
+_SET_CLOCK: Final = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
+
+
+def _measured(picture: Picture) -> Iterator[Finding]:
     """Yield what members have measured themselves, the worst of them."""
+    syncs = {answer.endpoint: answer.fsync_p99_ms for answer in picture.answers}
+    trips = {answer.endpoint: answer.peers_p99_ms for answer in picture.answers}
+    ssd = "use an SSD of its own; raftkv doctor --data-dir there"
+    longer = "raise --heartbeat-interval and --election-timeout, or mend the network"
     for subject, figures, slow_ms, far_too_slow_ms, advice in (
-        (
-            "disks of members: p99 of fsync",
-            {answer.endpoint: answer.fsync_p99_ms for answer in answered},
-            *(
-                SLOW_SYNC_MS,
-                FAR_TOO_SLOW_SYNC_MS,
-                "use an SSD of its own; raftkv doctor --data-dir there",
-            ),
-        ),
-        (
-            "round trips of members: p99",
-            {answer.endpoint: answer.peers_p99_ms for answer in answered},
-            *(SLOW_PEERS_MS, math.inf, "raise --heartbeat-interval and --election-timeout, or mend the network"),
-        ),
+        ("disks of members: p99 of fsync", syncs, SLOW_SYNC_MS, FAR_TOO_SLOW_SYNC_MS, ssd),
+        ("round trips of members: p99", trips, SLOW_PEERS_MS, math.inf, longer),
     ):
         known = {endpoint: figure for endpoint, figure in figures.items() if figure is not None}
         if not known:
@@ -406,9 +391,9 @@ def _measured(answered: list[Answer]) -> Iterator[Finding]:
         yield replace(found, figure=f"up to {found.figure}, at {endpoint}")
 
 
-def _shares(answered: list[Answer]) -> Finding:
+def _shares(picture: Picture) -> Finding:
     subject = "time of members by user"
-    found = [(one[1], one[0], answer.endpoint) for answer in answered if (one := answer.busiest) is not None]
+    found = [(one[1], one[0], answer.endpoint) for answer in picture.answers if (one := answer.busiest) is not None]
     if not found:
         return skipped(subject, "no member shows who uses it")
     share, identity, endpoint = max(found)
@@ -461,8 +446,7 @@ def check_machine(root: Path = Path("/")) -> list[Finding]:
     return [
         check_clock(_adjtimex),
         check_descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-        _check_memory(root),
-        _check_swap(root),
+        *_check_memory(root),
         _check_huge_pages(root),
         *check_versions(sys.version_info[:2], _requirements(), importlib.metadata.version),
         _check_crc(),
@@ -490,8 +474,7 @@ def check_clock(adjtimex: Callable[[], tuple[int, int]]) -> Finding:
     if state < 0:
         return skipped(subject, "the kernel does not tell")
     if state == _TIME_ERROR:
-        advice = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
-        return warning(subject, "no", advice)
+        return warning(subject, "no", _SET_CLOCK)
     return ok(subject, f"yes, within {error_us / 1000:.3g} ms")
 
 
@@ -514,20 +497,28 @@ def _fields(path: Path) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
-def _check_memory(root: Path) -> Finding:
-    subject = "memory"
+def _check_memory(root: Path) -> Iterator[Finding]:
     try:
         found = _fields(root / "proc/meminfo")
     except OSError:
-        return skipped(subject, "this system does not tell")
+        yield from (skipped(subject, "this system does not tell") for subject in ("memory", "swap"))
+        return
     limit, available = cgroup_limit(root), found.get("MemAvailable", 0)
     shown = f"{human_size(available)} available of {human_size(found.get('MemTotal', 0))}"
     if limit is not None:
         shown += f", limit of the control group {human_size(limit)}"
         available = min(available, limit)
     if available < MEMORY_MIN_BYTES:
-        return warning(subject, shown, "the index of all keys is in memory: give a member 512 MiB and 300 bytes a key")
-    return ok(subject, shown)
+        advice = "the index of all keys is in memory: give a member 512 MiB and 300 bytes a key"
+        yield warning("memory", shown, advice)
+    else:
+        yield ok("memory", shown)
+    used = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
+    if used > MEMORY_MIN_BYTES:
+        advice = "a member that is swapped out misses heartbeats: give the machine memory, or swapoff"
+        yield warning("swap", f"{human_size(used)} in use", advice)
+    else:
+        yield ok("swap", f"{human_size(used)} in use")
 
 
 def cgroup_limit(root: Path) -> int | None:
@@ -547,19 +538,6 @@ def cgroup_limit(root: Path) -> int | None:
             text = (folder / "memory.max").read_text(encoding="ascii").strip()
             limits += [int(text)] if text.isdigit() else []
     return min(limits, default=None)
-
-
-def _check_swap(root: Path) -> Finding:
-    subject = "swap"
-    try:
-        found = _fields(root / "proc/meminfo")
-    except OSError:
-        return skipped(subject, "this system does not tell")
-    used = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
-    if used > MEMORY_MIN_BYTES:
-        advice = "a member that is swapped out misses heartbeats: give the machine memory, or swapoff"
-        return warning(subject, f"{human_size(used)} in use", advice)
-    return ok(subject, f"{human_size(used)} in use")
 
 
 def _check_huge_pages(root: Path) -> Finding:
@@ -657,15 +635,12 @@ _AFTER_DAMAGE: Final = (
 )
 
 _NOT_DURABLE: Final = {
-    "tmpfs": "it is memory: a restart of the machine loses all; use a disk",
-    "ramfs": "it is memory: a restart of the machine loses all; use a disk",
+    **dict.fromkeys(("tmpfs", "ramfs"), "it is memory: a restart of the machine loses all; use a disk"),
+    **dict.fromkeys(
+        ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"), "syncs and locks depend on a server: use a local disk"
+    ),
     "overlay": "it goes with its container: mount a volume at the data directory",
-    "nfs": "syncs and locks depend on a server: use a local disk",
-    "nfs4": "syncs and locks depend on a server: use a local disk",
-    "cifs": "syncs and locks depend on a server: use a local disk",
-    "smb3": "syncs and locks depend on a server: use a local disk",
     "9p": "syncs depend on the host: use a disk of this machine",
-    "fuse.sshfs": "syncs and locks depend on a server: use a local disk",
 }
 
 
@@ -831,11 +806,8 @@ def _check_user(data_dir: str, wal_dir: str) -> Finding:
         log = wal_dir or log_of(data_dir)
         size = database_of(data_dir).stat().st_size
     except (StorageError, OSError) as error:
-        return failure(
-            subject,
-            " ".join(str(error).split()),
-            "if it was a member's: restore it from a backup, or join again with none",
-        )
+        advice = "if it was a member's: restore it from a backup, or join again with none"
+        return failure(subject, " ".join(str(error).split()), advice)
     state = "runs" if is_running(log) else "is stopped"
     return ok(subject, f"the member {state}; its database has {human_size(size)}")
 
@@ -1264,8 +1236,4 @@ def _print_table(found: list[Finding]) -> None:
     rows = [(one.level.word, one.subject, one.figure, one.advice) for one in found]
     out(Rows(("", "subject", "found", "what to do"), rows, [_STYLES[one.level] for one in found]))
     counts = {level: sum(one.level is level for one in found) for level in (Level.WARNING, Level.FAILURE)}
-    print(f"\n{_counted(counts[Level.FAILURE], 'failure')}, {_counted(counts[Level.WARNING], 'warning')}")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    print(f"\n{count(counts[Level.FAILURE], 'failure')}, {count(counts[Level.WARNING], 'warning')}")
