@@ -251,13 +251,8 @@ async def _among(client: Client, config: ServerConfig, say: Callable[[str], None
     say(f"cluster {listed.header.cluster_id:x} has {len(listed.members)} members: {_names(listed.members)}")
     own = _own(listed.members, config)
     if own is None:
-        check_free(
-            (
-                *config.listen_peer_urls,
-                *addresses(config.listen_client_urls),
-                *addresses(config.listen_client_http_urls),
-            )
-        )
+        clients = (*addresses(config.listen_client_urls), *addresses(config.listen_client_http_urls))
+        check_free((*config.listen_peer_urls, *clients))
         request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
         try:
             added = await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)
@@ -380,11 +375,8 @@ def _names(members: Iterable[rpc_pb2.Member]) -> str:
 
 
 def _reason(error: StatusError) -> str:
-    return (
-        "; ".join(f"{where}: {why}" for where, why in error.failures.items())
-        if isinstance(error, EndpointsFailed) and error.failures
-        else str(error)
-    )
+    failures = error.failures if isinstance(error, EndpointsFailed) else {}
+    return "; ".join(f"{where}: {why}" for where, why in failures.items()) or str(error)
 
 
 def _say(text: str) -> None:

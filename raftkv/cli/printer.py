@@ -142,7 +142,8 @@ class TablePrinter(RowsPrinter):
     name = "table"
 
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
-        self.rows(*health_rows(answers))
+        rows = [[answer.endpoint, lower(answer.healthy), answer.took, answer.error] for answer in answers]
+        self.rows(["endpoint", "health", "took", "error"], rows)
 
     def rows(self, header: list[str], rows: list[list[str]]) -> None:
         from raftkv.cli import table
@@ -190,23 +191,11 @@ def role_of(status: rpc_pb2.StatusResponse) -> str:
 def member_rows(response: rpc_pb2.MemberListResponse) -> tuple[list[str], list[list[str]]]:
     """Header and rows of ``member list``."""
     header = ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"]
-    return header, [
-        [
-            f"{member.ID:x}",
-            "started" if member.name else "unstarted",
-            member.name,
-            ",".join(member.peerURLs),
-            ",".join(member.clientURLs),
-            lower(member.isLearner),
-        ]
-        for member in response.members
-    ]
-
-
-def health_rows(answers: Sequence[EndpointHealth]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of ``endpoint health``."""
-    header = ["endpoint", "health", "took", "error"]
-    return header, [[answer.endpoint, lower(answer.healthy), answer.took, answer.error] for answer in answers]
+    rows = []
+    for one in response.members:
+        names = [f"{one.ID:x}", "started" if one.name else "unstarted", one.name]
+        rows.append([*names, ",".join(one.peerURLs), ",".join(one.clientURLs), lower(one.isLearner)])
+    return header, rows
 
 
 def sends_3_6(answers: Sequence[EndpointAnswer]) -> bool:
@@ -246,16 +235,9 @@ def _status_row(answer: EndpointAnswer, new: bool) -> list[str]:
 
 def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of ``endpoint hashkv``."""
-    new = any(answer.response.hash_revision for answer in answers)
-    header = ["endpoint", "hash", *(["hash_revision"] if new else [])]
-    return header, [
-        [
-            answer.endpoint,
-            str(answer.response.hash),
-            *([str(answer.response.hash_revision)] if new else []),
-        ]
-        for answer in answers
-    ]
+    columns = 3 if any(answer.response.hash_revision for answer in answers) else 2
+    rows = [[one.endpoint, str(one.response.hash), str(one.response.hash_revision)] for one in answers]
+    return ["endpoint", "hash", "hash_revision"][:columns], [row[:columns] for row in rows]
 
 
 class SimplePrinter(RowsPrinter):
@@ -643,19 +625,13 @@ def _scalar(kind: int, value: Any) -> Any:
 
 def _hexadecimal_members(response: rpc_pb2.MemberListResponse) -> dict[str, Any]:
     """Identifiers as hexadecimal text. Spelling and order are those of etcdctl 3.5, where this form is made by hand."""
-    header = response.header
+    head = response.header
     members = [
         {"ID": f"{m.ID:x}", "name": m.name, "peerURLs": list(m.peerURLs), "clientURLS": list(m.clientURLs)}
         for m in response.members
     ]
-    return {
-        "header": {
-            "cluster_id": f"{header.cluster_id:x}",
-            "member_id": f"{header.member_id:x}",
-            "raft_term": header.raft_term,
-        },
-        "members": members,
-    }
+    ids = {"cluster_id": f"{head.cluster_id:x}", "member_id": f"{head.member_id:x}"}
+    return {"header": {**ids, "raft_term": head.raft_term}, "members": members}
 
 
 _KINDS = {kind.name: kind for kind in (SimplePrinter, FieldsPrinter, JSONPrinter, ProtobufPrinter, TablePrinter)}

@@ -342,15 +342,8 @@ class Cache:
         self._control: Control = ClientControl(kv)
         self._hub: WatchHub = kv.scope.hub
         self._timeout_s = kv.scope.timeout_s
-        self.copy = Copy(
-            self._control,
-            to_bytes(prefix),
-            indexes,
-            whole(max_bytes, "max_bytes"),
-            self._on_update,
-            self._on_refused,
-            self._on_end,
-        )
+        told = self._on_update, self._on_refused, self._on_end
+        self.copy = Copy(self._control, to_bytes(prefix), indexes, whole(max_bytes, "max_bytes"), *told)
         self._queues: set[_Queue] = set()
         self._refusal: Exception | None = None
         self._is_closed = False

@@ -152,13 +152,8 @@ def client_settings(environment: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError("the password is in RAFTKV_USER and in RAFTKV_PASSWORD or RAFTKV_PASSWORD_FILE: give it once")
     if password and not user:
         raise ConfigError("RAFTKV_PASSWORD is in the environment, but RAFTKV_USER is not")
-    settings = {
-        "user": user,
-        "password": Secret(inline) if inline else password,
-        "token": token,
-        **file_settings(environment),
-    }
-    return {name: value for name, value in settings.items() if value}
+    settings = {"user": user, "password": Secret(inline) if inline else password, "token": token}
+    return {name: value for name, value in settings.items() if value} | file_settings(environment)
 
 
 def file_settings(environment: Mapping[str, str]) -> dict[str, str]:

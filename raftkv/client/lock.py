@@ -30,7 +30,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import FenceLost, LockLost, LockNotFree, TermLost, WatchCanceled
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 #    create revision) *and* the keys before it.
 # 2. A step that may or may not have happened is done again: a key says by its value or lease whose it is.
 # 3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
-
-Result = TypeVar("Result")
 
 
 class Contender:
@@ -116,15 +114,8 @@ class Contender:
         """
 
         async def step() -> tuple[KeyValue | None, int]:
-            before = GetRange(
-                self.prefix,
-                prefix=True,
-                limit=1,
-                sort_by="create_revision",
-                descending=True,
-                keys_only=True,
-                max_create_revision=self.fence - 1,
-            )
+            newest: dict[str, Any] = {"limit": 1, "sort_by": "create_revision", "descending": True}
+            before = GetRange(self.prefix, prefix=True, keys_only=True, max_create_revision=self.fence - 1, **newest)
             done = await Txn(self._scope).when(create_revision(self.key) == self.fence).then(before).commit()
             if not done.succeeded:
                 raise self.lost()
@@ -470,17 +461,8 @@ class Term(Holder):
     _error = TermLost
     _not_first = "it does not lead"
 
-    def __init__(
-        self,
-        scope: Scope,
-        name: Text,
-        value: Text,
-        ttl: float,
-        lease: Lease | Session | None,
-        *,
-        interrupt: bool = True,
-    ) -> None:
-        super().__init__(scope, name, ttl, lease, interrupt=interrupt)
+    def __init__(self, scope: Scope, name: Text, value: Text, *how: Any, interrupt: bool = True) -> None:
+        super().__init__(scope, name, *how, interrupt=interrupt)
         self._value = value
 
     @property

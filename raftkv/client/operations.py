@@ -261,12 +261,8 @@ def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
     if not hasattr(fence, "guard_key"):
         raise TypeError(f"fence= takes a lock, a term or the fence of a run, not {fence!r}")
     fence.check()
-    held = rpc_pb2.Compare(
-        result=rpc_pb2.Compare.EQUAL,
-        target=rpc_pb2.Compare.CREATE,
-        key=fence.guard_key,
-        create_revision=fence.fence,
-    )
+    held = rpc_pb2.Compare(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.CREATE, key=fence.guard_key)
+    held.create_revision = fence.fence
     return [held]
 
 

@@ -200,13 +200,9 @@ def _layout(cls: type[Record]) -> _Layout:
     """Return the layout of a class, which is made when it is first asked for."""
     known = _layouts.get(cls)
     if known is None:
+        needed = {item.name for item in fields(cls) if item.default is MISSING and item.default_factory is MISSING}
         known = _layouts[cls] = tuple(
-            (
-                item.name,
-                cls.STORED_AS.get(item.name, item.name),
-                str(item.type),
-                item.default is MISSING and item.default_factory is MISSING,
-            )
+            (item.name, cls.STORED_AS.get(item.name, item.name), str(item.type), item.name in needed)
             for item in fields(cls)
         )
     return known

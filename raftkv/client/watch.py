@@ -818,14 +818,6 @@ class Watches(Part):
             WatchCanceled: the client is closed.
         """
         first, range_end = self.scope.space.interval(key, end, prefix=prefix)
-        request = Request(
-            first,
-            range_end,
-            start_revision,
-            prev_kv,
-            no_put,
-            no_delete,
-            keys_only=keys_only,
-            max_value_bytes=whole(max_value_bytes, "max_value_bytes"),
-        )
+        most = whole(max_value_bytes, "max_value_bytes")
+        request = Request(first, range_end, start_revision, prev_kv, no_put, no_delete, False, keys_only, most)
         return Watch(self.scope.hub, self.scope.space, Watcher(request, queue_bytes), self.scope.timeout_s)

@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from raftkv.cli import pflag
@@ -50,6 +51,7 @@ async def signals() -> AsyncIterator[asyncio.Event]:
         yield stopped
 
 
+@dataclass
 class Contest:
     """One command's part in the contest for a name.
 
@@ -57,14 +59,14 @@ class Contest:
         place: in the queue.
         lease: of the key in the queue; revoked at the end.
         stopped: set by a signal.
+        expired, fenced: texts of the errors when the lease, or the key in the queue, is lost.
     """
 
-    def __init__(self, place: Contender, lease: Lease, stopped: asyncio.Event, expired: str, fenced: str) -> None:
-        self.place = place
-        self.lease = lease
-        self.stopped = stopped
-        self._expired = expired
-        self._fenced = fenced
+    place: Contender
+    lease: Lease
+    stopped: asyncio.Event
+    expired: str
+    fenced: str
 
     async def win(self, value: bytes) -> int:
         """Enter the queue and wait for the turn; returns the revision as of which it has come.
@@ -78,11 +80,11 @@ class Contest:
             return await self.place.wait_turn()
 
         try:
-            return await unless(wait(), (self.stopped, CANCELED), (self.lease.lost, self._expired))
+            return await unless(wait(), (self.stopped, CANCELED), (self.lease.lost, self.expired))
         except LeaseLost:
-            raise CommandError(self._expired) from None
+            raise CommandError(self.expired) from None
         except FenceLost:
-            raise CommandError(self._fenced) from None
+            raise CommandError(self.fenced) from None
 
     async def show_and_hold(self, session: Session, client: Client, gone: str) -> None:
         """Print the key, and hold it until a signal comes; ``gone`` is the text of the error where it is not there."""
@@ -99,7 +101,7 @@ class Contest:
         Raises:
             CommandError: it has expired.
         """
-        return await unless(work, (self.lease.lost, self._expired))
+        return await unless(work, (self.lease.lost, self.expired))
 
     async def leave(self) -> None:
         """Leave the queue, also after a failed wait."""

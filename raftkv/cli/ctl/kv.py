@@ -24,19 +24,10 @@ from raftkv.pb import rpc_pb2
 
 T = TypeVar("T")
 
-_ORDERS = {
-    "": rpc_pb2.RangeRequest.NONE,
-    "ASCEND": rpc_pb2.RangeRequest.ASCEND,
-    "DESCEND": rpc_pb2.RangeRequest.DESCEND,
-}
-_TARGETS = {
-    "": rpc_pb2.RangeRequest.KEY,
-    "CREATE": rpc_pb2.RangeRequest.CREATE,
-    "KEY": rpc_pb2.RangeRequest.KEY,
-    "MODIFY": rpc_pb2.RangeRequest.MOD,
-    "VALUE": rpc_pb2.RangeRequest.VALUE,
-    "VERSION": rpc_pb2.RangeRequest.VERSION,
-}
+_Asked = rpc_pb2.RangeRequest
+_ORDERS = {"": _Asked.NONE, "ASCEND": _Asked.ASCEND, "DESCEND": _Asked.DESCEND}
+_TARGETS = {"": _Asked.KEY, "CREATE": _Asked.CREATE, "KEY": _Asked.KEY, "MODIFY": _Asked.MOD}
+_TARGETS |= {"VALUE": _Asked.VALUE, "VERSION": _Asked.VERSION}
 _PUT_USAGE = "put command needs 1 argument and input from stdin or 2 arguments"
 
 
@@ -255,12 +246,8 @@ _COMPARED = {
     **dict.fromkeys(("val", "value"), ("value", rpc_pb2.Compare.VALUE)),
     "lease": ("lease", rpc_pb2.Compare.LEASE),
 }
-_RESULTS = {
-    "=": rpc_pb2.Compare.EQUAL,
-    "!=": rpc_pb2.Compare.NOT_EQUAL,
-    ">": rpc_pb2.Compare.GREATER,
-    "<": rpc_pb2.Compare.LESS,
-}
+_Compare = rpc_pb2.Compare
+_RESULTS = {"=": _Compare.EQUAL, "!=": _Compare.NOT_EQUAL, ">": _Compare.GREATER, "<": _Compare.LESS}
 _PROMPTS = ("compares:", "success requests (get, put, del):", "failure requests (get, put, del):")
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv import cluster_id
@@ -122,21 +123,23 @@ def _replace_by_new(invocation: Invocation, old_id: int) -> None:
     _print_done(session, old_id, f"replaced by {new_id:16x} in", answer)
 
 
+@dataclass
 class Replacement:
     """A new member on its way into the place of a voter.
 
-    Arguments:
+    Attributes:
         client, session: of the command.
         old_id: of the voter.
         wait_s: how long the new one may take to be started and in sync.
     """
 
-    def __init__(self, client: Client, session: Session, old_id: int, wait_s: float) -> None:
-        self._client = client
-        self._session = session
-        self._old_id = old_id
-        self._wait_s = wait_s
-        self._deadline = time.monotonic() + wait_s
+    client: Client
+    session: Session
+    old_id: int
+    wait_s: float
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.wait_s
 
     async def learner(self, name: str, urls: list[str]) -> tuple[int, Any]:
         """Find the member with these peer URLs, or add it as a learner, and print what it is to be started with.
@@ -151,7 +154,7 @@ class Replacement:
             CommandError, StatusError: it can never take that place.
         """
         listed = await self._list()
-        old, new = _by_id(listed.members, self._old_id), _with_urls(listed.members, urls)
+        old, new = _by_id(listed.members, self.old_id), _with_urls(listed.members, urls)
         if new is not None and not new.isLearner and old is None:
             return new.ID, listed
         if old is None:
@@ -167,7 +170,7 @@ class Replacement:
             new_id, added = new.ID, rpc_pb2.MemberAddResponse(header=listed.header, member=new, members=listed.members)
             remark(f"goes on with learner {new_id:x}, which was added before")
         if new is None or not new.name:
-            self._session.printer.show("member_add", added, name, ",".join(urls))
+            self.session.printer.show("member_add", added, name, ",".join(urls))
             sys.stdout.flush()
         return new_id, None
 
@@ -181,7 +184,7 @@ class Replacement:
         Raises:
             CommandError, StatusError: it cannot, or not in time.
         """
-        request, told = admin_pb2.MemberReplaceRequest(old_id=self._old_id, new_id=new_id), ""
+        request, told = admin_pb2.MemberReplaceRequest(old_id=self.old_id, new_id=new_id), ""
         begun_at = time.monotonic()
         while True:
             try:
@@ -190,13 +193,13 @@ class Replacement:
                 reason = error
             listed = await self._list_if_possible()
             new = _by_id(listed.members, new_id)
-            if new is not None and not new.isLearner and _by_id(listed.members, self._old_id) is None:
+            if new is not None and not new.isLearner and _by_id(listed.members, self.old_id) is None:
                 return listed  # the answer of an earlier attempt was lost
             if not _passes(reason):
                 raise reason
             step = _step(new_id, new, reason)
             if time.monotonic() >= self._deadline:
-                wait = pflag.format_duration(round(self._wait_s * 1e9))
+                wait = pflag.format_duration(round(self.wait_s * 1e9))
                 raise CommandError(f"{step} took longer than --wait {wait}: run the same command again to go on", ERROR)
             if show is not None:
                 show(step, await self._entries(new) or f"{time.monotonic() - begun_at:.0f} s")
@@ -221,7 +224,7 @@ class Replacement:
             return ""
         try:
             whole = await self._call(methods.STATUS, rpc_pb2.StatusRequest())
-            async with Client(list(new.clientURLs), self._session.options) as learner:
+            async with Client(list(new.clientURLs), self.session.options) as learner:
                 own = await learner.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=PAUSE_S)
         except (StatusError, ConfigError):
             return ""
@@ -237,7 +240,7 @@ class Replacement:
             return rpc_pb2.MemberListResponse()
 
     async def _call(self, method: Method[M], request: Any) -> M:
-        return await self._client.call(method, request, timeout_s=self._session.timeout_s)
+        return await self.client.call(method, request, timeout_s=self.session.timeout_s)
 
 
 def _by_id(members: Iterable[rpc_pb2.Member], member_id: int) -> rpc_pb2.Member | None:

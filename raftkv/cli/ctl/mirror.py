@@ -52,18 +52,18 @@ _TXN: Final = Method(methods.TXN.path, rpc_pb2.TxnResponse, True)
 """The mirror alone writes there, and what it writes may be written twice."""
 
 
+@dataclass
 class Cluster:
     """One of the two clusters; a line on standard error tells once of each outage.
 
-    Arguments:
+    Attributes:
         name: which one it is, and where.
         client: the way to it.
     """
 
-    def __init__(self, name: str, client: Client) -> None:
-        self.client = client
-        self._name = name
-        self._is_noted = False
+    name: str
+    client: Client
+    _is_noted: bool = False
 
     async def call(self, method: Method[M], request: Any) -> M:
         """Call any endpoint.
@@ -82,7 +82,7 @@ class Cluster:
     def _note(self) -> None:
         if not self._is_noted:
             self._is_noted = True
-            remark(f"no answer from the {self._name} for {SILENCE_S:.0f} s; the mirror goes on when it answers")
+            remark(f"no answer from the {self.name} for {SILENCE_S:.0f} s; the mirror goes on when it answers")
 
 
 @dataclass
@@ -211,13 +211,9 @@ def make_mirror(invocation: Invocation) -> None:
         with refused(ConfigError, BAD_CONNECTION):
             made = Client([there], options)
         async with made as destination:
-            work = Mirror(
-                Cluster(f"source ({', '.join(session.endpoints)})", source),
-                Cluster(f"destination ({there})", destination),
-                prefix,
-                new_prefix,
-                max(1, invocation["max-txn-ops"]),
-            )
+            here = Cluster(f"source ({', '.join(session.endpoints)})", source)
+            far, operations_max = Cluster(f"destination ({there})", destination), max(1, invocation["max-txn-ops"])
+            work = Mirror(here, far, prefix, new_prefix, operations_max)
             async with asyncio.TaskGroup() as tasks:
                 beside = [tasks.create_task(_report(work))]
                 try:
@@ -240,12 +236,8 @@ def make_mirror(invocation: Invocation) -> None:
 def _of_destination(invocation: Invocation) -> Invocation:
     """Return the invocation as if the flags about the destination were the global ones."""
     names = ("cert", "key", "cacert", "insecure-transport", "user", "password")
-    values = {
-        **invocation.values,
-        "auth-jwt-token": "",
-        "discovery-srv": "",
-        **{name: invocation[f"dest-{name}"] for name in names},
-    }
+    values = invocation.values | {name: invocation[f"dest-{name}"] for name in names}
+    values |= {"auth-jwt-token": "", "discovery-srv": ""}
     changed = {name for name in names if f"dest-{name}" in invocation.changed}
     return Invocation(values, changed)
 

@@ -90,10 +90,11 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
+@dataclass
 class Roll:
     """The restarts of one cluster.
 
-    Arguments:
+    Attributes:
         client: of the cluster.
         template: the command, with its fields.
         timeout_s: for each question to a member.
@@ -103,23 +104,13 @@ class Roll:
         started_at: asks an endpoint when its process started; None: it does not say.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        template: str,
-        timeout_s: float,
-        wait_s: float,
-        run: Run,
-        say: Callable[[str], None],
-        started_at: Callable[[str], Awaitable[float | None]],
-    ) -> None:
-        self._client = client
-        self._template = template
-        self._timeout_s = timeout_s
-        self._wait_s = wait_s
-        self._run = run
-        self._say = say
-        self._started_at = started_at
+    client: Any
+    template: str
+    timeout_s: float
+    wait_s: float
+    run: Run
+    say: Callable[[str], None]
+    started_at: Callable[[str], Awaitable[float | None]]
 
     async def all(self, is_dry: bool) -> None:
         """Restart every member, or say what would be done.
@@ -129,13 +120,13 @@ class Roll:
         """
         seen = await self._look()
         left = [one.member for one in sorted(seen, key=lambda one: (one.is_leader, not one.member.isLearner))]
-        commands = {member.ID: command(self._template, member) for member in left}
+        commands = {member.ID: command(self.template, member) for member in left}
         for number, member in enumerate(left, 1):
             one = next(one for one in seen if one.member.ID == member.ID)
             first = "hand leadership over, then restart" if one.is_leader else "restart"
-            self._say(f"{number} of {len(left)}: {first} {member.name}: {shlex.join(commands[member.ID])}")
+            self.say(f"{number} of {len(left)}: {first} {member.name}: {shlex.join(commands[member.ID])}")
         refuse_unsafe(seen, left[0])
-        self._say(f"next safe step: restart {left[0].name}")
+        self.say(f"next safe step: restart {left[0].name}")
         if is_dry:
             return
         for number, member in enumerate(left, 1):
@@ -143,9 +134,9 @@ class Roll:
             try:
                 refuse_unsafe(seen, member)
                 await self._hand_over(seen, member)
-                self._say(f"restarting {member.name} ({number} of {len(left)})")
+                self.say(f"restarting {member.name} ({number} of {len(left)})")
                 before = await self._start_of(member)
-                if status := await self._run(commands[member.ID]):
+                if status := await self.run(commands[member.ID]):
                     raise CommandError(f"the restart command for {member.name} ended with status {status}", ERROR)
                 await self._wait(member)
                 if before is not None and await self._start_of(member) == before:
@@ -156,12 +147,12 @@ class Roll:
                 raise CommandError(str(error), ERROR, [*error.details, f"restarted so far: {names}"]) from None
 
     async def _start_of(self, member: rpc_pb2.Member) -> float | None:
-        return await self._started_at(member.clientURLs[0]) if member.clientURLs else None
+        return await self.started_at(member.clientURLs[0]) if member.clientURLs else None
 
     async def _look(self) -> list[Seen]:
         """Ask every member how it is."""
         request = rpc_pb2.MemberListRequest(linearizable=True)
-        listed = await self._client.call(methods.MEMBER_LIST, request, timeout_s=self._timeout_s)
+        listed = await self.client.call(methods.MEMBER_LIST, request, timeout_s=self.timeout_s)
         return in_sync(await asyncio.gather(*map(self._ask, listed.members)))
 
     async def _ask(self, member: rpc_pb2.Member) -> Seen:
@@ -169,9 +160,7 @@ class Roll:
             return Seen(member, rpc_pb2.StatusResponse(), "was never started")
         request = rpc_pb2.StatusRequest()
         try:
-            status = await self._client.call_at(
-                member.clientURLs[0], methods.STATUS, request, timeout_s=self._timeout_s
-            )
+            status = await self.client.call_at(member.clientURLs[0], methods.STATUS, request, timeout_s=self.timeout_s)
         except (StatusError, ConfigError) as error:
             return Seen(member, rpc_pb2.StatusResponse(), f"does not answer ({error})")
         if status.header.member_id != member.ID:
@@ -184,13 +173,13 @@ class Roll:
             return
         others = [one for one in seen if one.member.ID != member.ID and not one.member.isLearner and not one.problem]
         target = max(others, key=lambda one: one.status.raftAppliedIndex).member
-        self._say(f"handing leadership from {member.name} to {target.name}")
+        self.say(f"handing leadership from {member.name} to {target.name}")
         request = rpc_pb2.MoveLeaderRequest(targetID=target.ID)
-        await self._client.call_at(member.clientURLs[0], methods.MOVE_LEADER, request, timeout_s=self._timeout_s)
+        await self.client.call_at(member.clientURLs[0], methods.MOVE_LEADER, request, timeout_s=self.timeout_s)
 
     async def _wait(self, member: rpc_pb2.Member) -> None:
         """Wait until a member is in sync again."""
-        deadline = time.monotonic() + self._wait_s
+        deadline = time.monotonic() + self.wait_s
         problem = ""
         while time.monotonic() < deadline:
             try:
@@ -200,10 +189,10 @@ class Roll:
             else:
                 problem = one.problem
                 if not problem:
-                    self._say(f"{member.name} is back, with {one.status.raftAppliedIndex:,} entries applied")
+                    self.say(f"{member.name} is back, with {one.status.raftAppliedIndex:,} entries applied")
                     return
             await asyncio.sleep(PAUSE_S)
-        wait = pflag.format_duration(round(self._wait_s * 1e9))
+        wait = pflag.format_duration(round(self.wait_s * 1e9))
         raise CommandError(f"{member.name} was not in sync {wait} after its restart: it {problem}", ERROR)
 
 

@@ -167,15 +167,8 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
         end = text_bytes(words[1])
     elif invocation["prefix"]:
         key, end = interval(key, prefix=True)
-    request = Request(
-        key,
-        end,
-        invocation["rev"],
-        invocation["prev-kv"],
-        progress=True,
-        keys_only=invocation["keys-only"],
-        max_value_bytes=invocation["max-value-bytes"],
-    )
+    less = {"keys_only": invocation["keys-only"], "max_value_bytes": invocation["max-value-bytes"]}
+    request = Request(key, end, invocation["rev"], invocation["prev-kv"], progress=True, **less)
     return WatchSpec(request, invocation["progress-notify"], command)
 
 

@@ -27,6 +27,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from raftkv.client import admin, library, operations
@@ -462,16 +463,12 @@ def _awaited_result(result: T) -> T:
 # Users and roles of the blocking client: ``kv.users`` and ``kv.roles``, as in ``raftkv.client.admin``.
 
 
+@dataclass(frozen=True)
 class _Of:
-    """Methods that are those of a part of a client.
+    """Methods that are those of a part of a client."""
 
-    Arguments:
-        client: whose they are.
-    """
-
-    def __init__(self, client: Client, part: str) -> None:
-        self._client = client
-        self._part = part
+    _client: Client
+    _part: str
 
     def target(self) -> tuple[LoopThread, Any]:
         """Return the loop and the part, for a call."""

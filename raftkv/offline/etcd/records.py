@@ -102,13 +102,8 @@ def member_key(key: bytes) -> bytes:
 
 def conf_state_to_etcd(conf: ConfState) -> bytes:
     """Return a configuration as etcd keeps it."""
-    fields: dict[str, object] = {
-        "voters": conf.voters,
-        "learners": conf.learners,
-        "voters_outgoing": conf.voters_outgoing,
-        "learners_next": conf.learners_next,
-    }
-    present = {name: value for name, value in fields.items() if value}
+    names = ("voters", "learners", "voters_outgoing", "learners_next")
+    present: dict[str, object] = {name: value for name in names if (value := getattr(conf, name))}
     return json.dumps(present | {"auto_leave": conf.auto_leave}, separators=(",", ":")).encode()
 
 
