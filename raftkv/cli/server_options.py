@@ -167,6 +167,13 @@ def _without_effect(
 
 _idle, _refused = partial(_without_effect, IDLE), partial(_without_effect, REFUSED)
 
+_ANY_NAME: Final = "take peers whose certificate names neither their address nor a member's (false)"
+_VALIDITY: Final = "validity of self-made certificates, in years (1)"
+_AUDIT_SIZE: Final = "size at which the audit log is rotated, 0: never (104857600)"
+_SAMPLING: Final = "number of calls in a million that begin a trace if the client sends none (0)"
+_ROTATION: Final = (
+    'rules: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}'
+)
 _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     "Member",
     ("name", string, "name of this member ('default')"),
@@ -230,32 +237,17 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("peer-crl-file", string, "revoked peer certificates", "peer_tls.crl_file"),
     ("peer-cert-allowed-cn", words, "common names that peers may have", "peer_tls.allowed_cn"),
     ("peer-cert-allowed-hostname", words, "host names that peers may have", "peer_tls.allowed_hostname"),
-    (
-        "peer-skip-client-san-verification",
-        boolean,
-        "take peers whose certificate names neither their address nor a member's (false)",
-        "peer_tls.skip_san_verification",
-    ),
+    ("peer-skip-client-san-verification", boolean, _ANY_NAME, "peer_tls.skip_san_verification"),
     ("peer-auto-tls", boolean, "use a self-made certificate: no proof of identity (false)", "peer_tls.self_signed"),
     ("insecure-peers", boolean, "listen for peers off this machine without certificates (false)"),
-    (
-        "self-signed-cert-validity",
-        unsigned,
-        "validity of self-made certificates, in years (1)",
-        "self_signed_validity_years",
-    ),
+    ("self-signed-cert-validity", unsigned, _VALIDITY, "self_signed_validity_years"),
     ("cipher-suites", words, "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
     ("tls-min-version", string, "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
     ("tls-max-version", string, "newest TLS (the newest there is)"),
     ("cors", origins, "origins whose web pages may call, * for all (none)"),
     ("audit-log", string, "where requests are logged: a file, - or stderr (nowhere)"),
     ("audit-level", string, "which requests are logged: auth, writes or all (writes)"),
-    (
-        "audit-log-max-size",
-        integer,
-        "size at which the audit log is rotated, 0: never (104857600)",
-        "audit_log_max_size_bytes",
-    ),
+    ("audit-log-max-size", integer, _AUDIT_SIZE, "audit_log_max_size_bytes"),
     ("audit-log-keep", integer, "number of rotated audit logs that stay (10)"),
     ("host-whitelist", words, "host names allowed in plain HTTP, * for all (all; few on loopback)"),
     ("enable-ui", boolean, "serve the dashboard on the client ports, at /ui/ (true)"),
@@ -282,12 +274,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("log-format", string, "json or console (json)"),
     ("log-outputs", words, "default, stderr, stdout or files (default)"),
     ("enable-log-rotation", boolean, "rotate the one file of --log-outputs (false)", "log_rotation"),
-    (
-        "log-rotation-config-json",
-        string,
-        'rules: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}',
-        "log_rotation_json",
-    ),
+    ("log-rotation-config-json", string, _ROTATION, "log_rotation_json"),
     "Tracing",
     ("enable-distributed-tracing", boolean, "send spans to a collector; extra 'tracing' (false)", "tracing.enabled"),
     ("distributed-tracing-address", string, "the collector's address for OTLP (localhost:4317)", "tracing.address"),
@@ -296,7 +283,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     (
         "distributed-tracing-sampling-rate",
         integer,
-        "number of calls in a million that begin a trace if the client sends none (0)",
+        "calls in a million that begin a trace (0)",
         "tracing.sampling_rate",
     ),
     "Unsafe",
@@ -398,32 +385,22 @@ def read_rotation(text: str) -> LogRotation:
         raise ConfigError(f"improperly formatted log rotation config: {error}") from None
     if document is None:
         return LogRotation()
+    unmarshal = "invalid log rotation config: json: cannot unmarshal"
     if not isinstance(document, dict):
-        raise ConfigError(
-            f"invalid log rotation config: json: cannot unmarshal {_go_name(document)} into Go value of type "
-            "embed.logRotationConfig"
-        )
+        raise ConfigError(f"{unmarshal} {_go_name(document)} into Go value of type embed.logRotationConfig")
     found: dict[str, Any] = {}
-    for name, value in document.items():
-        kind = _ROTATION_FIELDS.get(name.lower())
-        if kind is not None and value is not None:
-            found[name.lower()] = _rotation_value(name.lower(), kind, value)
-    return LogRotation(**found)
-
-
-def _rotation_value(name: str, kind: type, value: Any) -> Any:
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is int and type(value) is int and abs(value) < 10**12:
-        if value < 0:
+    for name, value in ((name.lower(), value) for name, value in document.items() if value is not None):
+        kind = _ROTATION_FIELDS.get(name)
+        is_number = kind is int and type(value) is int and abs(value) < 10**12
+        if is_number and value < 0:
             raise ConfigError(f"--log-rotation-config-json: {name} must not be negative (set to {value})")
-        return value
-    go_name = _go_name(value)
-    shown = f"number {value}" if kind is int and go_name == "number" else go_name
-    raise ConfigError(
-        f"invalid log rotation config: json: cannot unmarshal {shown} into Go struct field "
-        f"logRotationConfig.{name} of type {kind.__name__}"
-    )
+        if kind is not None and not is_number and not (kind is bool and isinstance(value, bool)):
+            shown = f"number {value}" if kind is int and _go_name(value) == "number" else _go_name(value)
+            field_name = f"Go struct field logRotationConfig.{name} of type {kind.__name__}"
+            raise ConfigError(f"{unmarshal} {shown} into {field_name}")
+        if kind is not None:
+            found[name] = value
+    return LogRotation(**found)
 
 
 def _go_name(value: Any) -> str:
@@ -438,18 +415,13 @@ _PARTS: dict[str, Callable[..., Any]] = {"client_tls": TLSFiles, "peer_tls": TLS
 _DEPTH_MAX: Final = 64
 """Levels of a configuration file; settings need two."""
 
-_SECTIONS = {
-    "client-transport-security": "",
-    "peer-transport-security": "peer-",
-    "socket-options": "socket-",
-    "discovery-config": "discovery-",
-}
+_SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-"}
+_SECTIONS |= {"socket-options": "socket-", "discovery-config": "discovery-"}
 """Settings of a file that have settings of their own, and how the flags of these begin."""
 _NAMES_OF_SECTIONS: Final = {
-    ("", "allowed-cn"): "client-cert-allowed-cn",
-    ("", "allowed-hostname"): "client-cert-allowed-hostname",
-    ("peer-", "allowed-cn"): "peer-cert-allowed-cn",
-    ("peer-", "allowed-hostname"): "peer-cert-allowed-hostname",
+    (prefix, name): f"{prefix or 'client-'}cert-{name}"
+    for prefix in ("", "peer-")
+    for name in ("allowed-cn", "allowed-hostname")
 }
 """Settings of sections whose flags have other names."""
 
@@ -661,9 +633,8 @@ def _file_text(path: str, name: str, value: Any) -> str:
     elif isinstance(value, list):
         text = ",".join(map(str, value))
     elif isinstance(value, dict):
-        raise ConfigError(
-            f"{path}: {name} takes a value, and is given settings of its own: {', '.join(map(str, value))}"
-        )
+        given = ", ".join(map(str, value))
+        raise ConfigError(f"{path}: {name} takes a value, and is given settings of its own: {given}")
     else:
         # etcd turns YAML into JSON first: a float that is an integer is that integer.
         value = int(value) if isinstance(value, float) and value.is_integer() else value
@@ -741,11 +712,8 @@ def _apply_gates(values: dict[str, Any], warnings: list[str]) -> None:
         field_name = GATE_FIELDS[gate]
         if field_name in values:
             flag = next(name for name, flag in FLAGS.items() if flag.field == field_name)
-            raise ConfigError(
-                f"cannot specify both flags: --{flag}={str(values[field_name]).lower()} and "
-                f"--feature-gates={gate}={str(is_on).lower()} at the same time, "
-                f"please just use --feature-gates={gate}={str(is_on).lower()}"
-            )
+            old, new = f"--{flag}={str(values[field_name]).lower()}", f"--feature-gates={gate}={str(is_on).lower()}"
+            raise ConfigError(f"cannot specify both flags: {old} and {new} at the same time, please just use {new}")
         values[field_name] = is_on
 
 

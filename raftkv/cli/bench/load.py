@@ -419,29 +419,25 @@ async def connections(
         await asyncio.gather(*(transport.close() for transport in transports))
 
 
+@dataclass
 class Run:
     """The calls of one run: what is left to do and what came of the rest."""
 
-    def __init__(
-        self,
-        requests: Iterator[Request],
-        total: int,
-        on_progress: Callable[[int], None] | None = None,
-        rate: float = 0.0,
-    ) -> None:
-        self.requests = requests
-        self.left = total
-        self.open = 0
-        self.latencies_s: list[float] = []
-        self.errors: Counter[str] = Counter()
-        self.failed_in_a_row = 0
-        self.interrupted = False
+    requests: Iterator[Request]
+    left: int
+    on_progress: Callable[[int], None] | None = None
+    rate: float = 0.0
+    open: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    failed_in_a_row: int = 0
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.on_progress = on_progress
-        self.report_every = min(max(1, total // 100), REPORT_EVERY_MAX)
-        self._interval_s = 1 / rate if rate else 0.0
-        self._next_at = 0.0
-        self._processor_before_s = 0.0
+        self.report_every = min(max(1, self.left // 100), REPORT_EVERY_MAX)
+        self._interval_s = 1 / self.rate if self.rate else 0.0
+        self._next_at = self._processor_before_s = 0.0
 
     def begin(self) -> float:
         """Start the clocks; what was done before is no part of the result."""
