@@ -251,7 +251,9 @@ class Place:
         """Copy a file to ``NAME.part``."""
         with self._named("write to"):
             with source.open("rb") as reader, self._open_writer(name + PART_SUFFIX) as writer:
-                _copy(reader, writer, advance)
+                while chunk := reader.read(CHUNK_BYTES):
+                    writer.write(chunk)
+                    advance(len(chunk))
             self._sync(name + PART_SUFFIX)
 
     def _open_writer(self, name: str) -> Any:
@@ -365,12 +367,6 @@ class Place:
     def _sync_names(self) -> None:
         if self._is_local:
             sync(self._root)
-
-
-def _copy(reader: Any, writer: Any, advance: Advance) -> None:
-    while chunk := reader.read(CHUNK_BYTES):
-        writer.write(chunk)
-        advance(len(chunk))
 
 
 # -- take -----------------------------------------------------------------------------------------------------------
@@ -537,33 +533,24 @@ class Report:
     def __init__(self, *, json: bool) -> None:
         self.is_json = json
 
-    def _say(self, text: str, event: str, **fields: Any) -> None:
+    def say(self, text: str, event: str, **fields: Any) -> None:
+        """Print that something is done.
+
+        Arguments:
+            text: for people.
+            event: its name, for programs.
+            fields: what programs get of it.
+        """
         print(json.dumps({"event": event, **fields}) if self.is_json else text, flush=True)
-
-    def taken(self, backup: Manifest) -> None:
-        """A backup is there and verified."""
-        size = f"{backup.size_bytes / 1e6:.1f} MB"
-        text = f"backup {backup.name}: revision {backup.revision}, {size}, from {backup.endpoint}, verified"
-        self._say(text, "taken", **asdict(backup))
-
-    def verified(self, backup: Manifest) -> None:
-        """A backup was verified again."""
-        text = f"backup {backup.name}: revision {backup.revision}, hash {backup.hash}, verified"
-        self._say(text, "verified", name=backup.name, revision=backup.revision, hash=backup.hash)
-
-    def restored(self, name: str, revision: int, data_dir: str) -> None:
-        """A data directory was made, at a revision."""
-        text = f"restored {name} to {data_dir}, revision {revision}"
-        self._say(text, "restored", name=name, revision=revision, data_dir=data_dir)
 
     def deleted(self, name: str) -> None:
         """A file or backup that is not needed any more is gone."""
-        self._say(f"deleted {name}", "deleted", name=name)
+        self.say(f"deleted {name}", "deleted", name=name)
 
     def failed(self, why: str, name: str = "") -> None:
         """Something failed, and the command goes on."""
         if self.is_json:
-            self._say("", "failed", name=name, error=why)
+            self.say("", "failed", name=name, error=why)
         else:
             self.warn(why)
 
@@ -575,9 +562,12 @@ class Report:
         """Print all backups."""
         if self.is_json:
             for backup in backups:
-                self._say("", "backup", **asdict(backup))
+                self.say("", "backup", **asdict(backup))
             return
-        rows = [[one.name, _time(one.taken_s), str(one.revision), str(one.size_bytes), one.endpoint] for one in backups]
+        rows = []
+        for one in backups:
+            taken = datetime.fromtimestamp(one.taken_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+            rows.append([one.name, taken, str(one.revision), str(one.size_bytes), one.endpoint])
         print(render(["name", "taken", "revision", "size", "endpoint"], rows))
 
     @contextmanager
@@ -585,10 +575,6 @@ class Report:
         """Show a bar of bytes inside the block, on a terminal; yields what is to be told of more bytes."""
         with progress_bar(what, ("Download", "TransferSpeed"), total, hidden=self.is_json) as update:
             yield lambda size_bytes: update(advance=size_bytes)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 PREFIX: Final = "raftkv-backup-"
@@ -606,7 +592,9 @@ def temporary_directory(base: str = "") -> Iterator[Path]:
     Raises:
         OSError: it cannot be made there.
     """
-    _remove_leftovers(Path(base or tempfile.gettempdir()))
+    for path in Path(base or tempfile.gettempdir()).glob(PREFIX + "*"):
+        with suppress(OSError):  # it is another user's, or gone meanwhile
+            _remove_if_left(path)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=base or None) as name:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -614,13 +602,6 @@ def temporary_directory(base: str = "") -> Iterator[Path]:
             yield Path(name)
         finally:
             os.close(descriptor)
-
-
-def _remove_leftovers(base: Path) -> None:
-    for path in base.glob(PREFIX + "*"):
-        # It is another user's, or gone meanwhile.
-        with suppress(OSError):
-            _remove_if_left(path)
 
 
 def _remove_if_left(path: Path) -> None:
@@ -700,10 +681,6 @@ def main(words: Sequence[str]) -> int:
 # -- taking ----------------------------------------------------------------------------------------------------------
 
 
-def _take(place: Place, values: dict[str, Any]) -> int:
-    return asyncio.run(_take_all(place, values))
-
-
 async def _take_all(place: Place, values: dict[str, Any]) -> int:
     """Take backups until a signal comes; a signal ends one that is under way, of which nothing is left."""
     stop = asyncio.Event()
@@ -741,7 +718,9 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
         with _temporary(values) as directory:
             made = await _make(kv, place, directory, report)
     await on_thread(lambda: _prune(place, values, report))
-    report.taken(made)
+    size = f"{made.size_bytes / 1e6:.1f} MB"
+    text = f"backup {made.name}: revision {made.revision}, {size}, from {made.endpoint}, verified"
+    report.say(text, "taken", **asdict(made))
     return made
 
 
@@ -880,7 +859,8 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
             bad += 1
             report.failed(str(error), backup.name)
         else:
-            report.verified(backup)
+            text = f"backup {backup.name}: revision {backup.revision}, hash {backup.hash}, verified"
+            report.say(text, "verified", name=backup.name, revision=backup.revision, hash=backup.hash)
     if bad:
         raise CommandError(f"{bad} of {len(backups) + len(damaged)} backups cannot be used")
     return SUCCESS
@@ -902,7 +882,8 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
     )
     with _checked(place, backup, values, report) as path:
         made = restore(path, config, forward=forward_of(values))
-    report.restored(backup.name, made.revision, values["data-dir"])
+    text = f"restored {backup.name} to {config.data_dir}, revision {made.revision}"
+    report.say(text, "restored", name=backup.name, revision=made.revision, data_dir=config.data_dir)
     return SUCCESS
 
 
@@ -923,7 +904,7 @@ def _chosen(place: Place, name: str, target: Target | None = None) -> Manifest:
 
 
 _COMMANDS: Final = {
-    "": (TAKE_FLAGS, _take),
+    "": (TAKE_FLAGS, lambda place, values: asyncio.run(_take_all(place, values))),
     "list": (LOOK_FLAGS, _list),
     "verify": (LOOK_FLAGS, _verify),
     "restore": (RESTORE_FLAGS, _restore),

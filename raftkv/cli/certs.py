@@ -351,7 +351,10 @@ def main(words: Sequence[str]) -> int:
     if not parsed.arguments or (command and len(parsed.arguments) > 1):
         raise CommandError(f"certs {command}".strip() + " takes a directory; see raftkv certs --help", BAD_FLAGS)
     members = _members(parsed.arguments[1:])
-    _refuse_doubles(parsed.values)
+    for flag in ("member", "client"):
+        for name, times in Counter(parsed.values.get(flag, ())).items():
+            if times > 1:
+                raise CommandError(f"certs: {flag} {name} is given twice", BAD_FLAGS)
     if command in ("renew", "revoke") and not (parsed.values["member"] or parsed.values["client"]):
         raise CommandError(f"certs {command}: --member or --client says which", BAD_FLAGS)
 
@@ -372,13 +375,6 @@ def _members(words: Sequence[str]) -> dict[str, list[str]]:
             raise CommandError(f"certs: member {name} is given twice", BAD_FLAGS)
         members[name] = found
     return members
-
-
-def _refuse_doubles(values: Mapping[str, Any]) -> None:
-    for flag in ("member", "client"):
-        for name, times in Counter(values.get(flag, ())).items():
-            if times > 1:
-                raise CommandError(f"certs: {flag} {name} is given twice", BAD_FLAGS)
 
 
 def _run(command: str, folder: Folder, members: Mapping[str, Sequence[str]], values: Mapping[str, Any]) -> int:

@@ -26,7 +26,7 @@ from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.exchange import IMPORTED, REFUSED, Imported
 from raftkv.checkpoint.find import MAX, MIN, Commit, Commits, RunLatest
 from raftkv.checkpoint.keys import CHILD, PIN, TAG, RegistryKeys, check_kind, check_run_id, check_step
-from raftkv.checkpoint.records import Checkpoint, Extremes
+from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.collector import Collected
 from raftkv.checkpoint.retention.policy import Best, Decision, Policy
@@ -247,18 +247,12 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint], held: Mapping[tuple[str
 
 def runs_table(summaries: Sequence[RunLatest]) -> Rows:
     """Lay out all runs and kinds."""
-    rows = [
-        (
-            one.run_id, one.kind, str(one.latest.step), clock(one.latest.time), str(one.latest.count),
-            size(one.latest.size_bytes), _best_text(one.latest.best),
-        )
-        for one in summaries
-    ]  # fmt: skip
+    rows = []
+    for one, last in ((one, one.latest) for one in summaries):
+        best = ", ".join(f"{name} {two.min_value:.6g} {two.max_value:.6g}" for name, two in sorted(last.best.items()))
+        facts = str(last.step), clock(last.time), str(last.count), size(last.size_bytes)
+        rows.append((one.run_id, one.kind, *facts, best))
     return Rows(("run", "kind", "latest", "committed", "checkpoints", "size", "metrics (from to)"), rows)
-
-
-def _best_text(best: Mapping[str, Extremes]) -> str:
-    return ", ".join(f"{name} {one.min_value:.6g} {one.max_value:.6g}" for name, one in sorted(best.items()))
 
 
 def lineage_table(checkpoints: Sequence[Checkpoint]) -> Rows:
@@ -324,15 +318,12 @@ def list_all(invocation: Invocation) -> None:
     async def read(registry: Registry) -> tuple[list[Checkpoint], Held]:
         found = await registry.checkpoints(call.kind, newest_first=bool(limit), limit=limit)
         if not found and not await registry.lookup.summary(registry.run_id):
-            raise CheckpointNotFound(_no_checkpoints(call.run_id))
+            hint = "`raftkvctl checkpoint runs` shows the runs that have some"
+            raise CheckpointNotFound(f"run {call.run_id!r} has no checkpoints; {hint}")
         return found, await held(registry)
 
     checkpoints, reasons = call.run(read)
     call.tell([_with_holds(one, reasons) for one in checkpoints], checkpoints_table(checkpoints, reasons))
-
-
-def _no_checkpoints(run_id: str) -> str:
-    return f"run {run_id!r} has no checkpoints; `raftkvctl checkpoint runs` shows the runs that have some"
 
 
 def show(invocation: Invocation) -> None:
@@ -562,10 +553,8 @@ def unpin(invocation: Invocation) -> None:
     step, taken = call.run(let_go)
     if not taken:
         raise CommandError(f"step {step} of run {call.run_id!r} has no pin of {reader!r}; `show` names its pins", ERROR)
-    call.tell_of_run(
-        {"step": step, "reader": reader, "pins": taken},
-        f"{count(taken, 'pin')} of {reader!r} on step {step} gone",
-    )
+    told = f"{count(taken, 'pin')} of {reader!r} on step {step} gone"
+    call.tell_of_run({"step": step, "reader": reader, "pins": taken}, told)
 
 
 def default_reader() -> str:

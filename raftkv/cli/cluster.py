@@ -129,16 +129,6 @@ FOUNDERS = "members"
 """File that says which members the cluster below a directory has: names and peer URLs."""
 
 
-def default_ports(first: int, size: int) -> list[int]:
-    """Return the ports that etcd's own local cluster uses: 2379, 22379, 32379, ...
-
-    Arguments:
-        first: port of the first member.
-        size: number of members.
-    """
-    return [first + (number + 1) * PORT_STEP if number else first for number in range(size)]
-
-
 class Member(ServerProcess):
     """One member, in a session of its own: a Ctrl-C in the terminal reaches this program alone."""
 
@@ -296,14 +286,13 @@ def _ports(parsed: pflag.Parsed) -> tuple[list[int], list[int]]:
     if not 1 <= size <= SIZE_MAX:
         raise CommandError(f"--size must be between 1 and {SIZE_MAX} (set to {size})", BAD_FLAGS)
     lists = []
-    for name, first in (
-        ("client-ports", FIRST_CLIENT_PORT),
-        ("peer-ports", FIRST_PEER_PORT),
-    ):
+    for name, first in (("client-ports", FIRST_CLIENT_PORT), ("peer-ports", FIRST_PEER_PORT)):
         given = parsed.values[name]
         if given and (len(given) != size or not all(port.isascii() and port.isdigit() for port in given)):
             raise CommandError(f"--{name} must be {size} numbers (set to {','.join(given)})", BAD_FLAGS)
-        lists.append([int(port) for port in given] if given else default_ports(first, size))
+        # Those that etcd's own local cluster uses: 2379, 22379, 32379, ...
+        usual = [first + (number + 1) * PORT_STEP if number else first for number in range(size)]
+        lists.append([int(port) for port in given] if given else usual)
     return lists[0], lists[1]
 
 

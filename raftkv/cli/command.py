@@ -142,13 +142,6 @@ def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Fl
         formatter.write_text(f"{variable} `{root} options` describes them and tells their defaults.")
 
 
-def _write_examples(formatter: click.HelpFormatter, root: str, examples: Sequence[str]) -> None:
-    if examples:
-        with formatter.section("Examples" if len(examples) > 1 else "Example"):
-            for example in examples:
-                formatter.write(f"  {root} {example}\n")
-
-
 class Leaf(click.Command):
     """A command that does something.
 
@@ -196,7 +189,10 @@ class Leaf(click.Command):
         root = ctx.find_root().info_name or ""
         with formatter.section("Options"):
             formatter.write_dl([*map(flag_row, self.own), HELP_ROW])
-        _write_examples(formatter, root, self.examples)
+        if self.examples:
+            with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
+                for example in self.examples:
+                    formatter.write(f"  {root} {example}\n")
         _write_globals(formatter, root, self.shared)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -90,11 +90,13 @@ def _unknown(command: str) -> str:
 
 
 def _serve(words: list[str]) -> int:
-    from raftkv.cli.server_options import read_options
+    from raftkv.cli.server_options import read_options, usage
 
     options = read_options(words, os.environ)
     if options.help:
-        return _help()
+        print(USAGE)
+        print(usage())
+        return SUCCESS
     if options.version:
         return _version()
     for warning in options.warnings:
@@ -123,14 +125,6 @@ def _version() -> int:
     print(f"API Version: {API_VERSION}")
     print(f"Python Version: {platform.python_version()}")
     print(f"Hot Path: {'compiled' if is_compiled() else 'interpreted'}")
-    return SUCCESS
-
-
-def _help() -> int:
-    from raftkv.cli import server_options as server_flags
-
-    print(USAGE)
-    print(server_flags.usage())
     return SUCCESS
 
 

@@ -280,12 +280,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("distributed-tracing-address", string, "the collector's address for OTLP (localhost:4317)", "tracing.address"),
     ("distributed-tracing-service-name", string, "service.name of the spans (etcd)", "tracing.service_name"),
     ("distributed-tracing-instance-id", string, "service.instance.id, one a member (none)", "tracing.instance_id"),
-    (
-        "distributed-tracing-sampling-rate",
-        integer,
-        "calls in a million that begin a trace (0)",
-        "tracing.sampling_rate",
-    ),
+    ("distributed-tracing-sampling-rate", integer, _SAMPLING, "tracing.sampling_rate"),
     "Unsafe",
     ("unsafe-no-fsync", boolean, "never wait for the disk: loses data"),
     ("force-new-cluster", boolean, "remove all others, go on alone: after a quorum is lost for good"),

@@ -59,10 +59,12 @@ def fold(text: str, limit: int) -> list[str]:
         """Return the cost of the lines from a word on, and where the first of them ends."""
         if width(" ".join(words[start:])) <= limit:
             return 0, len(words)
-        return min(
-            (_slack_cost(width(" ".join(words[start:end])), limit) + best(end)[0], end)
-            for end in range(start + 1, len(words))
-        )
+        found = []
+        for end in range(start + 1, len(words)):
+            columns = width(" ".join(words[start:end]))
+            too_long = _TOO_LONG if columns > limit else 0
+            found.append(((limit - columns) ** 2 + too_long + best(end)[0], end))
+        return min(found)
 
     lines, start = [], 0
     while start < len(words):
@@ -72,20 +74,13 @@ def fold(text: str, limit: int) -> list[str]:
     return lines
 
 
-def _slack_cost(columns: int, limit: int) -> int:
-    return (limit - columns) ** 2 + (_TOO_LONG if columns > limit else 0)
-
-
 def _cell(text: str) -> list[str]:
     widest = max(map(width, text.split("\n")))
     return fold(text, min(widest, FOLD_COLUMNS))
 
 
-def _title(name: str) -> str:
-    return name.replace("_", " ").strip().upper()
-
-
-def _centre(text: str, columns: int) -> str:
+def _title(name: str, columns: int) -> str:
+    text = name.replace("_", " ").strip().upper()
     gap = columns - width(text)
     return " " * (gap // 2) + text + " " * (gap - gap // 2)
 
@@ -105,7 +100,7 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[_cell(text) for text in row] for row in rows]
     columns = [max(width(line) for row in [heads, *cells] for line in row[i]) for i in range(len(header))]
     rule = "+" + "".join("-" * (size + 2) + "+" for size in columns)
-    lines = [rule, *_lines(heads, columns, lambda text, size: _centre(_title(text), size)), rule]
+    lines = [rule, *_lines(heads, columns, _title), rule]
     for row in cells:
         lines += _lines(row, columns, _right)
     if rows:

@@ -313,10 +313,8 @@ class LocalMember(ServerProcess):
         """Implement ``ServerProcess.spawn_options``: the group is the guard's."""
         return {"cwd": self.directory, "env": _environment(), "process_group": self.group}
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its process is alive."""
-        return self.is_alive
+    is_running = ServerProcess.is_alive
+    """Whether its process is alive."""
 
     def stop(self) -> None:
         """Ask it to stop and wait until it has; a member that is paused is woken first."""
