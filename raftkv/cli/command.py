@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from raftkv.cli import pflag
-from raftkv.cli.pflag import BOOL, DURATION, FLOAT, INT, LIST, STRING, UINT, Flag, quote
+from raftkv.cli.pflag import BOOL, KINDS, Flag, quote
 from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError, imported, refused
 
 
@@ -117,12 +117,11 @@ def flag_row(flag: Flag) -> tuple[str, str]:
     notes = [", ".join(flag.choices)] if flag.choices and values == "WORD" else []
     notes += [f"default: {flag.shown_default}"] if flag.shown_default else []
     notes += [f"environment: {flag.variable}"] if flag.variable else []
-    shown = "" if flag.kind == BOOL else f" {values or _METAVARS[flag.kind]}"
+    shown = "" if flag.kind == BOOL else f" {values or KINDS[flag.kind].metavar}"
     return f"{names}{shown}", f"{flag.usage} [{'; '.join(notes)}]" if notes else flag.usage
 
 
 CHOICES_WIDTH = 16
-_METAVARS = {STRING: "TEXT", INT: "N", UINT: "N", FLOAT: "X", DURATION: "DURATION", LIST: "LIST"}
 
 
 def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:

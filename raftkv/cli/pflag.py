@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # -- values ---------------------------------------------------------------------------------------------------------
 #
@@ -282,9 +282,7 @@ class Flag:
 
     def initial(self) -> Any:
         """Return the value when the flag is not given."""
-        if self.default is not None:
-            return self.default
-        return {STRING: "", BOOL: False, INT: 0, UINT: 0, FLOAT: 0.0, DURATION: 0.0, LIST: ()}[self.kind]
+        return KINDS[self.kind].initial if self.default is None else self.default
 
 
 class FlagError(Exception):
@@ -326,14 +324,23 @@ def parse_list(text: str) -> tuple[str, ...]:
         raise ValueError(f"parsing {text[:64]!r}: {error}") from None
 
 
-_CONVERT: dict[str, Callable[[str], Any]] = {
-    STRING: str,
-    BOOL: parse_bool,
-    INT: parse_int,
-    UINT: partial(parse_int, signed=False),
-    FLOAT: float,
-    DURATION: parse_duration_s,
-    LIST: parse_list,
+class Kind(NamedTuple):
+    """How a value is read, what it is without the flag, and how help pages and refusals call it."""
+
+    convert: Callable[[str], Any]
+    initial: Any
+    metavar: str
+    words: str = ""
+
+
+KINDS: Final = {
+    STRING: Kind(str, "", "TEXT"),
+    BOOL: Kind(parse_bool, False, "", "true or false"),
+    INT: Kind(parse_int, 0, "N", "a whole number"),
+    UINT: Kind(partial(parse_int, signed=False), 0, "N", "a whole number"),
+    FLOAT: Kind(float, 0.0, "X", "a number"),
+    DURATION: Kind(parse_duration_s, 0.0, "DURATION", "a duration such as 300ms, 1.5s or 2m"),
+    LIST: Kind(parse_list, (), "LIST", "a list separated by commas"),
 }
 
 
@@ -348,7 +355,7 @@ def assign(parsed: Parsed, flag: Flag, text: str) -> None:
     Raises:
         ValueError: the text is not of the flag's kind.
     """
-    value = _CONVERT[flag.kind](text)
+    value = KINDS[flag.kind].convert(text)
     if flag.ours and flag.kind in (INT, UINT, FLOAT, DURATION) and not flag.least <= value <= flag.most:
         raise ValueError("value out of range")
     if flag.kind == LIST and flag.name in parsed.changed:
@@ -385,22 +392,12 @@ def did_you_mean(word: str, known: Iterable[str], dashes: str = "") -> str:
     return f" (did you mean {dashes}{near[0]}?)" if near else ""
 
 
-_KINDS: dict[str, str] = {
-    BOOL: "true or false",
-    INT: "a whole number",
-    UINT: "a whole number",
-    FLOAT: "a number",
-    DURATION: "a duration such as 300ms, 1.5s or 2m",
-    LIST: "a list separated by commas",
-}
-
-
 def _wanted(flag: Flag) -> str:
     least = max(flag.least, 0) if flag.kind == UINT else flag.least
     if flag.most < math.inf:
-        return f"{_KINDS[flag.kind]} from {least:g} to {flag.most:g}"
+        return f"{KINDS[flag.kind].words} from {least:g} to {flag.most:g}"
     shown = format_duration(round(least * 1e9)) if flag.kind == DURATION and flag.least >= 0 else f"{least:g}"
-    return _KINDS[flag.kind] + (f", {shown} or more" if least > -math.inf else "")
+    return KINDS[flag.kind].words + (f", {shown} or more" if least > -math.inf else "")
 
 
 class _Parser:

@@ -13,9 +13,9 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli.pflag import quote
 from raftkv.cli.program import BAD_FEATURE, CommandError
@@ -206,31 +206,33 @@ def sends_3_6(answers: Sequence[EndpointAnswer]) -> bool:
 def status_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of ``endpoint status``."""
     new = sends_3_6(answers)
-    header = ["endpoint", "ID", "version"]
-    header += ["storage version", "db size", "in use", "percentage not in use", "quota"] if new else ["db size"]
-    header += ["is leader", "is learner", "raft term", "raft index", "raft applied index", "errors"]
-    header += ["downgrade target version", "downgrade enabled"] if new else []
-    return header, [_status_row(answer, new) for answer in answers]
+    columns = [column for column in _STATUS_COLUMNS if new or not column[2]]
+    return [title for title, _, _ in columns], [[cell(one, one.response) for _, cell, _ in columns] for one in answers]
 
 
-def _status_row(answer: EndpointAnswer, new: bool) -> list[str]:
-    status = answer.response
-    unused = 100 - status.dbSizeInUse * 100 // status.dbSize if status.dbSize else 0
-    size = human_size(status.dbSize)
-    sizes = [human_size(status.dbSizeInUse), f"{unused}%", human_size(status.dbSizeQuota)]
-    return [
-        answer.endpoint,
-        f"{status.header.member_id:x}",
-        status.version,
-        *([status.storageVersion, size, *sizes] if new else [size]),
-        lower(status.leader == status.header.member_id),
-        lower(status.isLearner),
-        str(status.raftTerm),
-        str(status.raftIndex),
-        str(status.raftAppliedIndex),
-        ", ".join(status.errors),
-        *([status.downgradeInfo.targetVersion, lower(status.downgradeInfo.enabled)] if new else []),
-    ]
+def _unused(status: rpc_pb2.StatusResponse) -> str:
+    return f"{100 - status.dbSizeInUse * 100 // status.dbSize if status.dbSize else 0}%"
+
+
+_STATUS_COLUMNS: Final[tuple[tuple[str, Callable[[EndpointAnswer, rpc_pb2.StatusResponse], str], bool], ...]] = (
+    ("endpoint", lambda answer, status: answer.endpoint, False),
+    ("ID", lambda answer, status: f"{status.header.member_id:x}", False),
+    ("version", lambda answer, status: status.version, False),
+    ("storage version", lambda answer, status: status.storageVersion, True),
+    ("db size", lambda answer, status: human_size(status.dbSize), False),
+    ("in use", lambda answer, status: human_size(status.dbSizeInUse), True),
+    ("percentage not in use", lambda answer, status: _unused(status), True),
+    ("quota", lambda answer, status: human_size(status.dbSizeQuota), True),
+    ("is leader", lambda answer, status: lower(status.leader == status.header.member_id), False),
+    ("is learner", lambda answer, status: lower(status.isLearner), False),
+    ("raft term", lambda answer, status: str(status.raftTerm), False),
+    ("raft index", lambda answer, status: str(status.raftIndex), False),
+    ("raft applied index", lambda answer, status: str(status.raftAppliedIndex), False),
+    ("errors", lambda answer, status: ", ".join(status.errors), False),
+    ("downgrade target version", lambda answer, status: status.downgradeInfo.targetVersion, True),
+    ("downgrade enabled", lambda answer, status: lower(status.downgradeInfo.enabled), True),
+)
+"""Each with its cell, and whether only members of 3.6 send it."""
 
 
 def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:

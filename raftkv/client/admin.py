@@ -362,8 +362,7 @@ class Admin(Part):
             InvalidQuotaError: the prefix is too long, or a limit is negative.
             TooManyQuotasError: 1,000 prefixes have one.
         """
-        name = prefix.encode() if isinstance(prefix, str) else prefix
-        request = admin_pb2.QuotaSetRequest(prefix=name, bytes_max=bytes_max, keys_max=keys_max)
+        request = admin_pb2.QuotaSetRequest(prefix=to_bytes(prefix), bytes_max=bytes_max, keys_max=keys_max)
         return _quota((await self.scope.call(methods.QUOTA_SET, request, timeout_s)).quota)
 
     async def remove_quota(self, prefix: bytes | str, *, timeout_s: float | None = None) -> None:
@@ -376,8 +375,8 @@ class Admin(Part):
         Raises:
             QuotaNotFoundError: it has none.
         """
-        name = prefix.encode() if isinstance(prefix, str) else prefix
-        await self.scope.call(methods.QUOTA_REMOVE, admin_pb2.QuotaRemoveRequest(prefix=name), timeout_s)
+        request = admin_pb2.QuotaRemoveRequest(prefix=to_bytes(prefix))
+        await self.scope.call(methods.QUOTA_REMOVE, request, timeout_s)
 
     async def quotas(self, *, timeout_s: float | None = None) -> list[PrefixQuota]:
         """Return all quotas of prefixes, in order of prefix."""
@@ -599,10 +598,9 @@ class Roles(Part):
             ValueError: there is no such kind.
         """
         first, last = interval(key, end, prefix=prefix, from_key=from_key)
-        permission = auth_pb2.Permission(key=first, range_end=last)
-        permission.permType = (auth_pb2.Permission.READ, auth_pb2.Permission.WRITE, auth_pb2.Permission.READWRITE)[
-            KINDS.index(kind)
-        ]
+        if kind not in KINDS:
+            raise ValueError(f"a permission is one of {', '.join(KINDS)}, not {kind!r}")
+        permission = auth_pb2.Permission(permType=kind.upper(), key=first, range_end=last)
         request = rpc_pb2.AuthRoleGrantPermissionRequest(name=role, perm=permission)
         await self.scope.call(methods.ROLE_GRANT_PERMISSION, request, timeout_s)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -561,9 +562,7 @@ class Reflector:
             self._unwatch = None
         if self._listing is not None:
             self._listing.cancel()
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+        self._release()
 
     def _check(self) -> None:
         if self._end is not None:
@@ -696,10 +695,7 @@ class Reflector:
             return False
         self.revision = self.cluster_id = 0
         self.epoch += 1
-        waiting, self._waiting = self._waiting, []
-        for _, future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._release()
         self._on_restored()
         return True
 
@@ -715,9 +711,13 @@ class Reflector:
     def advance(self, revision: int) -> None:
         """Note that there is no change up to a revision that is not in ``items``."""
         self.revision = max(self.revision, revision)
+        self._release(self.revision)
+
+    def _release(self, revision: float = math.inf) -> None:
+        """Let those go on who wait for a revision up to this one."""
         waiting, self._waiting = self._waiting, []
         for wanted, future in waiting:
-            if wanted > self.revision:
+            if wanted > revision:
                 self._waiting.append((wanted, future))
             elif not future.done():
                 future.set_result(None)

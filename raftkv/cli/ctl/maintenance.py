@@ -69,16 +69,12 @@ def defrag(invocation: Invocation) -> None:
         files.defrag(invocation)
         return
     session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
-    errors = ask_each(
-        session,
-        invocation,
-        methods.DEFRAGMENT,
-        rpc_pb2.DefragmentRequest(),
-        lambda endpoint, answer: print(f"Finished defragmenting etcd member[{endpoint}]", flush=True),
-        "Failed to defragment etcd member[{}]",
-        in_turn=True,
-    )
-    if errors:
+
+    def done(endpoint: str) -> None:
+        print(f"Finished defragmenting etcd member[{endpoint}]", flush=True)
+
+    request, failure = rpc_pb2.DefragmentRequest(), "Failed to defragment etcd member[{}]"
+    if ask_each(session, invocation, methods.DEFRAGMENT, request, failure, in_turn=done)[1]:
         raise CommandError("", ERROR)
 
 

@@ -316,7 +316,8 @@ _ALARM_NAMES = {rpc_pb2.NOSPACE: "NOSPACE", rpc_pb2.CORRUPT: "CORRUPT"}
 def endpoint_status(invocation: Invocation) -> None:
     """Print the status of every endpoint."""
     session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
-    answers, errors = _answers(session, invocation, methods.STATUS, rpc_pb2.StatusRequest(), "status")
+    failure = "Failed to get the status of endpoint {}"
+    answers, errors = ask_each(session, invocation, methods.STATUS, rpc_pb2.StatusRequest(), failure)
     session.printer.show("endpoint_status", answers)
     if errors:
         raise CommandError("", ERROR)
@@ -325,8 +326,9 @@ def endpoint_status(invocation: Invocation) -> None:
 def endpoint_hashkv(invocation: Invocation) -> None:
     """Print the history hash of every endpoint."""
     session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
-    revision = invocation["rev"]
-    answers, errors = _answers(session, invocation, methods.HASH_KV, rpc_pb2.HashKVRequest(revision=revision), "hash")
+    request = rpc_pb2.HashKVRequest(revision=invocation["rev"])
+    failure = "Failed to get the hash of endpoint {}"
+    answers, errors = ask_each(session, invocation, methods.HASH_KV, request, failure)
     session.printer.show("endpoint_hashkv", answers)
     if errors:
         raise CommandError(errors[-1], ERROR)
@@ -369,40 +371,28 @@ def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
     return [url for member in members.members for url in member.clientURLs]
 
 
-def _answers(
-    session: Session, invocation: Invocation, method: Method[Any], request: Any, what: str
-) -> tuple[list[EndpointAnswer], list[str]]:
-    answers: list[EndpointAnswer] = []
-
-    def done(endpoint: str, answer: Any) -> None:
-        answers.append(EndpointAnswer(endpoint, answer))
-
-    errors = ask_each(session, invocation, method, request, done, f"Failed to get the {what} of endpoint {{}}")
-    return answers, errors
-
-
 def ask_each(
     session: Session,
     invocation: Invocation,
     method: Method[Any],
     request: Any,
-    done: Callable[[str, Any], None],
     failure: str,
     *,
-    in_turn: bool = False,
-) -> list[str]:
+    in_turn: Callable[[str], None] | None = None,
+) -> tuple[list[EndpointAnswer], list[str]]:
     """Call all endpoints side by side, and tell the outcomes in order; name failures on standard error.
 
     Arguments:
         session, invocation: of the command.
         method, request: of the call.
-        done: told each endpoint that answers, and its answer.
         failure: text of a failure, with ``{}`` for the endpoint.
-        in_turn: make one call after the other. Endpoints that do not answer are found side by side all the same.
+        in_turn: called with each endpoint that has answered: make one call after the other. Endpoints that do not
+            answer are found side by side all the same. None: all calls are made side by side.
 
     Returns:
-        The errors.
+        The answers, and the errors.
     """
+    found: list[EndpointAnswer] = []
     errors: list[str] = []
     endpoints = endpoints_of(session, invocation)
 
@@ -422,10 +412,12 @@ def ask_each(
                 for line in details_of(answer):
                     print(f"raftkvctl: {line}", file=sys.stderr)
             else:
-                done(endpoint, answer)
+                found.append(EndpointAnswer(endpoint, answer))
+                if in_turn:
+                    in_turn(endpoint)
 
     session.run(ask)
-    return errors
+    return found, errors
 
 
 async def outcome(

@@ -90,11 +90,10 @@ class Session:
         done: list[str] = []
         session: Any = self
         invocation: Any = {"cluster": False}
-
-        def told(endpoint: str, answer: Any) -> None:
-            done.append(endpoint)
-
-        return done, ask_each(session, invocation, method, request, told, "failed: {}", in_turn=in_turn)
+        told = done.append if in_turn else None
+        answers, errors = ask_each(session, invocation, method, request, "failed: {}", in_turn=told)
+        assert done in ([], [answer.endpoint for answer in answers])
+        return [answer.endpoint for answer in answers], errors
 
     def leader(self) -> str | None:
         found = self.run(lambda client: find_leader(client, NAMES, self.timeout_s))
