@@ -267,7 +267,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: it cannot be started.
     """
-    usage = "Usage:\n  raftkv cluster [options] [-- flags for every member]\n\nOptions:"
+    usage = "Usage:\n  raftkv cluster [options] [-- flags for every member]"
     parsed = daemon.parse(FLAGS, words, "cluster", usage, takes_rest=True)
     if parsed is None:
         return SUCCESS

@@ -57,14 +57,10 @@ def parse(
     Raises:
         CommandError: a word is no flag of it, or has no such value.
     """
-    parsed = read_flags(flags, words)
-    if parsed is None:
-        print(usage)
-        print_flags(flags)
-        return None
-    if parsed.arguments and not (takes_rest and "--" in words):
-        raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv {command}", BAD_FLAGS)
-    return parsed
+    found = parse_command({"": flags}, words, usage)
+    if found is not None and found[1].arguments and not (takes_rest and "--" in words):
+        raise CommandError(f"'{found[1].arguments[0]}' is not a valid flag of raftkv {command}", BAD_FLAGS)
+    return found and found[1]
 
 
 def parse_command(
@@ -78,34 +74,21 @@ def parse_command(
         usage: what its help says above the flags.
 
     Raises:
-        CommandError: as of ``read_flags``.
-    """
-    command = words[0] if words and words[0] in commands else ""
-    parsed = read_flags(commands[command], words[1:] if command else words)
-    if parsed is not None:
-        return command, parsed
-    print(usage)
-    for name, flags in commands.items():
-        print(f"\nFlags{f' of {name}' if name else ''}:")
-        print_flags(flags)
-    return None
-
-
-def read_flags(flags: Sequence[Flag], words: Sequence[str]) -> Parsed | None:
-    """Read flags and arguments; None: help is asked for.
-
-    Arguments:
-        flags: that are known.
-        words: the command line.
-
-    Raises:
         CommandError: a flag is unknown, or has no such value.
     """
+    command = words[0] if words and words[0] in commands else ""
+    flags = [replace(flag, ours=True) for flag in commands[command]]
     try:
         with refused(pflag.FlagError, BAD_FLAGS):
-            return pflag.parse([replace(flag, ours=True) for flag in flags], words)
+            return command, pflag.parse(flags, words[1:] if command else words)
     except pflag.HelpRequested:
-        return None
+        print(usage)
+    for name, its_flags in commands.items():
+        print(f"\nFlags{f' of {name}' if name else ''}:")
+        width = max(len(flag.name) for flag in its_flags)
+        for flag in its_flags:
+            print(f"  --{flag.name:<{width}} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+    return None
 
 
 async def before_stop(stop: asyncio.Event, work: Awaitable[T]) -> asyncio.Future[T] | None:
@@ -195,13 +178,6 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
     return False
 
 
-def print_flags(flags: Sequence[Flag]) -> None:
-    """Print a line for each flag, as wide as the longest name needs."""
-    width = max(len(flag.name) for flag in flags)
-    for flag in flags:
-        print(f"  --{flag.name:<{width}} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
-
-
 # -- torchft's lighthouse --------------------------------------------------------------------------------------------
 #
 # ``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster. Flags that torchft's own has
@@ -240,7 +216,7 @@ def lighthouse(words: Sequence[str]) -> int:
     Raises:
         CommandError: it cannot be started.
     """
-    usage = "Usage:\n  raftkv torchft-lighthouse [flags]\n\nFlags:"
+    usage = "Usage:\n  raftkv torchft-lighthouse [flags]"
     parsed = parse(LIGHTHOUSE_FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", usage)
     if parsed is None:
         return SUCCESS
@@ -326,9 +302,7 @@ Usage:
 Serves torch's TCPStore from raftkv: stock torchrun (c10d) and other programs that know only TCPStore then outlive the
 loss of any node. Run one on each node, and point its clients at it:
 
-  torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ...
-
-Flags:"""
+  torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ..."""
 
 
 def gateway(words: Sequence[str]) -> int:

@@ -1108,9 +1108,7 @@ Without flags it looks at this machine, and at the cluster on 127.0.0.1:2379 if 
 Examples:
   raftkv doctor --config-file /etc/raftkv/raftkv.yml
   raftkv doctor --data-dir /var/lib/raftkv
-  raftkv doctor --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --backup s3://bucket/raftkv
-
-Flags:"""
+  raftkv doctor --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --backup s3://bucket/raftkv"""
 _STYLES: Final = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 DEFAULT_ENDPOINT: Final = "127.0.0.1:2379"
 

@@ -590,6 +590,7 @@ def txn() -> Txn:
 
 RETRIES = 100
 """Attempts before ``TxnConflict``."""
+CONFLICT = "others changed what the transaction had read, {} times in a row; nothing was written"
 
 
 class Transaction:
@@ -719,6 +720,4 @@ class Txns(Part):
             except CompactedError:
                 pass  # it took longer to read than the cluster keeps history: from the start, then
             await backoff.wait()
-        raise TxnConflict(
-            f"others changed what the transaction had read, {retries} times in a row; nothing was written"
-        )
+        raise TxnConflict(CONFLICT.format(retries))

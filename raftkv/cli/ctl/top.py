@@ -54,13 +54,19 @@ def sums(text: str) -> dict[str, float]:
     Raises:
         ValueError: the text is not in Prometheus's format.
     """
+    found: dict[str, float] = {}
+    for sample in _samples(text):
+        found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def _samples(text: str, prefix: str = "") -> Iterator[Any]:
+    """Yield the samples of the families whose names begin so."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-    return found
+        if family.name.startswith(prefix):
+            yield from family.samples
 
 
 def quantile(text: str, family_name: str, share: float, count_min: int = 1) -> float | None:
@@ -81,14 +87,11 @@ def quantile(text: str, family_name: str, share: float, count_min: int = 1) -> f
     >>> quantile('# TYPE x histogram\\nx_bucket{le="1"} 5\\nx_bucket{le="2"} 9\\nx_bucket{le="+Inf"} 9\\n', "x", 0.5)
     1.0
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     series: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples if family.name == family_name else ():
-            if sample.name == f"{family_name}_bucket":
-                labels = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
-                series.setdefault(labels, []).append((float(sample.labels["le"]), sample.value))
+    for sample in _samples(text, family_name):
+        if sample.name == f"{family_name}_bucket":
+            labels = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
+            series.setdefault(labels, []).append((float(sample.labels["le"]), sample.value))
     found = [_bound(sorted(buckets), share) for buckets in series.values() if max(buckets)[1] >= count_min]
     return max(found, default=None)
 
@@ -107,13 +110,10 @@ def by_identity(text: str) -> dict[str, dict[str, float]]:
     Raises:
         ValueError: the text is not in Prometheus's format.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples if family.name.startswith(IDENTITY_PREFIX) else ():
-            name = sample.name.removeprefix(IDENTITY_PREFIX)
-            found.setdefault(sample.labels.get("identity", ""), {})[name] = sample.value
+    for sample in _samples(text, IDENTITY_PREFIX):
+        name = sample.name.removeprefix(IDENTITY_PREFIX)
+        found.setdefault(sample.labels.get("identity", ""), {})[name] = sample.value
     return found
 
 

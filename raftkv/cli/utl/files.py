@@ -64,8 +64,6 @@ def rendered(write_out: str, cells: Sequence[Cell]) -> str:
     if write_out == "fields":
         return "\n".join(f'"{cell.field}" : {cell.value}' for cell in cells)
     if write_out == "json":
-        from raftkv.cli.printer import encode
-
         return encode({cell.json_name: cell.value for cell in cells})
     if write_out == "table":
         from raftkv.cli.table import render

@@ -33,10 +33,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self,
 from raftkv.client import admin, library, operations
 from raftkv.client import cache as aio_cache
 from raftkv.client import endpoints as aio_endpoints
-from raftkv.client import kv as aio_stm
-from raftkv.client import kv as aio_txn
+from raftkv.client import kv as aio_kv
 from raftkv.client import lease as aio_lease
-from raftkv.client import lease as aio_session
 from raftkv.client import lock as aio_lock
 from raftkv.client.admin import Admin
 from raftkv.client.arguments import function
@@ -68,7 +66,7 @@ from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
     from raftkv.client.operations import Compare, FenceLike, LeaseLike, Operation
-    from raftkv.client.scope import Scope, Text
+    from raftkv.client.scope import Text
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -169,37 +167,8 @@ class Lease(Held[aio_lease.Lease]):
 #         session.keep("workers/1", b"here")          # put again whenever the session is established anew
 
 
-class Session(Held[aio_session.Session]):
+class Session(Held[aio_lease.Session]):
     """A lease that comes back; made by ``Client.session``, established by ``with`` or ``establish()``."""
-
-    @classmethod
-    def make(
-        cls,
-        owner: object,
-        loop: LoopThread,
-        sessions: aio_session.Sessions,
-        ttl: float,
-        on_lost: Callable[[Session], Any] | None,
-        on_established: Callable[[Session], Any] | None,
-    ) -> Session:
-        """Make a session whose callbacks are called with it, in order, on a thread of their own.
-
-        Arguments:
-            owner: the client.
-            loop: where the session will live.
-            sessions: the async client's part.
-            ttl, on_lost, on_established: as for ``Client.session``.
-        """
-        callbacks = CallbackQueue()
-
-        def tell(callback: Callable[[Session], Any] | None) -> Callable[[aio_session.Session], Any] | None:
-            return None if callback is None else lambda _: callbacks.call_soon(callback, session)
-
-        async def make() -> aio_session.Session:
-            return sessions.session(ttl, on_lost=tell(on_lost), on_established=tell(on_established))
-
-        session = cls(owner, loop, loop.run(make()))
-        return session
 
     @property
     def id(self) -> int:
@@ -234,12 +203,12 @@ class Session(Held[aio_session.Session]):
         """Note that the cluster does not know its present lease any more, as a call has found that relied on it."""
         self._inner.lose(reason)
 
-    establish = taking(aio_session.Session.establish, aio_session.Session.close)
+    establish = taking(aio_lease.Session.establish, aio_lease.Session.close)
 
-    established = blocking(aio_session.Session.established)
-    keep = blocking(aio_session.Session.keep)
-    drop = blocking(aio_session.Session.drop)
-    close = blocking(aio_session.Session.close)
+    established = blocking(aio_lease.Session.established)
+    keep = blocking(aio_lease.Session.keep)
+    drop = blocking(aio_lease.Session.drop)
+    close = blocking(aio_lease.Session.close)
 
     def __enter__(self) -> Self:
         return self.establish()
@@ -356,7 +325,7 @@ class Term(Holder[aio_lock.Term]):
 # Transactions for programs without an event loop; see ``kv.txn`` for what they mean.
 
 
-class Txn(Blocking[aio_txn.Txn]):
+class Txn(Blocking[aio_kv.Txn]):
     """A transaction to be filled and committed; each method returns it again. Made by ``Client.txn``."""
 
     def when(self, *conditions: Compare) -> Txn:
@@ -378,7 +347,7 @@ class Txn(Blocking[aio_txn.Txn]):
         self._inner.otherwise(*map(_plain, operations))
         return self
 
-    commit = taskless(aio_txn.Txn.commit)
+    commit = taskless(aio_kv.Txn.commit)
 
 
 def _plain(operation: Operation | Txn) -> Operation:
@@ -399,11 +368,11 @@ def _plain(operation: Operation | Txn) -> Operation:
 #     kv.stm(move)
 
 
-class Transaction(Blocking[aio_stm.Transaction]):
+class Transaction(Blocking[aio_kv.Transaction]):
     """One attempt: what it has read, and what it will write."""
 
-    get = blocking(aio_stm.Transaction.get)
-    range = blocking(aio_stm.Transaction.range)
+    get = blocking(aio_kv.Transaction.get)
+    range = blocking(aio_kv.Transaction.range)
 
     def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
         """Write a key, if and when the transaction is committed.
@@ -417,45 +386,6 @@ class Transaction(Blocking[aio_stm.Transaction]):
     def delete(self, key: Text) -> None:
         """Delete a key, if and when the transaction is committed."""
         self._inner.delete(key)
-
-
-def run_stm(
-    owner: object,
-    loop: LoopThread,
-    scope: Scope,
-    function: Callable[[Transaction], T],
-    retries: int,
-    fence: FenceLike | None,
-    timeout_s: float | None,
-) -> T:
-    """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here.
-
-    Arguments:
-        owner: the client.
-        loop, scope: where the transaction runs.
-        function, retries, fence, timeout_s: as for ``Client.stm``.
-
-    Raises:
-        TypeError: the function is a coroutine function, nothing of which would be run.
-    """
-    backoff = Backoff(base_s=0.001, max_s=0.1)
-    for _ in range(retries):
-        attempt = aio_stm.Transaction(scope)
-        try:
-            result = _awaited_result(function(Transaction(owner, loop, attempt)))
-            if loop.run(attempt.commit(fence, timeout_s)):
-                return result
-        except CompactedError:
-            pass  # it took longer to read than the cluster keeps history: from the start, then
-        loop.run(backoff.wait())
-    raise TxnConflict(f"others changed what the transaction had read, {retries} times in a row; nothing was written")
-
-
-def _awaited_result(result: T) -> T:
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError("stm() takes a plain function here; one with async is for the stm() of raftkv.aio")
-    return result
 
 
 # -- users ----------------------------------------------------------------------------------------------------------
@@ -737,9 +667,23 @@ class Client:
             TxnConflict: others interfered every time; nothing was written.
             FenceLost: the lock or term is over; nothing was written.
             StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
+            TypeError: the function is a coroutine function, nothing of which would be run.
         """
         loop, kv = self.target()
-        return run_stm(self, loop, kv.scope, function, retries, fence, timeout_s)
+        backoff = Backoff(base_s=0.001, max_s=0.1)
+        for _ in range(retries):
+            attempt = aio_kv.Transaction(kv.scope)
+            try:
+                result = function(Transaction(self, loop, attempt))
+                if inspect.iscoroutine(result):
+                    result.close()
+                    raise TypeError("stm() takes a plain function here; one with async is for the stm() of raftkv.aio")
+                if loop.run(attempt.commit(fence, timeout_s)):
+                    return result
+            except CompactedError:
+                pass  # it took longer to read than the cluster keeps history: from the start, then
+            loop.run(backoff.wait())
+        raise TxnConflict(aio_kv.CONFLICT.format(retries))
 
     # ---- watches
 
@@ -844,7 +788,16 @@ class Client:
             on_established: called after that, in order, when it has a new one and its keys are there again.
         """
         loop, kv = self.target()
-        return Session.make(self, loop, kv, ttl, on_lost, on_established)
+        callbacks = CallbackQueue()
+
+        def tell(callback: Callable[[Session], Any] | None) -> Callable[[aio_lease.Session], Any] | None:
+            return None if callback is None else lambda _: callbacks.call_soon(callback, session)
+
+        async def make() -> aio_lease.Session:
+            return kv.session(ttl, on_lost=tell(on_lost), on_established=tell(on_established))
+
+        session = Session(self, loop, loop.run(make()))
+        return session
 
     def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
         """Make a lock, to be taken by ``with`` or ``acquire()``.
