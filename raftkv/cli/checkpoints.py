@@ -151,6 +151,24 @@ class Call:
         """
         return use_library(self.session, lambda kv: self._used(kv, use, uri, limited))
 
+    def on(
+        self, place: int, act: Callable[[Registry, Checkpoint], Awaitable[T]], *, limited: bool = True
+    ) -> tuple[Checkpoint, T]:
+        """Do something with the checkpoint that an argument names; return it, and what came of it.
+
+        Arguments:
+            place: of the argument, from 0.
+            act: what to do.
+            limited: as of ``run``.
+        """
+        which, kind = self.which(place), self.kind
+
+        async def use(registry: Registry) -> tuple[Checkpoint, T]:
+            found = await find(registry, which, kind)
+            return found, await act(registry, found)
+
+        return self.run(use, limited=limited)
+
     async def _used(self, kv: Client, use: Callable[[Registry], Awaitable[T]], uri: str, limited: bool) -> T:
         limit_s, self.kv = self.session.timeout_s, kv
         await kv.get(RegistryKeys(self.run_id or "-").fence, timeout_s=limit_s)
@@ -329,12 +347,7 @@ def list_all(invocation: Invocation) -> None:
 def show(invocation: Invocation) -> None:
     """Print one checkpoint, and with --files what is in it."""
     call = Call(invocation)
-    which = call.which(1)
-
-    async def read(registry: Registry) -> tuple[Checkpoint, Held]:
-        return await find(registry, which, call.kind), await held(registry)
-
-    checkpoint, reasons = call.run(read)
+    checkpoint, reasons = call.on(1, lambda registry, _: held(registry))
     manifest = outside_the_store(lambda: load_manifest(checkpoint)) if call["files"] else None
     files = [] if manifest is None else [{"rank": rank, **asdict(file)} for rank, file in manifest.files]
     plain = {**_with_holds(checkpoint, reasons), **({} if manifest is None else {"files": files})}
@@ -383,23 +396,14 @@ def best(invocation: Invocation) -> None:
 def runs(invocation: Invocation) -> None:
     """Print which runs have checkpoints."""
     call = Call(invocation)
-
-    async def read(registry: Registry) -> list[RunLatest]:
-        return await registry.lookup.latest_of_all()
-
-    found = call.run(read)
+    found = call.run(lambda registry: registry.lookup.latest_of_all())
     call.tell([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found], runs_table(found))
 
 
 def lineage(invocation: Invocation) -> None:
     """Print what a checkpoint descends from."""
     call = Call(invocation)
-    which = call.which(1)
-
-    async def read(registry: Registry) -> list[Checkpoint]:
-        return await registry.lookup.lineage(await find(registry, which, call.kind))
-
-    found = call.run(read)
+    _, found = call.on(1, lambda registry, one: registry.lookup.lineage(one))
     lost = found[-1].parent
     call.tell({"checkpoints": found, "ends_at": lost}, lineage_table(found))
     if lost is not None and not call.as_json:
@@ -528,14 +532,8 @@ _GONE_STYLE = "red"
 def pin(invocation: Invocation) -> None:
     """Keep a checkpoint for a time, or until ``unpin``."""
     call = Call(invocation)
-    which, reader, duration_s = call.which(1), call["reader"] or default_reader(), call["for"]
-
-    async def keep(registry: Registry) -> int:
-        checkpoint = await find(registry, which, call.kind)
-        await registry.pin_for(checkpoint, reader, duration_s)
-        return checkpoint.step
-
-    step = call.run(keep)
+    reader, duration_s = call["reader"] or default_reader(), call["for"]
+    step = call.on(1, lambda registry, one: registry.pin_for(one, reader, duration_s))[0].step
     until = f"for {span(duration_s)}" if duration_s else f"until `raftkvctl checkpoint unpin {call.run_id} {step}`"
     told = f"step {step} of run {call.run_id!r} is pinned by {reader!r} {until}"
     call.tell_of_run({"step": step, "reader": reader, "duration_s": duration_s}, told)
@@ -544,13 +542,9 @@ def pin(invocation: Invocation) -> None:
 def unpin(invocation: Invocation) -> None:
     """Take the pins of a reader on a checkpoint away."""
     call = Call(invocation)
-    which, reader = call.which(1), call["reader"] or default_reader()
-
-    async def let_go(registry: Registry) -> tuple[int, int]:
-        checkpoint = await find(registry, which, call.kind)
-        return checkpoint.step, await registry.unpin(checkpoint, reader)
-
-    step, taken = call.run(let_go)
+    reader = call["reader"] or default_reader()
+    checkpoint, taken = call.on(1, lambda registry, one: registry.unpin(one, reader))
+    step = checkpoint.step
     if not taken:
         raise CommandError(f"step {step} of run {call.run_id!r} has no pin of {reader!r}; `show` names its pins", ERROR)
     told = f"{count(taken, 'pin')} of {reader!r} on step {step} gone"
@@ -569,14 +563,8 @@ def default_reader() -> str:
 def tag(invocation: Invocation) -> None:
     """Put a tag on a checkpoint, or move it there."""
     call = Call(invocation)
-    name, which = call.argument(1), call.which(2)
-
-    async def put(registry: Registry) -> int:
-        checkpoint = await find(registry, which, call.kind)
-        await registry.tag(name, checkpoint)
-        return checkpoint.step
-
-    step = call.run(put)
+    name = call.argument(1)
+    step = call.on(2, lambda registry, one: registry.tag(name, one))[0].step
     call.tell_of_run({"tag": name, "step": step}, f"tag {name!r} of run {call.run_id!r} is on step {step}")
 
 
@@ -690,15 +678,9 @@ _STYLES = {IMPORTED: "green", REFUSED: "red"}
 def export(invocation: Invocation) -> None:
     """Copy a checkpoint to a directory, verified on the way."""
     call = Call(invocation)
-    which, uri = check_which(call.argument(1)), call.argument(2)
-
-    async def copy(registry: Registry) -> Checkpoint:
-        checkpoint = await find(registry, which, call.kind)
-        await registry.export(checkpoint, uri, on_progress=on_progress)
-        return checkpoint
-
-    with byte_bar("exporting", hidden=call.as_json) as on_progress:
-        done = call.run(copy, limited=False)
+    uri = call.argument(2)
+    with byte_bar("exporting", hidden=call.as_json) as bar:
+        done, _ = call.on(1, lambda registry, one: registry.export(one, uri, on_progress=bar), limited=False)
     _tell_place(call, done, f"step {done.step} ({done.kind}) of run {done.run_id!r} is exported to {uri}", uri)
 
 
@@ -712,16 +694,15 @@ def _tell_place(call: Call, checkpoint: Checkpoint, text: str, uri: str) -> None
 def copy(invocation: Invocation) -> None:
     """Copy a checkpoint of one run into another."""
     call = Call(invocation)
-    which, step, place = check_which(call.argument(1)), _step(call), _place(call)
+    step, place = _step(call), _place(call)
     into = outside_the_store(lambda: check_run_id(call.argument(2)))
 
-    async def take(registry: Registry) -> Checkpoint:
-        checkpoint = await find(registry, which, call.kind)
+    async def take(_: Registry, checkpoint: Checkpoint) -> Checkpoint:
         target = await registry_of(call, into, place)
         return await target.copy_from(await target.claim(), checkpoint, step=step, on_progress=on_progress)
 
     with byte_bar("copying", hidden=call.as_json) as on_progress:
-        done = call.run(take, limited=False)
+        _, done = call.on(1, take, limited=False)
     _tell_place(call, done, f"step {done.step} ({done.kind}) is in run {into!r}", done.uri)
 
 

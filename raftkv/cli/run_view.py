@@ -333,12 +333,8 @@ def headline(facts: Facts) -> str:
     present = len(facts.history.present)
     if state.phase != CLOSED and not present:
         return f"{text}; no node is left"
-    return f"{text}; {count(present, 'node')} present, {wanted_text(state.min_nodes, state.max_nodes)}"
-
-
-def wanted_text(min_nodes: int, max_nodes: int) -> str:
-    """Say how many nodes a run takes: ``2 wanted``, or ``3 to 4 wanted``."""
-    return f"{min_nodes} wanted" if min_nodes == max_nodes else f"{min_nodes} to {max_nodes} wanted"
+    least = "" if state.min_nodes == state.max_nodes else f"{state.min_nodes} to "
+    return f"{text}; {count(present, 'node')} present, {least}{state.max_nodes} wanted"
 
 
 def details(facts: Facts) -> list[str]:
