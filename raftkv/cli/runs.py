@@ -501,9 +501,8 @@ def serve(invocation: Invocation) -> None:
             try:
                 bound = await server.listen(host, port)
             except OSError as error:
-                raise CommandError(
-                    f"cannot listen on {invocation['listen']}: {error.strerror or error}", ERROR
-                ) from None
+                why = error.strerror or error
+                raise CommandError(f"cannot listen on {invocation['listen']}: {why}") from None
             remark(f"metrics of runs and checkpoints: http://{bound[0][0]}:{bound[0][1]}/metrics")
             try:
                 with on_signals(stop.set):

@@ -419,13 +419,7 @@ class Replayed:
     remark: str = ""
 
 
-Progress = Callable[[int], None]
-"""Called with the index of each applied entry."""
-
-
-def replay(
-    backend: LMDBBackend, base: Base, archive: Path, target: Target, on_entry: Progress = lambda index: None
-) -> Replayed:
+def replay(backend: LMDBBackend, base: Base, archive: Path, target: Target) -> Replayed:
     """Bring a database forward, in place. It stands nowhere in a log afterwards: its next one begins anew.
 
     Arguments:
@@ -433,7 +427,6 @@ def replay(
         base: where it stands.
         archive: directory of archived segments.
         target: where to stop.
-        on_entry: told of progress.
 
     Raises:
         ArchiveGapError: entries on the way are missing.
@@ -444,7 +437,7 @@ def replay(
     _stand(backend, base)
     store = Store.open(backend)
     try:
-        replayed = _Replay(store, archive, target).run(on_entry)
+        replayed = _Replay(store, archive, target).run()
     finally:
         store.close()
     _stand(backend, Base(0, 0))
@@ -503,13 +496,12 @@ class _Replay:
             return None, f"the archive ends at {format_time(span_s[1])}, before {format_time(time_s)}"
         return index, ""
 
-    def run(self, on_entry: Progress) -> Replayed:
+    def run(self) -> Replayed:
         store, count = self._store, 0
         if not self._is_reached(store.applied_index):
             for entry in self._archive.entries():
                 self._apply(entry)
                 count += 1
-                on_entry(entry.index)
                 if self._is_reached(entry.index):
                     break
             else:

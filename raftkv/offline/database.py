@@ -88,14 +88,11 @@ def _revisions(begin_read: Callable[[], History]) -> tuple[int, int]:
     return max(last, compacted), compacted
 
 
-def defragment(data_dir: str) -> tuple[int, int]:
+def defragment(data_dir: str) -> None:
     """Write a database anew without its free pages.
 
     Arguments:
         data_dir: of a member that does not run.
-
-    Returns:
-        its size in bytes before and after.
 
     Raises:
         StorageError: it cannot be used, or there is no room for the copy; nothing is changed.
@@ -104,21 +101,14 @@ def defragment(data_dir: str) -> tuple[int, int]:
     with held(data_dir) as database:
         copy = database.with_name(TEMPORARY_NAME)
         copy.unlink(missing_ok=True)
-        before = database.stat().st_size
         try:
-            _compact(database, copy)
-            after = copy.stat().st_size
+            with closing(LMDBBackend(database, read_only=True)) as backend:
+                check_format(backend)
+                backend.copy_to(copy)
             replace_file(copy, database)
         except BaseException:
             copy.unlink(missing_ok=True)
             raise
-    return before, after
-
-
-def _compact(database: Path, copy: Path) -> None:
-    with closing(LMDBBackend(database, read_only=True)) as backend:
-        check_format(backend)
-        backend.copy_to(copy)
 
 
 def storage_version(data_dir: str) -> str:

@@ -308,8 +308,7 @@ def grant(invocation: Invocation) -> None:
         ttl_s = pflag.parse_int(text, base=10)
     session = open_session(invocation)
     with _refusals("failed to grant lease ({})"):
-        response = session.call(methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
-    session.printer.show("lease_grant", response)
+        session.show("lease_grant", methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
 
 
 def revoke(invocation: Invocation) -> None:
@@ -317,8 +316,7 @@ def revoke(invocation: Invocation) -> None:
     lease_id = _lease_id(invocation, "lease revoke command needs 1 argument")
     session = open_session(invocation)
     with _refusals("failed to revoke lease ({})"):
-        response = session.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
-    session.printer.show("lease_revoke", response, lease_id)
+        session.show("lease_revoke", methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), lease_id)
 
 
 def time_to_live(invocation: Invocation) -> None:
@@ -327,16 +325,14 @@ def time_to_live(invocation: Invocation) -> None:
     session = open_session(invocation)
     request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease_id, keys=invocation["keys"])
     with _refusals(code=BAD_CONNECTION):
-        response = session.call(methods.LEASE_TIME_TO_LIVE, request)
-    session.printer.show("lease_time_to_live", response, invocation["keys"])
+        session.show("lease_time_to_live", methods.LEASE_TIME_TO_LIVE, request, invocation["keys"])
 
 
 def list_leases(invocation: Invocation) -> None:
     """Print the leases that a member knows."""
     session = open_session(invocation)
     with _refusals(code=BAD_CONNECTION):
-        response = session.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest())
-    session.printer.show("lease_list", response)
+        session.show("lease_list", methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest())
 
 
 def keep_alive(invocation: Invocation) -> None:

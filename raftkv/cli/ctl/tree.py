@@ -6,7 +6,6 @@ prints its help must not wait for the modules that talk to a cluster: none of th
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from raftkv.checkpoint.keys import KINDS
@@ -606,8 +605,8 @@ With --by user it shows for each user (else certificate, else network) what all 
 per second, part of the members' time, longest wait of its writes, watches, leases. Those that use least are "other"."""
 
 
-def _number(name: str, default: int, usage: str, least: int = 1, most: float = math.inf) -> Flag:
-    return Flag(name, INT, default, usage, ours=True, least=least, most=most)
+def _number(name: str, default: int, usage: str, least: int = 1) -> Flag:
+    return Flag(name, INT, default, usage, ours=True, least=least)
 
 
 _MEASURED = (

@@ -353,7 +353,7 @@ class Held(Blocking[Inner]):
             self._loop.run(inner.__aexit__(kind, error, trace))
 
 
-Twin = TypeVar("Twin", bound=Held[Any])
+Twin = TypeVar("Twin", bound=Blocking[Any])
 
 
 def taking(

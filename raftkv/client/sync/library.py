@@ -490,20 +490,7 @@ class Cache(Blocking[aio_cache.Cache]):
         """Why the copy does not follow the cluster at present, or has ended; None: it does, as far as is known."""
         return self._inner.error
 
-    def start(self, timeout_s: float = aio_cache.FILL_TIMEOUT_S) -> Cache:
-        """Fill it, and follow the cluster until ``close``; returns itself.
-
-        Arguments:
-            timeout_s: for the first list.
-
-        Raises:
-            CacheBehind: no member answered in time, or the list takes longer; it is closed.
-            CacheTooLarge: the prefix is larger than ``max_bytes``.
-            StatusError: the cluster refuses, as without a permission.
-        """
-        self._enter(lambda: self._inner.start(timeout_s), self._inner.close)
-        return self
-
+    start = taking(aio_cache.Cache.start, aio_cache.Cache.close)
     close = blocking(aio_cache.Cache.close)
     wait = blocking(aio_cache.Cache.wait)
     get = _reading(aio_cache.Cache.get, aio_cache.Copy.get_item)
@@ -524,8 +511,7 @@ class Cache(Blocking[aio_cache.Cache]):
         return Stream(self, self._loop, Drawn(self._inner.subscribe()))
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
+        return self.start()
 
     def __exit__(self, *exception: object) -> None:
         if not self._loop.is_disowned:
