@@ -903,7 +903,7 @@ def _chosen(place: Place, name: str, target: Target | None = None) -> Manifest:
     return oldest_first(found)[-1]
 
 
-_COMMANDS: Final = {
+_COMMANDS: Final[dict[str, tuple[Sequence[Flag], Callable[[Place, dict[str, Any]], int]]]] = {
     "": (TAKE_FLAGS, lambda place, values: asyncio.run(_take_all(place, values))),
     "list": (LOOK_FLAGS, _list),
     "verify": (LOOK_FLAGS, _verify),

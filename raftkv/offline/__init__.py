@@ -10,7 +10,7 @@ Laws:
 
 Example::
 
-    report = verify_log("default.etcd")
+    report = log.verify("default.etcd/member/wal")
 
 Leaves out: words, output and exit codes (``cli.utl``), and everything that needs a running member.
 """

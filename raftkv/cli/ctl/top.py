@@ -311,8 +311,11 @@ def make_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[Row
 def _row(before: Sample | None, sample: Sample, log_end: int) -> Row:
     metrics, status = sample.metrics, sample.status
     figures: dict[str, Any] = {name: int(metrics[gauge]) for name, gauge in GAUGES.items() if gauge in metrics}
-    for name, counter in COUNTERS.items():
-        figures[name] = _rounded(_rate(before, sample, lambda one, counter=counter: one.metrics.get(counter)))
+
+    def counted(name: str) -> Callable[[Sample], float | None]:
+        return lambda one: one.metrics.get(name)
+
+    figures |= {name: _rounded(_rate(before, sample, counted(counter))) for name, counter in COUNTERS.items()}
     if status is None:
         return Row(sample.name, sample.endpoint, sample.silence, error=sample.error, **figures)
     return Row(
