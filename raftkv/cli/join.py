@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from raftkv import cluster_id
+from raftkv.cli.ctl.members import with_urls
 from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server_options import read_options
 from raftkv.client import Client, ClientOptions
@@ -231,7 +232,8 @@ async def added(plan: Plan) -> ServerConfig:
 
         step = partial(_among, client, config, say)
         members = await until_answered(step, HEALTH_S, max_wait_s=PAUSE_S, on_trouble=tell)
-    cluster = {f"{member.ID:x}": tuple(member.peerURLs) for member in members if not _is_own(member, config)}
+    own = with_urls(members, config.initial_advertise_peer_urls)
+    cluster = {f"{member.ID:x}": tuple(member.peerURLs) for member in members if member is not own}
     cluster[config.name] = config.initial_advertise_peer_urls
     return replace(config, initial_cluster=cluster_id.format_initial_cluster(cluster))
 
@@ -249,7 +251,7 @@ async def _among(client: Client, config: ServerConfig, say: Callable[[str], None
     """
     listed = await _listed(client)
     say(f"cluster {listed.header.cluster_id:x} has {len(listed.members)} members: {_names(listed.members)}")
-    own = _own(listed.members, config)
+    own = with_urls(listed.members, config.initial_advertise_peer_urls)
     if own is None:
         clients = (*addresses(config.listen_client_urls), *addresses(config.listen_client_http_urls))
         check_free((*config.listen_peer_urls, *clients))
@@ -258,7 +260,7 @@ async def _among(client: Client, config: ServerConfig, say: Callable[[str], None
             added = await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)
         except PeerURLExistsError:
             listed = await _listed(client)
-            own = _own(listed.members, config)
+            own = with_urls(listed.members, config.initial_advertise_peer_urls)
             if own is None:
                 raise
         else:
@@ -317,15 +319,6 @@ async def _voter(plan: Plan) -> AsyncIterator[Client]:
     voters = [url for member in listed.members if member.ID not in learners for url in member.clientURLs]
     async with Client(voters or [plan.url], options) as client:
         yield client
-
-
-def _is_own(member: rpc_pb2.Member, config: ServerConfig) -> bool:
-    own = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))
-    return own == set(map(cluster_id.comparable, member.peerURLs))
-
-
-def _own(members: Iterable[rpc_pb2.Member], config: ServerConfig) -> rpc_pb2.Member | None:
-    return next((member for member in members if _is_own(member, config)), None)
 
 
 def _promotion(plan: Plan) -> Callable[[Member], Awaitable[None]]:

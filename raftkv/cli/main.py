@@ -63,13 +63,10 @@ def _run(words: list[str]) -> int:
         raise CommandError("refusing to run with assertions off (python -O)")
     command = words[0] if words and not words[0].startswith("-") else "serve"
     rest = words[1:] if words[:1] == [command] else words
-    if command == "serve" or command in COMMANDS:
-        from raftkv.errors import RaftKVError
-
-        try:
-            return _serve(rest) if command == "serve" else int(imported(COMMANDS[command])(rest))
-        except RaftKVError as error:
-            raise CommandError(_one_line(str(error)), ERROR) from None
+    if command == "serve":
+        return _serve(rest)
+    if command in COMMANDS:
+        return int(imported(COMMANDS[command])(rest))
     if command == "version":
         return _serve(["--version", *rest])
     if command == "help":
@@ -111,11 +108,7 @@ def _serve(words: list[str]) -> int:
     try:
         return run(options.config, extend_http)
     except OSError as error:
-        raise CommandError(_one_line(described(error)), ERROR) from None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+        raise CommandError(" ".join(described(error).split()), ERROR) from None
 
 
 def _version() -> int:

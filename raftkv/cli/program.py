@@ -157,13 +157,15 @@ def leave(body: Callable[[], int], complain: Callable[[str], None], name: str = 
 
 
 def _failed(error: BaseException, complain: Callable[[str], None]) -> int:
-    """Say in one line what nothing in the program expected."""
+    """Say in one line what has failed; our own errors are written for users, others are not expected."""
     _discard_output()
-    if isinstance(error, OSError):
+    from raftkv.errors import RaftKVError, explain
+
+    if isinstance(error, RaftKVError):
+        text = " ".join(str(error).split())
+    elif isinstance(error, OSError):
         text = described(error)
     else:
-        from raftkv.errors import explain
-
         text = f"{explain(error)}; {'give it more memory' if isinstance(error, MemoryError) else 'report this line'}"
     with contextlib.suppress(OSError):
         complain(text)

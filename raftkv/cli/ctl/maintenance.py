@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 from raftkv.cli import pflag, table
@@ -26,7 +25,6 @@ from raftkv.client.errors import explain_failures
 from raftkv.client.rpc import methods
 from raftkv.errors import (
     ContextDeadlineExceededError,
-    RaftKVError,
     RootRoleNotExistError,
     StatusError,
     StorageError,
@@ -173,24 +171,14 @@ def status(invocation: Invocation) -> None:
     """Print hash, revision, keys and size of a snapshot file."""
     from raftkv.cli.utl import files
 
-    with _files_refused():
-        files.status(invocation, with_version=False)
+    files.status(invocation, with_version=False)
 
 
 def restore_directory(invocation: Invocation) -> None:
     """Make the data directory of a member out of a snapshot file."""
     from raftkv.cli.utl import files
 
-    with _files_refused():
-        files.restore_directory(invocation)
-
-
-@contextmanager
-def _files_refused() -> Iterator[None]:
-    try:
-        yield
-    except RaftKVError as error:  # an error text about a file is written for users
-        raise CommandError(str(error), ERROR) from None
+    files.restore_directory(invocation)
 
 
 # -- quota ----------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ class Replacement:
             CommandError, StatusError: it can never take that place.
         """
         listed = await self._list()
-        old, new = _by_id(listed.members, self.old_id), _with_urls(listed.members, urls)
+        old, new = _by_id(listed.members, self.old_id), with_urls(listed.members, urls)
         if new is not None and not new.isLearner and old is None:
             return new.ID, listed
         if old is None:
@@ -247,7 +247,8 @@ def _by_id(members: Iterable[rpc_pb2.Member], member_id: int) -> rpc_pb2.Member 
     return next((member for member in members if member_id == member.ID), None)
 
 
-def _with_urls(members: Iterable[rpc_pb2.Member], urls: Iterable[str]) -> rpc_pb2.Member | None:
+def with_urls(members: Iterable[rpc_pb2.Member], urls: Iterable[str]) -> rpc_pb2.Member | None:
+    """Return the member with just these peer URLs, however they are written; None: there is none."""
     wanted = set(map(cluster_id.comparable, urls))
     return next((member for member in members if set(map(cluster_id.comparable, member.peerURLs)) == wanted), None)
 

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl import top
+from raftkv.cli.ctl.members import outcome
 from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, open_session
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client.rpc import methods
@@ -159,10 +160,9 @@ class Roll:
         if not member.clientURLs:
             return Seen(member, rpc_pb2.StatusResponse(), "was never started")
         request = rpc_pb2.StatusRequest()
-        try:
-            status = await self.client.call_at(member.clientURLs[0], methods.STATUS, request, timeout_s=self.timeout_s)
-        except (StatusError, ConfigError) as error:
-            return Seen(member, rpc_pb2.StatusResponse(), f"does not answer ({error})")
+        status = await outcome(self.client, member.clientURLs[0], methods.STATUS, request, self.timeout_s)
+        if isinstance(status, Exception):
+            return Seen(member, rpc_pb2.StatusResponse(), f"does not answer ({status})")
         if status.header.member_id != member.ID:
             return Seen(member, rpc_pb2.StatusResponse(), f"does not answer ({member.clientURLs[0]} is another member)")
         return Seen(member, status, "" if status.leader else "knows no leader")

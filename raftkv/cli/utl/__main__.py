@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from raftkv.cli.command import dispatch
 from raftkv.cli.common import run_program
-from raftkv.cli.program import refused
 from raftkv.cli.utl.tree import make_tree
-from raftkv.errors import RaftKVError
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -22,12 +20,7 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code.
     """
     tree = make_tree()
-
-    def run() -> int:
-        with refused(RaftKVError):
-            return dispatch(tree, sys.argv[1:] if words is None else words)
-
-    return run_program(tree, run)
+    return run_program(tree, lambda: dispatch(tree, sys.argv[1:] if words is None else words))
 
 
 if __name__ == "__main__":
