@@ -223,7 +223,7 @@ class Applying:
                     self._wake()
                     break
             self.times.end_run(began_s)
-            if last is not None and self._under_way is None:
+            if last is not None and self.is_whole:
                 node.applied_up_to(last, answers)
                 if answers:
                     self._charge(answers, perf_counter() - began_s)
