@@ -322,6 +322,7 @@ def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log: FakeLog, m
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted  # the bound of inline syncs is replaced
 def test_failing_listener_of_a_durable_batch_is_reported(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
 
