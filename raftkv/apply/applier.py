@@ -222,7 +222,8 @@ class Applier:
             UnknownEntryError: this version does not know the kind.
             InvariantError: the entry could not be executed for a reason that is not an answer.
         """
-        caller, self._user = None, b""
+        caller = None
+        self._user = b""
         if kind == requests.IDENTIFIED:
             try:
                 caller, kind, body = requests.decode_identified(body)
