@@ -38,6 +38,7 @@ from jepsen.checkers.logs import signs_of_bugs
 from jepsen.db import free_port, require_disk
 from raftkv.client.local import ServerProcess, initial_cluster, log_tail
 from tests import forked
+from tests.foreign import debian
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 90.0
@@ -76,6 +77,10 @@ ETCD = Program("etcd", (find_tool("etcd"),), ("--log-level", "error"))
 
 ETCD_FAST = ETCD.with_flags("--unsafe-no-fsync")
 """The oracle where durability does not matter, only answers."""
+
+_newer = debian.newer_etcd("etcd")
+ETCD_NEWER = None if _newer is None else Program("etcd-3.5.30", (_newer,), ETCD_FAST.flags)
+"""etcd 3.5.30, the second oracle, where `make foreign` could get it."""
 
 RAFTKV = Program("raftkv", (sys.executable, "-m", "raftkv"))
 """The server of this checkout."""

@@ -1,4 +1,7 @@
-"""The servers of the compatibility tests, each started once per run, and their logs with every failure."""
+"""The servers of the compatibility tests, each started once per run, and their logs with every failure.
+
+Rows are played on etcd 3.5.1 and on raftkv; by `make test-all` on etcd 3.5.30 too, where `make foreign` could get it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 from tests.compat.store import Store
 from tests.compat.wire import Wire
-from tests.procs import ETCD_FAST, RAFTKV, Cluster
+from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +22,25 @@ def etcd() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def newer() -> Iterator[Cluster]:
+    """The second oracle: real etcd 3.5.30, one member."""
+    assert ETCD_NEWER is not None
+    with Cluster(ETCD_NEWER) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def raftkv() -> Iterator[Cluster]:
     """Three members of raftkv."""
     with Cluster(RAFTKV, size=3) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session", params=["etcd", "raftkv"])
+SERVERS = ["etcd", "raftkv"]
+NEWER = [] if ETCD_NEWER is None else [pytest.param("newer", marks=pytest.mark.long)]
+
+
+@pytest.fixture(scope="session", params=[*SERVERS, *NEWER])
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """Each server in turn, so that what a test expects is proven on etcd itself."""
     return request.getfixturevalue(request.param)
@@ -67,5 +82,5 @@ def pytest_runtest_makereport(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share the session's servers on one worker, so that they are started once."""
     for item in items:
-        if {"cluster", "etcd", "raftkv"} & set(getattr(item, "fixturenames", ())):
+        if {"cluster", "etcd", "newer", "raftkv"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("compat-servers"))

@@ -102,11 +102,17 @@ RESPONSE_FIELDS = {
 
 
 class Store:
-    """One cluster's store, emptied and compacted when this object is made."""
+    """One cluster's store, emptied and compacted when this object is made.
+
+    Attributes:
+        program: etcd, of either version, or raftkv.
+        is_newer: whether it is the second oracle.
+    """
 
     def __init__(self, wire: Wire, program: str) -> None:
         self.wire = wire
-        self.program = program
+        self.program, _, version = program.partition("-")
+        self.is_newer = version != ""
         self._member = 0
         self._last_writer = 0
         self._send(put(b"~"))

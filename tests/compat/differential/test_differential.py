@@ -15,7 +15,7 @@ import pytest
 from tests.compat.differential.requests import Player, Report
 from tests.compat.wire import Wire
 from tests.long import long_except
-from tests.procs import ETCD_FAST, RAFTKV, Cluster
+from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program
 
 SEED = 20_261_121
 STEPS_ON_THREE_MEMBERS = 1_500
@@ -32,13 +32,18 @@ def _check(report: Report, steps: int) -> None:
     assert report.codes["OK"] > steps // 2  # most requests are valid, so that the stores get deep
 
 
-LENGTHS = [(3, STEPS_IN_SHORT), (3, STEPS_ON_THREE_MEMBERS), (1, STEPS_ON_ONE_MEMBER)]
+LENGTHS = [
+    (ETCD_FAST, 3, STEPS_IN_SHORT),
+    (ETCD_FAST, 3, STEPS_ON_THREE_MEMBERS),
+    (ETCD_FAST, 1, STEPS_ON_ONE_MEMBER),
+    *([] if ETCD_NEWER is None else [(ETCD_NEWER, 1, STEPS_IN_SHORT)]),
+]
 
 
-@pytest.mark.parametrize(("members", "steps"), long_except(LENGTHS, LENGTHS[:1]))
-def test_raftkv_answers_as_etcd_does(members: int, steps: int) -> None:
+@pytest.mark.parametrize(("program", "members", "steps"), long_except(LENGTHS, LENGTHS[:1]))
+def test_raftkv_answers_as_etcd_does(program: Program, members: int, steps: int) -> None:
     with (
-        Cluster(ETCD_FAST) as etcd,
+        Cluster(program) as etcd,
         Cluster(RAFTKV, size=members) as raftkv,
         Wire(etcd.endpoints) as oracle,
         Wire(raftkv.endpoints) as tested,

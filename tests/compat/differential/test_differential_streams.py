@@ -11,17 +11,25 @@ import pytest
 from tests.compat.differential.stream_programs import EPISODE_OPS, Player
 from tests.compat.wire import Wire
 from tests.long import long_except
-from tests.procs import ETCD_FAST, RAFTKV, Cluster
+from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program
 
 SEED = 20_261_121
 SHORT = 2
 """Episodes of the run in `make test`: too few for every kind of event to come up."""
 
 
-@pytest.mark.parametrize(("members", "episodes"), long_except([(3, SHORT), (3, 6), (1, 4)], [(3, SHORT)]))
-def test_raftkv_streams_as_etcd_does(members: int, episodes: int) -> None:
+LENGTHS = [
+    (ETCD_FAST, 3, SHORT),
+    (ETCD_FAST, 3, 6),
+    (ETCD_FAST, 1, 4),
+    *([] if ETCD_NEWER is None else [(ETCD_NEWER, 1, SHORT)]),
+]
+
+
+@pytest.mark.parametrize(("program", "members", "episodes"), long_except(LENGTHS, LENGTHS[:1]))
+def test_raftkv_streams_as_etcd_does(program: Program, members: int, episodes: int) -> None:
     with (
-        Cluster(ETCD_FAST) as etcd,
+        Cluster(program) as etcd,
         Cluster(RAFTKV, size=members) as raftkv,
         Wire(etcd.endpoints) as oracle,
         Wire(raftkv.endpoints) as tested,

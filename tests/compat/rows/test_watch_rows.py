@@ -317,8 +317,12 @@ def test_progress_says_the_revision(watcher: Watcher, store: Store) -> None:
 
 
 def test_progress_of_a_stream_without_watches_is_told(watcher: Watcher, store: Store) -> None:
+    """Known difference: 3.5.30 says nothing, as 3.6."""
     store.fill(b"a")
     watcher.progress()
+    if store.is_newer:
+        assert watcher.create(b"a").created, "this is what comes next"
+        return
     assert watcher.next() == rpc_pb2.WatchResponse(header=_header(1), watch_id=-1)
 
 
