@@ -31,7 +31,7 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs man foreign native interpreted quick pythons wheels test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint prove bench lock audit clean
+.PHONY: cluster docs man foreign native interpreted quick pythons wheels test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint storm prove bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -81,6 +81,9 @@ sim-training: $(VENV)  ## the rendezvous in its simulator: SEED=n replays one, S
 
 sim-checkpoint: $(VENV)  ## the checkpoint registry in its simulator: SEED=n replays one, SEEDS=n runs many
 	$(BIN)/python -m tests.checkpoint.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
+
+storm: $(VENV)  ## real members under every fault of disks, clocks and networks, with the checkers; half an hour
+	$(BIN)/python -m jepsen storm --seed $(or $(SEED),1)
 
 prove: $(VENV)  ## TLC: docs/spec/ to its stated bounds, and SEEDS seeds of the simulator against it; needs Java
 	@command -v java >/dev/null || { echo "java is missing: apt-get install default-jre-headless"; exit 1; }

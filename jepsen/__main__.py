@@ -84,6 +84,26 @@ def _enter(options: Options, report: Report) -> None:
     )
 
 
+STORM: tuple[str, ...] = (
+    "--workload mixed,append --nemesis power --faults 10 --snapshot-count 50 --compact-every 150",
+    "--workload mixed,register --nemesis liar --faults 4 --snapshot-count 50 --compact-every 150",
+    "--workload mixed,set --nemesis rewind --faults 4",
+    "--workload mixed,append --nemesis erring,power-one --faults 9 --snapshot-count 50 --compact-every 150",
+    "--workload mixed,watch --nemesis stalling,power-leader --faults 6",
+    "--workload lease,lock --nemesis rates --faults 6",
+    "--workload mixed,lease --nemesis thin --faults 3 --election-timeout 2000 --heartbeat-interval 200 --timeout 3s",
+    "--workload mixed,lock --nemesis freeze --faults 2",
+)
+"""The matrix of ``storm``, each with every workload that it names. The last line of all must fail."""
+CONTROL = "--workload mixed --nemesis liars --faults 1"
+
+
+def _storm(args: argparse.Namespace) -> int:
+    failed = sum(main(["run", *line.split(), "--seed", str(args.seed)]) for line in STORM)
+    print("the control, which must fail:")
+    return 1 if failed or main(["run", *CONTROL.split(), "--seed", str(args.seed)]) != 1 else 0
+
+
 def _check(args: argparse.Namespace) -> int:
     checkers = WORKLOADS[args.workload]().checkers if args.workload else {}
     verdict = check_history(load(args.history), checkers)
@@ -174,6 +194,9 @@ def _parser() -> argparse.ArgumentParser:
     held = commands.add_parser("held-write", help="is a put acknowledged before the log holds it? (needs strace)")
     held.set_defaults(command=_held_write)
     held.add_argument("--sut", choices=sorted(programs()), default="raftkv", help="system under test")
+    storm = commands.add_parser("storm", help="the matrix: every fault of disks, clocks and networks, and the control")
+    storm.set_defaults(command=_storm)
+    storm.add_argument("--seed", type=int, default=1)
     check = commands.add_parser("check", help="check a kept history again")
     check.set_defaults(command=_check)
     check.add_argument("history", type=Path)

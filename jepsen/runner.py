@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from jepsen.checkers.logs import signs_of_bugs
 from jepsen.client import Client, Gate
 from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
 from jepsen.endpoints import Endpoints
-from jepsen.faults import clocks
 from jepsen.faults import nemesis as nemeses
 from jepsen.faults.nemesis import LIVE_S, Nemesis
 from jepsen.history import History, Recorder, save
@@ -101,8 +99,7 @@ async def run(options: Options) -> Report:
     if nemeses.uses_disks(options.nemesis):
         options = replace(options, settings=replace(options.settings, disks=True))
     cluster = Cluster(folder, options.settings)
-    if nemeses.uses_clocks(options.nemesis):
-        cluster.environment = partial(clocks.environment, library_path=clocks.library())
+    cluster.environment, cluster.seed = nemeses.environment(options.nemesis), options.seed
     require_disk(folder)
     try:
         await cluster.open_network(options.seed)
@@ -306,6 +303,7 @@ class _Run:
             "faults": trouble.faults,
             "kills": trouble.kills,
             "crash_points": len(trouble.crashed_at) or None,
+            **({"found_out": trouble.found_out} if trouble.found_out else {}),
             **trouble.operator.counts,
             "terms": self._term,
             "compactions": sum(event["event"] == "compact" for event in self._recorder.events),

@@ -2,12 +2,14 @@
 
 Owns what goes wrong in a run, and when:
 
-    nemesis      kill, pause, wipe; the schedule; inject -> hold -> heal -> the cluster must work again
-    partitions   cut, offline, deaf, mute, bridge, slow, reset: what each cuts and delays
+    nemesis      kill, pause, freeze, wipe; the schedule; inject -> hold -> heal -> the cluster must work again
+    partitions   cut, offline, deaf, mute, bridge, slow, thin, reset: what each cuts and delays
     network      the relays that cut and delay, between members and between them and clients
-    full_disks   full, failing: disks without room, and disks that fail each sync
+    full_disks   full: disks without room
+    bad_disks    power, liar, failing, erring, stalling, rewind: disks that lose, lie, fail, wait and go back in time
+    power        what a loss of power takes back, by the log of ``disk_shim.c``, which is preloaded into members
     disks        a small disk for each member
-    clocks       ahead, behind: wall clocks that step, and back
+    clocks       ahead, behind, fast, tardy: clocks that step, and back, or run at another rate
     members      who is a member: grow, replace, lose a disk, remove the leader, shrink
     failpoints   the points at which members die, and which of them a storm can reach
 
@@ -26,6 +28,4 @@ Example::
 
     steps = schedule(parse("kill,pause-leader", size=3), seed=7)
     await nemesis.carry_out(next(steps))
-
-Left out: loss of power (SIGKILL loses nothing that the kernel has).
 """

@@ -1,9 +1,8 @@
-"""Wall clocks that step, by hours, under a member that runs: as NTP steps one that was wrong, or an operator's hand.
+"""Wall clocks that step, by hours, under a member that runs, and clocks that run too fast or too slow.
 
 Members run with ``libfaketime`` before them, which reads how far a clock is off from a file in the member's folder,
-every second. Monotonic clocks are left alone, as the kernel leaves them alone when a clock is set.
-
-Left out: clocks that run too fast or too slow, which the simulator has.
+every second. Monotonic clocks are left alone by steps, as the kernel leaves them alone when a clock is set. A clock
+with another rate is a bad quartz: the monotonic one has that rate too, and the member is started anew for it.
 """
 
 from __future__ import annotations
@@ -76,4 +75,32 @@ class Behind(Ahead):
     offset: ClassVar[str] = "-3h"
 
 
-FAULTS: Final[dict[str, type[Ahead]]] = {"ahead": Ahead, "behind": Behind}
+class Fast:
+    """All clocks of a member run five percent fast, for one of its lives."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
+    rate: ClassVar[str] = "x1.05"
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.inject``: start anew at another rate."""
+        cluster.kill(members)
+        for member in members:
+            file = member.folder.resolve() / "rate"
+            file.write_text(f"+0 {self.rate}")
+            rated = {"FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_DONT_FAKE_MONOTONIC": "0"}
+            cluster.start([member], {**cluster.environment(member), **rated})
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.heal``: start anew at the right rate."""
+        cluster.kill(members)
+        cluster.start(members)
+
+
+class Tardy(Fast):
+    """All clocks of a member run five percent slow, for one of its lives."""
+
+    rate: ClassVar[str] = "x0.95"
+
+
+RATES: Final = ("fast", "tardy")
+FAULTS: Final[dict[str, type[Ahead] | type[Fast]]] = {"ahead": Ahead, "behind": Behind, "fast": Fast, "tardy": Tardy}

@@ -184,8 +184,16 @@ class Operator:
             return
         lost = self._rng.choice(followers)
         self._cluster.kill([lost])
-        self._cluster.wipe(lost)
         self._kills += 1
+        await self.replace_lost(lost)
+
+    async def replace_lost(self, lost: Member) -> None:
+        """Remove a member that is down for good, with its data, and add a new one with its peer URL.
+
+        Raises:
+            ChangeError: a change was not done in time.
+        """
+        self._cluster.wipe(lost)
         self._note("wiped", lost)
         await self._go_on()
         await self._remove(lost)

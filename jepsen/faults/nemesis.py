@@ -8,7 +8,7 @@ Changes of members (``members.py``) are not undone: what must work afterwards is
 Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
 targets. To add one, write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``; members' addresses and
 folders are in ``db.Member``. Faults of the network are in ``partitions.py``, of clocks in ``clocks.py``, of disks in
-``full_disks.py``.
+``bad_disks.py`` and ``full_disks.py``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from jepsen.db import Cluster, Member
-from jepsen.faults import clocks, failpoints, full_disks, members, partitions
+from jepsen.faults import bad_disks, clocks, failpoints, full_disks, members, partitions, power
 from jepsen.history import Recorder
 from jepsen.probe import Probe
 
@@ -84,6 +85,12 @@ class Pause:
         cluster.resume(members)
 
 
+class Freeze(Pause):
+    """SIGSTOP for half a minute, whatever the others do meanwhile."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+
 class Wipe:
     """The destruction of data. No store survives this on all members: it shows that the checkers see a loss."""
 
@@ -108,17 +115,20 @@ CHANGING = "member"
 FAULTS: dict[str, Callable[[], Fault]] = {
     "kill": Kill,
     "pause": Pause,
+    "freeze": Freeze,
     "wipe": Wipe,
     "failpoint": failpoints.Crash,
     "member": members.Change,
+    **bad_disks.FAULTS,
     **clocks.FAULTS,
     **full_disks.FAULTS,
     **partitions.FAULTS,
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "network": tuple(partitions.FAULTS),
-    "clock": tuple(clocks.FAULTS),
-    "disk": tuple(full_disks.FAULTS),
+    "clock": ("ahead", "behind"),
+    "rates": clocks.RATES,
+    "disk": ("full", "failing"),
 }
 """Names that stand for several faults."""
 
@@ -126,8 +136,16 @@ FILLING = "full"
 """The fault that raises alarms, which stay until they are disarmed."""
 FAILING = "failing"
 """The fault that ends members."""
+FORGETTING = frozenset({"liar", "rewind"})
+"""Faults after which one member has forgotten what it acknowledged: another one only when it has caught up."""
 
-_KILLING = frozenset({"kill", "wipe", CRASHING, FAILING})
+_RESTARTING = frozenset({"rewind", *clocks.RATES})
+"""Faults that begin with a new life, which must live a while."""
+FREEZE_S = 30.0
+FOUND_OUT_S = 30.0
+"""How long a member may take to find out that its disk has forgotten, or to be well all the same."""
+_KILLING = frozenset({"kill", "wipe", "power", "liar", "liars", "rewind", CRASHING, FAILING, *clocks.RATES})
+_HELD = frozenset({"pause", "liar", "liars", "erring", "stalling", "rewind", FILLING, *clocks.RATES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +190,8 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
 
 
 def changes_members(names: str) -> bool:
-    """Return whether a list of faults has any change of members."""
-    return any(name.partition("-")[0] == CHANGING for name in _expand(names))
+    """Return whether a list of faults has any change of members, or any after which one may have to be replaced."""
+    return any(name.partition("-")[0] in {CHANGING, *FORGETTING} for name in _expand(names))
 
 
 def uses_network(names: str) -> bool:
@@ -186,9 +204,27 @@ def uses_disks(names: str) -> bool:
     return any(name.partition("-")[0] == FILLING for name in _expand(names))
 
 
-def uses_clocks(names: str) -> bool:
-    """Return whether a list of faults has any of wall clocks."""
-    return any(name.partition("-")[0] in clocks.FAULTS for name in _expand(names))
+def environment(names: str) -> Callable[[Member], Mapping[str, str]]:
+    """Return what members need in their environment for a list of faults.
+
+    Raises:
+        DbError: a program is missing.
+    """
+    faults = {name.partition("-")[0] for name in _expand(names)}
+    makers: list[Callable[[Member], Mapping[str, str]]] = []
+    if faults & set(clocks.FAULTS):
+        makers.append(partial(clocks.environment, library_path=clocks.library()))
+    if faults & set(bad_disks.FAULTS):
+        makers.append(power.environment)
+
+    def both(member: Member) -> Mapping[str, str]:
+        made = [maker(member) for maker in makers]
+        preloaded = ":".join(one["LD_PRELOAD"] for one in made)
+        return {name: value for one in made for name, value in one.items()} | (
+            {"LD_PRELOAD": preloaded} if preloaded else {}
+        )
+
+    return both
 
 
 def _expand(names: str) -> Iterator[str]:
@@ -209,10 +245,12 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
         mixed = rng.sample(wanted, len(wanted))
         for fault, target in (next(changes) if one[0] == CHANGING else one for one in mixed):
             network, clock = fault in partitions.FAULTS, fault in clocks.FAULTS
-            held = network or clock or fault in ("pause", FILLING) or rng.random() < 0.4
+            held = network or clock or fault in _HELD or rng.random() < 0.4
             hold_s = rng.uniform(0.3, 4.0 if network or clock else 2.0) if held else 0.0
             # A cut that heals at once is not noticed: most go on until their time is up.
             acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
+            if fault == "freeze":
+                hold_s, acks = FREEZE_S, 1_000_000
             yield Step(fault, target, hold_s, acks, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
 
 
@@ -222,6 +260,8 @@ class Nemesis:
     def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
         self.faults = 0
         self.kills = 0
+        self.found_out = 0
+        """Members that refused to start on a disk that had forgotten what they knew."""
         self.crashed_at: set[str] = set()
         self._calm = True
         self._cluster, self._probe, self._recorder = cluster, probe, recorder
@@ -246,12 +286,16 @@ class Nemesis:
         elif step.fault == FAILING:
             await self._fail_syncs(hit)
         elif step.hold_s:
+            if step.fault in _RESTARTING:
+                await self._probe.wait_healthy(LIVE_S)
             await self._recorder.wait_acked(step.acks, step.hold_s)
         self._recorder.event("heal", fault=step.fault, members=names)
         fault.heal(self._cluster, hit)
         if step.fault == FILLING and not await self._probe.disarm(LIVE_S):
             await self._unhealthy(f"alarms are still on {LIVE_S} s after there was room, and they were disarmed")
-        await self.settle(min(step.acks, ACKS_MAX), step.settle)
+        if step.fault in FORGETTING:
+            await self._replace_found_out(hit)
+        await self.settle(min(step.acks, ACKS_MAX), step.settle or step.fault in FORGETTING)
 
     async def _change_members(self, step: Step) -> None:
         """Change the members; all of those that are left must be well before the next fault."""
@@ -264,6 +308,20 @@ class Nemesis:
             await self._unhealthy(f"member-{step.target}: {error}")
         self.kills += self.operator.take_kills()
         await self.settle(min(step.acks, ACKS_MAX), everyone=True)
+
+    async def _replace_found_out(self, hit: list[Member]) -> None:
+        """Replace members that refuse to go on with what is left of their disks, as an operator would."""
+        until = time.monotonic() + FOUND_OUT_S
+        while time.monotonic() < until and not await self._probe.wait_healthy(POLL_S):
+            for member in hit:
+                if (status := self._cluster.ended(member)) is not None:
+                    self._recorder.event("found out", member=member.name, status=status)
+                    try:
+                        await self.operator.replace_lost(member)
+                    except members.ChangeError as error:
+                        await self._unhealthy(f"{member.name} could not be replaced: {error}")
+                    self.found_out += 1
+                    return
 
     async def _crash(self, step: Step, member: Member) -> None:
         """Start a member that is down so that it dies at a point, and wait until it has."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import socket
@@ -70,7 +71,7 @@ class Network:
         self._targets, self._process_ids = dict(targets), process_ids
         self._rng = random.Random(f"network {seed}")
         self._cut: set[Pair] = set()
-        self._delay_s: dict[Pair, tuple[float, float]] = {}
+        self._delay_s: dict[Pair, tuple[float, float, float]] = {}
         self._healed = asyncio.Event()
         self._servers: list[asyncio.Server] = []
         self._relays: dict[asyncio.Task[None], tuple[Pair, list[asyncio.StreamWriter]]] = {}
@@ -105,14 +106,15 @@ class Network:
         """Let nothing pass from the first to the second of each pair."""
         self._cut |= set(pairs)
 
-    def slow(self, pairs: Iterable[Pair], least_s: float, most_s: float) -> None:
+    def slow(self, pairs: Iterable[Pair], least_s: float, most_s: float, bytes_per_s: float = math.inf) -> None:
         """Hold what passes for a while, drawn anew each time.
 
         Arguments:
             pairs: from whom, to whom.
             least_s, most_s: bounds of the delay in seconds.
+            bytes_per_s: what a connection carries besides.
         """
-        self._delay_s |= dict.fromkeys(pairs, (least_s, most_s))
+        self._delay_s |= dict.fromkeys(pairs, (least_s, most_s, bytes_per_s))
 
     def reset(self) -> None:
         """Break every connection (RST)."""
@@ -176,17 +178,18 @@ class Network:
 
     async def _pump(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            await self._passage(pair)
+            await self._passage(pair, len(data))
             self.relayed_bytes += len(data)
             writer.write(data)
             await writer.drain()
-        await self._passage(pair)
+        await self._passage(pair, 0)
         with contextlib.suppress(OSError):
             writer.write_eof()
 
-    async def _passage(self, pair: Pair) -> None:
+    async def _passage(self, pair: Pair, size_bytes: int) -> None:
         if pair in self._delay_s:
-            await asyncio.sleep(self._rng.uniform(*self._delay_s[pair]))
+            least_s, most_s, bytes_per_s = self._delay_s[pair]
+            await asyncio.sleep(self._rng.uniform(least_s, most_s) + size_bytes / bytes_per_s)
         while pair in self._cut:
             await self._healed.wait()
 

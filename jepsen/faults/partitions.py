@@ -3,7 +3,7 @@
     cut      a member and the others do not hear each other        deaf   it hears nobody, all hear it
     offline  the same, and its clients do not reach it either      mute   nobody hears it, it hears all
     bridge   only one member reaches all others                    slow   its messages take up to 250 ms
-    reset    every connection breaks at once
+    reset    every connection breaks at once                       thin   50 to 250 ms, and 1 Mbit/s
 
 They need ``Settings.network`` (``network.py``); clients stay connected but under ``offline``. The leader of ``cut`` is
 the one that clients can still ask: it must not answer what it cannot know.
@@ -19,6 +19,7 @@ from jepsen.db import Cluster, DbError, Member
 from jepsen.faults.network import CLIENTS, Network, Pair
 
 SLOW_LEAST_S, SLOW_MOST_S = 0.025, 0.25
+THIN_LEAST_S, THIN_MOST_S, THIN_BYTES_PER_S = 0.05, 0.25, 125_000.0
 
 
 class _NetworkFault:
@@ -92,6 +93,17 @@ class Slow(_NetworkFault):
         _network(cluster).slow(both_ways(_outwards(cluster, members)), SLOW_LEAST_S, SLOW_MOST_S)
 
 
+class Thin(_NetworkFault):
+    """A long thin line between all members, as between continents over a bad provider."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.inject``: slow down and narrow."""
+        pairs = list(both_ways(_outwards(cluster, members)))
+        _network(cluster).slow(pairs, THIN_LEAST_S, THIN_MOST_S, THIN_BYTES_PER_S)
+
+
 class Reset(_NetworkFault):
     """A break of all connections, which may be made again at once."""
 
@@ -117,6 +129,7 @@ FAULTS: dict[str, Callable[[], _Partition]] = {
     "mute": Mute,
     "bridge": Bridge,
     "slow": Slow,
+    "thin": Thin,
     "reset": Reset,
 }
 

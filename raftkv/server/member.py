@@ -424,6 +424,9 @@ class Member:
         except CorruptionError as error:
             self._fatal(error)
             return
+        if self._stop.is_set():
+            # It may have found out just now that its disk forgot what it had shown: those who wait are told nothing.
+            return
         self._client_server.start_accepting()
         replica.readiness.announce()
         await replica.publication.publish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,3 +37,37 @@ def test_nothing_is_lost_while_disks_are_full() -> None:
     report = storm(Options(settings, workload="mixed", nemesis=nemesis, faults=3, seed=4, compact_every=150))
     print(report.figures)
     assert report.verdict.lines() == [], f"kept: {report.folder}"
+
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None and "CI" not in os.environ, reason="needs Debian's gcc")
+
+LIES = {
+    "power": Options(BUSY, workload="mixed", nemesis="power", faults=5, seed=1, compact_every=150),
+    "liar": Options(BUSY, workload="mixed", nemesis="liar", faults=3, seed=1, compact_every=150),
+    "rewind": Options(BUSY, workload="register", nemesis="rewind", faults=2, seed=2),
+    "erring": Options(BUSY, workload="mixed", nemesis="erring,failing", faults=8, seed=3, compact_every=150),
+    "stalling": Options(BUSY, workload="mixed", nemesis="stalling,power-leader", faults=5, seed=5),
+}
+
+
+@needs_gcc
+@pytest.mark.long
+@pytest.mark.parametrize("name", LIES)
+def test_nothing_acknowledged_is_lost_on_bad_disks(name: str) -> None:
+    report = storm(LIES[name])
+    print(f"{name}: {report.figures}")
+    assert report.verdict.lines() == [], f"kept: {report.folder}"
+
+
+@needs_gcc
+def test_one_loss_of_power_is_outlived() -> None:
+    report = storm(Options(BUSY, workload="mixed", nemesis="power-all", faults=1, seed=1, acked_min=30))
+    assert report.verdict.lines() == [], f"kept: {report.folder}"
+
+
+@needs_gcc
+@pytest.mark.long
+def test_a_loss_on_all_members_whose_syncs_were_lies_is_caught(tmp_runs: Path) -> None:
+    report = storm(Options(workload="mixed", nemesis="liars", faults=1, seed=1, runs=tmp_runs))
+    found = {violation.rule for violations in report.verdict.violations.values() for violation in violations}
+    assert {"duplicate revision", "revision went back"} <= found

@@ -169,8 +169,8 @@ def test_a_clock_jumps_and_is_set_right_again(tmp_runs: Path) -> None:
         assert [(member.folder / "clock").read_text() for member in (hit, other)] == [offset, "+0"]
         fault.heal(cluster, [hit])
         assert (hit.folder / "clock").read_text() == "+0"
-    assert nemesis.uses_clocks("kill,clock")
-    assert not nemesis.uses_clocks("kill,network")
+    assert "FAKETIME_TIMESTAMP_FILE" in nemesis.environment("kill,clock")(hit)
+    assert nemesis.environment("kill,network")(hit) == {}
 
 
 def test_durability_is_not_tested_in_memory() -> None:

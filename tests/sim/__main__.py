@@ -3,6 +3,7 @@
     python -m tests.sim --seeds 500 --jobs 2      seeds 1-500 on two processes, one line of figures at the end
     python -m tests.sim --seed 17 --trace         seed 17 again, every event a line
     python -m tests.sim --corner membership       only where membership changes all the time (corners.py)
+    python -m tests.sim --year --minutes 20       the next half hours of a cluster's year, noted in YEAR.jsonl
 
 Exit code 1 when a property was violated.
 """
@@ -13,11 +14,12 @@ import argparse
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.sim.corners import CORNERS
-from tests.sim.swarm import Report, describe, run_seed
+from tests.sim import ledger
+from tests.sim.corners import CORNERS, run_corner
+from tests.sim.swarm import Report, describe
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--corner", choices=CORNERS, default="draw", help="where in the swarm to look")
+    parser.add_argument("--year", action="store_true", help="play on from where the ledger ends")
+    parser.add_argument("--minutes", type=float, default=60.0, help="with --year: begin nothing new after these")
     options = parser.parse_args(arguments)
+    if options.year:
+        return ledger.play_on(options.minutes, options.jobs)
     if options.seed is not None:
         return _replay(options.seed, options.corner, options.trace)
     return _sweep(range(options.first, options.first + options.seeds), options.corner, options.jobs)
@@ -53,13 +59,6 @@ def _sweep(seeds: Sequence[int], corner: str, jobs: int) -> int:
             reports = list(pool.map(run, seeds, chunksize=4))
     print(summary(reports))
     return _verdict(reports)
-
-
-def run_corner(seed: int, corner: str, trace: Callable[[str], None] | None = None) -> Report:
-    """Simulate one seed in one corner."""
-    report = run_seed(seed, CORNERS[corner](seed), trace)
-    report.corner = corner
-    return report
 
 
 def summary(reports: list[Report]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from raftkv.raft.read_lease import RATE_ERROR
 from tests.sim.journal import stream
 from tests.sim.nemesis import DEFRAGMENTING
-from tests.sim.swarm import RunParameters, draw, mixed
+from tests.sim.swarm import Report, RunParameters, draw, mixed, run_seed, year
 
 
 def membership_corner(seed: int) -> RunParameters:
@@ -331,6 +331,7 @@ CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "floods": floods_corner,
     "draw": draw,
     "mixed": mixed,
+    "year": year,
     "membership": membership_corner,
     "read": read_corner,
     "read_lease": read_lease_corner,
@@ -350,3 +351,10 @@ CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "defragment": defragment_corner,
 }
 """Parameters by the name of the corner; ``draw`` is the whole swarm."""
+
+
+def run_corner(seed: int, corner: str, trace: Callable[[str], None] | None = None) -> Report:
+    """Simulate one seed in one corner."""
+    report = run_seed(seed, CORNERS[corner](seed), trace)
+    report.corner = corner
+    return report

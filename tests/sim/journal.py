@@ -31,6 +31,14 @@ class Journal:
         return self._hash.hexdigest()
 
 
+BUSY_S, PERIOD_S = 60.0, 900.0
+
+
+def slowness(now_s: float, calm: float) -> float:
+    """Return by how much to lengthen a wait: ``calm``, but 1 in the first minute of each quarter of an hour."""
+    return calm if now_s % PERIOD_S >= BUSY_S else 1.0
+
+
 def stream(seed: int, name: str) -> random.Random:
     """An independent random stream: a fault drawn in one must not shift what another draws."""
     return random.Random(f"{seed}/{name}")

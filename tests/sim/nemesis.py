@@ -20,6 +20,7 @@ from raftkv.raft.types import (
 )
 from tests.sim.cluster import Cluster
 from tests.sim.devices.network import NetworkParameters
+from tests.sim.journal import slowness
 
 MEMBERS_MAX = 7
 STEPS_MAX = 60
@@ -70,6 +71,8 @@ class NemesisParameters:
     interval_s_mean: float = 2.0
     duration_s_mean: float = 1.5
     zombie_s: float = 2.0
+    calm: float = 1.0
+    """Faults are so many times as far apart, but for bursts (``journal.slowness``)."""
 
 
 class Nemesis:
@@ -95,7 +98,8 @@ class Nemesis:
         self._running = False
 
     def _schedule(self) -> None:
-        delay_s = self._rng.expovariate(1.0 / self._parameters.interval_s_mean)
+        mean_s = self._parameters.interval_s_mean * slowness(self._cluster.scheduler.now, self._parameters.calm)
+        delay_s = self._rng.expovariate(1.0 / mean_s)
         self._cluster.scheduler.after(delay_s, self._strike)
 
     def _strike(self) -> None:

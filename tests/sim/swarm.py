@@ -190,6 +190,26 @@ def mixed(seed: int) -> RunParameters:
     )
 
 
+def year(seed: int) -> RunParameters:
+    """Half an hour: mostly calm, a minute of each quarter busy; in every fourth seed an operator changes members."""
+    base, is_managed = mixed(seed), seed % 4 == 0
+    rng = stream(seed, "year")
+    faults = tuple(fault for fault in FAULTS if fault != "membership") if is_managed else FAULTS
+    return replace(
+        base,
+        duration_s=1800.0,
+        cluster=replace(base.cluster, voters_count=rng.choice((3, 3, 3, 5)), is_managed=is_managed),
+        workload=replace(
+            base.workload,
+            operators_count=int(is_managed),
+            bounded_weight=1.0,
+            ttl_s_max=rng.choice((5, 30, 60)),
+            calm=20.0,
+        ),
+        nemesis=replace(base.nemesis, faults=faults, calm=100.0),
+    )
+
+
 def describe(parameters: object, prefix: str = "") -> list[str]:
     """Parameters as lines of ``name = value``."""
     lines: list[str] = []
@@ -224,7 +244,7 @@ class Run:
             self.machines = Machines(self.cluster, stream(seed, "machines"), MACHINE_S_MEAN)
         count = workload.operators_count
         self.operators = [
-            Operator(number, self.cluster, stream(seed, f"operator {number}"), wipes=count == 1)
+            Operator(number, self.cluster, stream(seed, f"operator {number}"), wipes=count == 1, calm=workload.calm)
             for number in range(1, count + 1)
         ]
         self.admins = [Admin(self.cluster, stream(seed, f"admin {number}")) for number in range(workload.admins_count)]

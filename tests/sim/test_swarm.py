@@ -9,8 +9,8 @@ import pytest
 
 from raftkv.storage.failpoints import SITES
 from tests.long import long_except
-from tests.sim.__main__ import main, run_corner, summary
-from tests.sim.corners import CORNERS, failpoint_corner
+from tests.sim.__main__ import main, summary
+from tests.sim.corners import CORNERS, failpoint_corner, run_corner
 from tests.sim.nemesis import DEFRAGMENTING, FAULTS, REACHED
 from tests.sim.swarm import draw, run_seed
 

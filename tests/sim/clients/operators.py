@@ -29,6 +29,7 @@ from raftkv.raft.types import ConfState
 from raftkv.rpc.status import RpcError
 from tests.sim.clients.history import ViolationError
 from tests.sim.cluster import Cluster
+from tests.sim.journal import slowness
 
 _CLUSTER = SERVICES["etcdserverpb.Cluster"]
 ADD, REMOVE, UPDATE, PROMOTE = (_CLUSTER[f"Member{name}"] for name in ("Add", "Remove", "Update", "Promote"))
@@ -109,7 +110,8 @@ class Machines:
 class Operator:
     """One operator; ``done`` counts the answers that said yes, by plan."""
 
-    def __init__(self, number: int, cluster: Cluster, rng: random.Random, *, wipes: bool) -> None:
+    def __init__(self, number: int, cluster: Cluster, rng: random.Random, *, wipes: bool, calm: float = 1.0) -> None:
+        self._calm = calm
         self.done: Counter[str] = Counter()
         self._number = number
         self._cluster = cluster
@@ -243,7 +245,8 @@ class Operator:
     # -- carrying them out ----------------------------------------------------------------------------------
 
     def _think(self) -> None:
-        self._cluster.scheduler.after(self._rng.expovariate(1.0), self._begin)
+        mean_s = slowness(self._cluster.scheduler.now, self._calm)
+        self._cluster.scheduler.after(self._rng.expovariate(1.0 / mean_s), self._begin)
 
     def _begin(self) -> None:
         if not self._running:

@@ -21,6 +21,7 @@ from tests.sim.clients.history import History, Invocation, Operation, Outcome
 from tests.sim.clients.users import ROOT, USERS
 from tests.sim.cluster import Cluster
 from tests.sim.devices.calls import CALLER, IDENTITY
+from tests.sim.journal import slowness
 from tests.sim.replay import result_of
 
 _METHODS = {
@@ -68,6 +69,8 @@ class WorkloadParameters:
     """Who change what users may do; the clients are users then."""
     flood_puts: int = 0
     """Puts that each of ``FLOODERS`` asks for at once, now and then; each client has an identity of its own then."""
+    calm: float = 1.0
+    """Clients and operators think so many times as long, but for bursts (``journal.slowness``)."""
 
 
 class Workload:
@@ -218,7 +221,8 @@ class Workload:
     # -- the life of a client -------------------------------------------------------------------------------
 
     def _think(self, client: int) -> None:
-        self._scheduler.after(self._rng.expovariate(1.0 / self.parameters.think_s_mean), self._ask, client)
+        mean_s = self.parameters.think_s_mean * slowness(self._scheduler.now, self.parameters.calm)
+        self._scheduler.after(self._rng.expovariate(1.0 / mean_s), self._ask, client)
 
     def pick_member(self) -> int | None:
         """A member that accepts connections, the leader more often."""

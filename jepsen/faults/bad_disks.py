@@ -1,0 +1,150 @@
+"""Disks on which members lose power, are lied to, meet errors or wait; each is a ``power.LyingDisk``.
+
+    power      members are killed and lose what was not synced -> start
+    liar       the syncs of one member do nothing -> it loses power -> start: the others have what it acknowledged
+    liars      the same on all members, which no store survives: it shows that the checkers see the loss
+    failing    each sync is an error -> the member ends -> start
+    erring     one call in fifty fails with one errno, or writes half -> members that ended start again
+    stalling   each sync takes 200 ms
+    rewind     a member is down; its disk is copied -> it lives on -> its disk is as it was: it forgets a while
+
+Left out: disks without room (``full_disks``).
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+from typing import ClassVar, Final
+
+from jepsen.db import Cluster, Member
+from jepsen.faults.power import NAMES, OPENS, READS, SHORT, SYNCS, WRITES, Loss, disk_of
+
+STALL_MS: Final = 200
+ERRING_PER_MILLION: Final = 20_000
+ERRORS: Final = (
+    (OPENS | READS | WRITES | SYNCS | NAMES, errno.EIO),
+    (OPENS | WRITES | NAMES, errno.ENOSPC),
+    (OPENS | WRITES | NAMES, errno.EROFS),
+    (WRITES, errno.EDQUOT),
+    (OPENS, errno.EMFILE),
+    (WRITES, SHORT),
+)
+
+
+class _BadDisk:
+    """The base: healing makes the disk a good one and starts members that have ended."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.inject``."""
+        for member in members:
+            self._spoil(cluster, member)
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        raise NotImplementedError
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.heal``."""
+        for member in members:
+            disk_of(member).set()
+            cluster.ended(member)
+        cluster.start([member for member in members if not member.up])
+
+
+class Power(_BadDisk):
+    """A loss of power: death, and what was not synced is lost, torn and reordered."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.inject``: all at one instant."""
+        cluster.kill(members)
+        for member in members:
+            self._spoil(cluster, member)
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        disk_of(member).lose_power(random.Random(f"power {cluster.seed} {member.name} {member.lives}"))
+
+
+class Liar(Power):
+    """A disk whose syncs do nothing, which then loses power."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.inject``: lie."""
+        for member in members:
+            disk_of(member).set(lies=True)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.heal``: lose power, with a good disk from now on."""
+        super().inject(cluster, members)
+        super().heal(cluster, members)
+
+
+class Liars(Liar):
+    """Disks of all members that lie: acknowledged writes are lost, and the checkers must say so."""
+
+    targets: ClassVar[tuple[str, ...]] = ("all",)
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        disk_of(member).lose_power(random.Random(0), Loss())  # what is left is whole: members cannot find out
+
+
+class Failing(_BadDisk):
+    """A disk that answers each sync with an input/output error, until the member has ended."""
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        disk_of(member).set(calls=SYNCS, error=errno.EIO)
+
+
+class Erring(_BadDisk):
+    """A disk on which some calls fail, with one errno each time."""
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        rng = random.Random(f"erring {cluster.seed} {member.name} {member.lives}")
+        calls, error = rng.choice(ERRORS)
+        disk_of(member).set(calls=calls, error=error, per_million=ERRING_PER_MILLION)
+
+
+class Stalling(_BadDisk):
+    """A disk on which each sync takes 200 ms."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower", "quorum", "all")
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        disk_of(member).set(delay_ms=STALL_MS)
+
+
+class Rewind(_BadDisk):
+    """A disk that goes back in time, as one that was restored from a copy does."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        cluster.kill([member])
+        shutil.copytree(member.folder / "data", member.folder / "copy")
+        cluster.start([member])
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.heal``: the copy takes the place of the disk."""
+        cluster.kill(members)
+        for member in members:
+            shutil.rmtree(member.folder / "data")
+            (member.folder / "copy").rename(member.folder / "data")
+            disk_of(member).renew()
+        super().heal(cluster, members)
+
+
+FAULTS: Final[dict[str, type[_BadDisk]]] = {
+    "power": Power,
+    "liar": Liar,
+    "liars": Liars,
+    "failing": Failing,
+    "erring": Erring,
+    "stalling": Stalling,
+    "rewind": Rewind,
+}
