@@ -109,6 +109,13 @@ class Erring(_BadDisk):
         calls, error = rng.choice(ERRORS)
         disk_of(member).set(calls=calls, error=error, per_million=ERRING_PER_MILLION)
 
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.heal``; one that is about to end is ended first."""
+        for member in members:
+            cluster.ended(member)
+        cluster.kill(members)
+        super().heal(cluster, members)
+
 
 class Stalling(_BadDisk):
     """A disk on which each sync takes 200 ms."""
