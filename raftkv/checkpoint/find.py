@@ -30,6 +30,7 @@ from typing import Final
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import (
     LATEST,
+    MEMORY,
     AttemptId,
     RegistryKeys,
     check_step,
@@ -85,12 +86,12 @@ class Lookup:
 
         Arguments:
             run_id: of the run.
-            kind: only of this one; empty: of all.
+            kind: only of this one; empty: of all durable ones.
         """
         keys = RegistryKeys(run_id)
         operation = get_range(keys.latest(kind)) if kind else get_range(keys.latest_all, prefix=True)
         found = await self._range(operation)
-        return [_summary(item) for item in found.items if kind_of(item.key)]
+        return [_summary(item) for item in found.items if kind_of(item.key) not in ("", "" if kind else MEMORY)]
 
     async def latest_of_all(self) -> list[RunLatest]:
         """Return the summaries of all runs and kinds, in the order of run ids; the log names what cannot be read."""
@@ -358,7 +359,7 @@ def _summary(item: KeyValue) -> RunLatest:
 def _readable(items: Sequence[KeyValue]) -> list[RunLatest]:
     found = []
     for item in items:
-        if not kind_of(item.key):
+        if kind_of(item.key) in ("", MEMORY):
             continue
         try:
             found.append(_summary(item))
@@ -404,6 +405,7 @@ class Commits:
         self._is_over = False
         self._end: Exception | None = None
         prefix = keys.records_of(kind) if kind else keys.records
+        self._unwanted = b"" if kind else keys.records_of(MEMORY).encode()
         # It keeps no copy of the records: a watcher's memory does not grow with their number.
         # After a restore the commits of before come again, or others in their revisions: the reader has to know.
         self._copy = Reflector(
@@ -458,6 +460,9 @@ class Commits:
         self._end = error
         self._news.set()
 
+    def _is_wanted(self, key: bytes) -> bool:
+        return not self._unwanted or not key.startswith(self._unwanted)
+
     def _take(self, changes: Sequence[Event]) -> None:
         if self._seen is None:
             self._seen = self._copy.revision  # the first list is what was there before
@@ -465,7 +470,7 @@ class Commits:
         # Records come in the order of their commits, and a later change keeps the create revision: no commit twice.
         fresh: dict[bytes, KeyValue] = {}
         for event in changes:
-            if event.type == PUT and event.kv.create_revision > self._seen:
+            if event.type == PUT and event.kv.create_revision > self._seen and self._is_wanted(event.kv.key):
                 fresh.setdefault(event.kv.key, event.kv)
         for item in sorted(fresh.values(), key=lambda item: item.create_revision):
             self._told += [Commit(item.create_revision, found) for found in readable(Checkpoint, [item])]

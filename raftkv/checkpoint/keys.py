@@ -13,6 +13,9 @@
     /raftkv/checkpoint/run/<run>/hold/<kind>/<step>/<why>/<name>    why it must stay: a pin (leased), a tag, a child
     /raftkv/checkpoint/run/<run>/deleting/<kind>/<attempt>     whose bytes are to be deleted
     /raftkv/checkpoint/run/<run>/mark                          what marks the places that the run writes to
+    /raftkv/checkpoint/run/<run>/manifest/<kind>/<step>        the list of files of a checkpoint that has no directory
+    /raftkv/checkpoint/run/<run>/holder/<holder>               a node that keeps copies in its memory (leased)
+    /raftkv/checkpoint/run/<run>/copy/<kind>/<step>/<file>/<attempt>/<holder>   a copy of a file (leased by its holder)
 
 ``<run>`` is the run id, quoted, so that it is one part; ``<attempt>`` is ``<step>.<generation>.<number>``. Everything
 of one run lies below two prefixes (``prefixes``), to which access can be granted. ``latest/`` of all runs is one
@@ -79,7 +82,7 @@ def _size(text: str) -> int:
 
 
 @lru_cache(4096)
-def _quote(text: str) -> str:
+def quoted(text: str) -> str:
     """Return a name as one part of a key."""
     try:
         return quote(text, safe="")
@@ -246,14 +249,9 @@ class RegistryKeys:
     run_id: str
 
     @property
-    def quoted(self) -> str:
-        """The run id as one part of a key."""
-        return _quote(self.run_id)
-
-    @property
     def base(self) -> str:
         """Before everything of the run but ``latest``."""
-        return f"{ROOT}run/{self.quoted}/"
+        return f"{ROOT}run/{quoted(self.run_id)}/"
 
     @property
     def prefixes(self) -> Sequence[str]:
@@ -273,7 +271,7 @@ class RegistryKeys:
     @property
     def latest_all(self) -> str:
         """Prefix of ``latest`` of all kinds."""
-        return f"{LATEST}{self.quoted}/"
+        return f"{LATEST}{quoted(self.run_id)}/"
 
     def latest(self, kind: str) -> str:
         """Return the key of the newest checkpoint of a kind."""
@@ -307,7 +305,7 @@ class RegistryKeys:
 
     def metric_of(self, kind: str, metric: str) -> str:
         """Prefix of the index of one metric, in the order of its values."""
-        return f"{self.base}metric/{kind}/{_quote(metric)}/"
+        return f"{self.base}metric/{kind}/{quoted(metric)}/"
 
     def metric(self, kind: str, metric: str, value: float, step: int) -> str:
         """Return the key of one value in the index of a metric."""
@@ -320,7 +318,7 @@ class RegistryKeys:
 
     def tag(self, name: str) -> str:
         """Return the key of a tag."""
-        return f"{self.tags}{_quote(name)}"
+        return f"{self.tags}{quoted(name)}"
 
     @property
     def holds(self) -> str:
@@ -339,7 +337,7 @@ class RegistryKeys:
             why: ``PIN``, ``TAG`` or ``CHILD``.
             name: of the reader, the tag, or the child.
         """
-        return f"{self.holds_of(kind, step)}{why}/{_quote(name)}"
+        return f"{self.holds_of(kind, step)}{why}/{quoted(name)}"
 
     @property
     def deletings(self) -> str:
@@ -354,6 +352,31 @@ class RegistryKeys:
     def mark(self) -> str:
         """The mark in the places that the run writes to."""
         return f"{self.base}mark"
+
+    def manifests_of(self, kind: str) -> str:
+        """Prefix of the lists of files of checkpoints without a directory."""
+        return f"{self.base}manifest/{kind}/"
+
+    def manifest(self, kind: str, step: int) -> str:
+        """Return the key of the list of files of a checkpoint without a directory."""
+        return f"{self.manifests_of(kind)}{step:012d}"
+
+    @property
+    def holders(self) -> str:
+        """Prefix of the nodes that keep copies."""
+        return f"{self.base}holder/"
+
+    def holder(self, name: str) -> str:
+        """Return the key of a node that keeps copies."""
+        return f"{self.holders}{quoted(name)}"
+
+    def copies_at(self, kind: str, step: int, file: str = "") -> str:
+        """Prefix of the copies of all files of a step, or of one."""
+        return f"{self.base}copy/{kind}/{step:012d}/{quoted(file) + '/' if file else ''}"
+
+    def copy(self, kind: str, attempt: AttemptId, file: str, holder: str) -> str:
+        """Return the key of the copy of a file that one holder has."""
+        return f"{self.copies_at(kind, attempt.step, file)}{attempt}/{quoted(holder)}"
 
 
 def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
@@ -421,7 +444,11 @@ KINDS: Final = {
     TF_FROZEN: "TensorFlow frozen graph: variables as constants",
     FILES: "files of any other sort",
 }
-"""Name and meaning of each kind."""
+"""Name and meaning of each durable kind."""
+
+MEMORY: Final = "memory"
+"""The kind without files: its bytes are in the memory of nodes alone, and a commit replaces the one before. Questions
+for checkpoints of any kind do not mean it."""
 
 
 def check_kind(kind: str) -> str:
@@ -430,6 +457,20 @@ def check_kind(kind: str) -> str:
     Raises:
         ConfigError: there is none of that name.
     """
-    if kind not in KINDS:
+    if kind not in KINDS and kind != MEMORY:
         raise ConfigError(f"{kind!r} is no kind of checkpoint; there are {', '.join(KINDS)}")
+    return kind
+
+
+def check_durable(kind: str) -> str:
+    """Return the name of a kind whose checkpoints stay until they are deleted.
+
+    Raises:
+        ConfigError: those of this kind are replaced by the next one.
+    """
+    if kind == MEMORY:
+        raise ConfigError(
+            "a checkpoint in memory is replaced by the next one: it has no metrics, pins, tags or children; save a "
+            "durable one for these"
+        )
     return kind

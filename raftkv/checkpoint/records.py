@@ -20,6 +20,7 @@ from raftkv.checkpoint.keys import (
     check_metric,
     check_run_id,
     check_step,
+    quoted,
 )
 from raftkv.client.records import Record, RecordError
 from raftkv.errors import ConfigError
@@ -326,6 +327,95 @@ class Deleting(Record):
     time: float = 0.0
     manifest: str = ""
     collector: str = ""
+
+
+TIERS: Final = ("memory", "disk", "shared")
+"""Where copies lie, the quickest first: the memory of a node, its local disk, storage that all nodes share."""
+COPY_BYTES_MAX: Final = 1 << 40
+"""Limit of one copy, beside the limit of its holder."""
+_ADDRESS: Final = re.compile(r"[\w.:%\[\]-]{1,255}:[0-9]{1,5}")
+_TOKEN: Final = re.compile(r"[0-9a-f]{64}")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|blake2b:[0-9a-f]{128}")
+"""Of copies, which are found by it: no other bytes can be made for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRecord(Record):
+    """A node that keeps copies in its memory.
+
+    Attributes:
+        holder: name of it; of the node's incarnation.
+        host: name of the machine.
+        address: ``host:port``; it is only ever connected to.
+        token: without it the holder answers nothing.
+        topology: where the machine stands, as ``row1/rack7``.
+    """
+
+    NAME: ClassVar[str] = "holder"
+    holder: str
+    host: str
+    address: str
+    token: str
+    topology: str = ""
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        _check_holder(self.NAME, self.address, self.token)
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return bool(self.holder) and key.endswith(f"/holder/{quoted(self.holder)}")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord(Record):
+    """A copy of a file of a checkpoint: the claim of its holder, which the reader checks.
+
+    Attributes:
+        kind, step, generation, number: of the attempt.
+        file: its name in the checkpoint.
+        digest, size_bytes: of the bytes.
+        holder, host, address, token, topology: see ``HolderRecord``.
+        tier: one of ``TIERS``.
+    """
+
+    NAME: ClassVar[str] = "copy"
+    kind: str
+    step: int
+    generation: int
+    number: int
+    file: str
+    digest: str
+    size_bytes: int
+    holder: str
+    host: str
+    address: str
+    token: str
+    topology: str = ""
+    tier: str = TIERS[0]
+
+    @property
+    def id(self) -> AttemptId:
+        """Which attempt."""
+        return AttemptId(self.step, self.generation, self.number)
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        _check_attempt(self.kind, self.step)
+        check_file_name(self.file)
+        _check_holder(self.NAME, self.address, self.token)
+        if self.tier not in TIERS or not _DIGEST.fullmatch(self.digest) or self.size_bytes > COPY_BYTES_MAX:
+            raise RecordError(self.NAME, f"{self.tier}, {self.digest}, {self.size_bytes} bytes")
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        place = f"/copy/{self.kind}/{self.step:012d}/{quoted(self.file)}/{self.id}/{quoted(self.holder)}"
+        return bool(self.holder) and key.endswith(place)
+
+
+def _check_holder(name: str, address: str, token: str) -> None:
+    if not (_ADDRESS.fullmatch(address) and _TOKEN.fullmatch(token)):
+        raise RecordError(name, f"address is {reprlib.repr(address)}, or its token cannot be")
 
 
 def _check_metrics(metrics: Mapping[str, float]) -> None:

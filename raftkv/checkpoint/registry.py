@@ -33,18 +33,21 @@ from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
+from raftkv.checkpoint.copies import catalogue
+from raftkv.checkpoint.copies.catalogue import Copy, Spot
+from raftkv.checkpoint.copies.reading import read_nearest
 from raftkv.checkpoint.errors import PrepareConflict, printable
 from raftkv.checkpoint.exchange import Imported, Incoming, OnResult
 from raftkv.checkpoint.find import MIN, Bests, Commits, Lookup, RunLatest
-from raftkv.checkpoint.keys import FILES, PIN, AttemptId, RegistryKeys, check_kind, check_run_id, check_step
-from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
+from raftkv.checkpoint.keys import FILES, MEMORY, PIN, AttemptId, RegistryKeys, check_kind, check_run_id, check_step
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, HolderRecord, Reference
 from raftkv.checkpoint.retention import holds, ownership
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
 from raftkv.checkpoint.retention.holds import HoldInfo, Pin
 from raftkv.checkpoint.retention.policy import Policy, unmeasured
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.verify import Progress, check_there
+from raftkv.checkpoint.storage.verify import Progress, check_there, require_below
 from raftkv.client.arguments import instance, seconds, whole
 from raftkv.client.control import ClientControl, check_whole
 from raftkv.errors import ConfigError
@@ -175,6 +178,9 @@ class Registry:
             CheckpointExists, StaleStep: the step, or a later one, is committed.
             FenceBroken, GenerationOver: the claim is over.
         """
+        if kind == MEMORY:
+            record = self._record(step, world_size, kind, parent, metadata)
+            return await attempts.begin(self._means, claim, record, lambda attempt: f"{MEMORY}:{attempt.directory}")
         if not self.uri:
             raise ConfigError(
                 f"there is no place for the checkpoints of run {self.run_id!r}; give join(checkpoints=URL) or "
@@ -261,6 +267,8 @@ class Registry:
         The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
         """
         what = f"step {head.step} of run {self.run_id!r} ({head.kind})"
+        if head.kind == MEMORY:
+            return ""  # nothing is ever written there
         if not self.uri:
             return printable(f"{what} is not saved: this registry has no place; name it (Registry(uri=), --place)")
         if head.uri == self._uri_of(head.id):
@@ -301,6 +309,59 @@ class Registry:
     async def checkpoints(self, kind: str = "", *, newest_first: bool = False, limit: int = 0) -> list[Checkpoint]:
         """Return the checkpoints by kind and step. Arguments as ``Lookup.checkpoints``."""
         return await self.lookup.checkpoints(self.run_id, kind, newest_first=newest_first, limit=limit)
+
+    # ---- copies
+
+    async def nearest(
+        self, step: int, file: str, *, to: str = "", topology: str = "", kind: str = MEMORY
+    ) -> list[Copy]:
+        """Return the copies of a file of a checkpoint, the nearest first: in memory, on disks, in shared storage.
+
+        Arguments:
+            step, kind: of the checkpoint.
+            file: its name in the checkpoint.
+            to: name of the reader's machine; empty: this one's.
+            topology: where that stands, as ``row1/rack7``.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint, or not any more.
+        """
+        spot = Spot(to or socket.gethostname(), topology)
+        return (await catalogue.nearest(self.control, self.keys, step, file, spot, check_kind(kind))).copies
+
+    async def fetch(
+        self, checkpoint: Checkpoint, file: str, *, to: str = "", topology: str = "", limit_bytes: int = 0
+    ) -> memoryview:
+        """Return the bytes of a file from the nearest copy whose digest is right.
+
+        Arguments:
+            checkpoint: in memory, or one that lies below the uri of the registry.
+            file: its name in the checkpoint.
+            to, topology: as for ``nearest``.
+            limit_bytes: of what is allocated; 0: half of this machine's memory.
+
+        Raises:
+            CheckpointNotFound, DigestMismatch, StorageError, ConfigError: as ``copies.reading.read_nearest``.
+        """
+        if instance(checkpoint, Checkpoint, "checkpoint").kind != MEMORY:
+            require_below(checkpoint, self.uri)
+        return await read_nearest(
+            self.control, self.keys, checkpoint, file, Spot(to or socket.gethostname(), topology),
+            self._means.read_copy, limit_bytes=limit_bytes,
+        )  # fmt: skip
+
+    async def holders(self) -> list[HolderRecord]:
+        """Return the nodes of the run that keep copies in their memory, by name."""
+        return await catalogue.holders(self.control, self.keys)
+
+    async def has_all_copies(self, checkpoint: Checkpoint) -> bool:
+        """Return whether holders claim a copy of as many files as a checkpoint in memory has."""
+        copies = await catalogue.copies_of(self.control, self.keys, checkpoint)
+        return len({copy.file for copy in copies}) >= checkpoint.file_count
+
+    async def forget_memory(self, claim: Claim) -> None:
+        """Forget the checkpoint in memory. Arguments and errors as ``commit.attempt.forget_memory``."""
+        await attempts.forget_memory(self._means, claim)
 
     # ---- taking in
 

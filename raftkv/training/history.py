@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.checkpoint.keys import AttemptId, RegistryKeys
+from raftkv.checkpoint.keys import MEMORY, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.client.control import ClientControl, Interval, Reflector, Sparse, below
 from raftkv.client.records import RecordError, read
@@ -723,7 +723,7 @@ async def read_progress(kv: Client, history: RunHistory) -> RunHistory:
         await read_past(kv, (prefix, prefix_end(prefix.encode()).decode()), history.since_revision)
         for prefix in (keys.records, keys.deletings)
     ]
-    commits = _commits(records)
+    commits = [commit for commit in _commits(records) if commit.kind != MEMORY]
     saved = {commit.saved.revision for commit in commits}
     given_up = [one for one in _attempts(keys, deleting) if one.began_revision not in saved]
     return with_commits(history, commits, given_up)

@@ -28,6 +28,8 @@ from raftkv.checkpoint.commit.claim import Claim, Items, Watching, limited, unde
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.commit.summary import advanced, checked_metrics, indexed
+from raftkv.checkpoint.copies import catalogue
+from raftkv.checkpoint.copies.reading import ReadCopy, receive
 from raftkv.checkpoint.errors import (
     AttemptOver,
     CheckpointExists,
@@ -40,12 +42,14 @@ from raftkv.checkpoint.errors import (
 )
 from raftkv.checkpoint.keys import (
     CHILD,
+    MEMORY,
     METRICS_MAX,
     RANDOM_DIGITS,
     WORLD_SIZE_MAX,
     AttemptId,
     AttemptKeys,
     RegistryKeys,
+    check_durable,
     check_file_name,
 )
 from raftkv.checkpoint.records import (
@@ -78,6 +82,8 @@ PREPARED_TOTAL_MAX_BYTES: Final = 256 * 1024 * 1024
 """Limit of what all ranks prepare; the coordinator reads it at once. Beyond 1,024 ranks each has its share of it."""
 RECORD_MAX_BYTES: Final = 64 * 1024
 """Limit of the head of an attempt, with the metadata of the user; the record is not much longer."""
+LISTING_MAX_BYTES: Final = 1 << 20
+"""Limit of the list of files of a checkpoint in memory, which is a value of the store."""
 _DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 
 
@@ -92,6 +98,7 @@ class Means:
         now: the wall clock in seconds, for people.
         draw: a random number below the one that is given.
         leave_mark: leaves a file with a name and contents below a uri (``retention.ownership``); None: no mark is left.
+        read_copy: reads a copy from its holder, unchecked.
     """
 
     control: Control
@@ -100,6 +107,7 @@ class Means:
     now: Callable[[], float]
     draw: Callable[[int], int] = secrets.randbelow
     leave_mark: Callable[[str, str, bytes], Awaitable[None]] | None = None
+    read_copy: ReadCopy = receive
 
 
 class _Seen(NamedTuple):
@@ -299,19 +307,36 @@ class Attempt:
             return await self.commit()  # by another process of this claim: it is read
         await self.check()  # nothing is written for readers that a dead generation could leave behind
         try:
-            await self._means.check_files(self.uri, manifest)  # first: the manifest would make the directory anew
+            await self._check_bytes(manifest)  # first: the manifest would make the directory anew
         except FilesChanged:
             if (await self._read()).head is None:  # given up meanwhile, so its bytes are being deleted; or committed
                 return await self.commit()
             raise
-        await self._means.write_manifest(self.uri, manifest.encoded)
+        if self.record.kind != MEMORY:
+            await self._means.write_manifest(self.uri, manifest.encoded)
         noted = [item for part in parts.values() for item in part.metrics.items() if item[0] not in metrics]
         metrics |= dict(noted[: METRICS_MAX - len(metrics)])  # of records: more than one coordinator gives are not its
         checkpoint = self._checkpoint(manifest, metrics)
-        while (committed := await self._try_commit(checkpoint)) is None:
+        if metrics:
+            check_durable(self.record.kind)
+        while (committed := await self._try_commit(checkpoint, manifest)) is None:
             pass  # `latest` has changed meanwhile, as for a new metric
         await self._clean()
         return committed
+
+    async def _check_bytes(self, manifest: Manifest) -> None:
+        """Look whether all bytes are there: files, or, in memory, a copy of each. Raises FilesChanged, StorageError."""
+        if self.record.kind != MEMORY:
+            await self._means.check_files(self.uri, manifest)
+            return
+        if len(manifest.encoded) > LISTING_MAX_BYTES:
+            raise ConfigError(
+                f"{self} has too many files for a checkpoint in memory: at most {LISTING_MAX_BYTES} bytes"
+            )
+        there = {(copy.file, copy.digest) for copy in await catalogue.copies_of(self._control, self._run, self.record)}
+        for rank, file in manifest.files:
+            if (file.name, file.digest) not in there:
+                raise FilesChanged(self.uri, file.name, rank, "is in the memory of no node any more")
 
     def _checkpoint(self, manifest: Manifest, metrics: Mapping[str, float]) -> Checkpoint:
         attempt, now = self.record, self._means.now()
@@ -321,7 +346,7 @@ class Attempt:
             metrics, attempt.metadata, attempt.holder, now, max(0.0, now - attempt.time),
         )  # fmt: skip
 
-    async def _try_commit(self, checkpoint: Checkpoint) -> Checkpoint | None:
+    async def _try_commit(self, checkpoint: Checkpoint, manifest: Manifest) -> Checkpoint | None:
         """Commit on what is there now; None: it has changed in between."""
         seen = await self._read()
         if (done := self._own(seen.record)) is not None:
@@ -334,9 +359,11 @@ class Attempt:
             version(run.record(kind, step)) == 0,
             mod_revision(run.latest(kind)) == (0 if seen.latest is None else seen.latest.mod_revision),
         ]
+        is_memory = kind == MEMORY  # then it replaces all before it
         operations = [
             put(run.record(kind, step), checkpoint.encode()),
-            put(run.latest(kind), advanced(latest, checkpoint).encode()),
+            put(run.latest(kind), advanced(None if is_memory else latest, checkpoint).encode()),
+            *(_replacing(run, step, manifest) if is_memory else ()),
             *indexed(run, checkpoint),
             delete(self._keys.head),
         ]
@@ -450,6 +477,36 @@ class Attempt:
             await until_answered(lambda: self._control.txn((), [delete(self._keys.ranks, prefix=True)]))
 
 
+def _replacing(run: RegistryKeys, step: int, manifest: Manifest) -> list[Operation]:
+    """Return what a commit in memory does more: its list of files has no directory, and all before it goes."""
+    return [
+        put(run.manifest(MEMORY, step), manifest.encoded),
+        delete(run.manifests_of(MEMORY), run.manifest(MEMORY, step)),
+        delete(run.records_of(MEMORY), run.record(MEMORY, step)),
+        delete(f"{run.deletings}{MEMORY}/", prefix=True),
+    ]
+
+
+async def forget_memory(means: Means, claim: Claim) -> None:
+    """Forget what is committed in memory, so that an earlier step may be saved there again.
+
+    To be called by the coordinator when a restore found that a file has no good copy: nothing else is lost.
+
+    Arguments:
+        means: what attempts work with.
+        claim: of the present generation, which has taken over.
+
+    Raises:
+        FenceBroken, GenerationOver: the claim is over.
+    """
+    run = RegistryKeys(instance(claim, Claim, "claim").run_id)
+    prefixes = (run.records_of(MEMORY), run.manifests_of(MEMORY), f"{run.deletings}{MEMORY}/")
+    operations: list[Operation] = [delete(prefix, prefix=True) for prefix in prefixes]
+    while (found := (await under(means.control, claim, (), [get(run.latest(MEMORY))])).results[0]) is not None:
+        seen = mod_revision(run.latest(MEMORY)) == found.mod_revision  # a late copy finds another one
+        await under(means.control, claim, [seen], [delete(run.latest(MEMORY)), *operations])
+
+
 def _held_by_child(parent: Reference, child: Checkpoint) -> Operation:
     """Return what keeps a parent from being deleted before its child is."""
     name = f"{child.run_id}@{child.kind}@{child.step}"
@@ -485,6 +542,8 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
     """
     if not 1 <= record.world_size <= WORLD_SIZE_MAX:
         raise ConfigError(f"a checkpoint is saved by 1 to {WORLD_SIZE_MAX} ranks, not by {record.world_size}")
+    if record.parent is not None:
+        check_durable(record.parent.kind)
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     while True:
         reads = [get(run.record(record.kind, record.step)), get(run.latest(record.kind))]

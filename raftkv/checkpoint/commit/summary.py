@@ -21,6 +21,7 @@ from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import (
     METRICS_MAX,
     RegistryKeys,
+    check_durable,
     check_metric,
     check_step,
     from_ordered,
@@ -231,6 +232,7 @@ async def set_metrics(control: Control, run_id: str, step: int, kind: str, metri
         StatusError: the cluster refused.
     """
     step, keys = check_step(step), RegistryKeys(run_id)
+    check_durable(kind)
     new = checked_metrics(metrics, step)
     reads = [get(keys.record(kind, step)), get(keys.latest(kind)), *edges(keys, kind, new)]
     while True:

@@ -33,6 +33,7 @@ from raftkv.checkpoint.find import PAGE
 from raftkv.checkpoint.keys import (
     CHILD,
     KINDS,
+    MEMORY,
     STEP_MAX,
     AttemptId,
     AttemptKeys,
@@ -154,7 +155,7 @@ async def load(control: Control, run_id: str) -> RunState:
     kinds = {
         kind_of(item.key): KindState(latest, item.mod_revision)
         for item in listed.results[0].items
-        if kind_of(item.key)
+        if kind_of(item.key) not in ("", MEMORY)  # a commit in memory replaces the one before it
         for latest in readable(Latest, [item])
     }
     for name, kind in kinds.items():
@@ -331,10 +332,13 @@ class Collector:
     async def _finish(self, kind: str, attempt: AttemptId, gone: Deleting) -> None:
         """Delete bytes, then the key that says so."""
         key = self._keys.deleting(kind, attempt)
-        if refused := await self._refusal(gone, attempt):
+        if kind != MEMORY and (refused := await self._refusal(gone, attempt)):
             self._fail(refused)
             return
         if not await self._is_over(kind, attempt, key):
+            return
+        if kind == MEMORY:  # whose holders let go of the bytes themselves: no file is its
+            await self._txn((), [delete(key)])
             return
         try:
             is_deleted = await asyncio.to_thread(ownership.delete_bytes, gone, kind, attempt)

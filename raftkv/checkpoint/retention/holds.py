@@ -27,7 +27,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
-from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name, step_of
+from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_durable, check_name, step_of
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference
 from raftkv.client.arguments import instance, seconds
 from raftkv.client.control import Control, Grant, txn_until_answered, until_answered
@@ -183,7 +183,7 @@ async def _hold_while_there(
     Raises:
         CheckpointNotFound: it is deleted, or another attempt has the step.
     """
-    record = RegistryKeys(checkpoint.run_id).record(checkpoint.kind, checkpoint.step)
+    record = RegistryKeys(checkpoint.run_id).record(check_durable(checkpoint.kind), checkpoint.step)
     while True:
         found = await _read(control, record)
         if found is None or read(Checkpoint, found).id != checkpoint.id:

@@ -1,0 +1,166 @@
+"""The catalogue of copies: which there are, the nearest first, and where to put the next ones.
+
+::
+
+    copies = await nearest(control, keys, 100, "rank-3", Spot("host-7", "row1/rack7"))
+    peers = choose(await holders(control, keys), own, count=2)
+
+One read of a few keys answers ``nearest``, however many copies a run has. It lists only copies of the attempt that is
+committed: those of an earlier try at the same step, of any generation, are no copies of this checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from raftkv.checkpoint.errors import CheckpointNotFound, printable
+from raftkv.checkpoint.keys import MEMORY, RegistryKeys, check_file_name, check_step
+from raftkv.checkpoint.records import TIERS, AttemptRecord, Checkpoint, CopyRecord, HolderRecord
+from raftkv.client.control import Control, until_answered
+from raftkv.client.operations import get, get_range
+from raftkv.client.records import read, readable
+from raftkv.client.values import KeyValue, RangeResult
+
+COPIES_MAX: Final = 128
+"""Limit of the copies of one file that a reader looks at."""
+
+
+class Spot(NamedTuple):
+    """The place of a reader: the name of its machine, and where that stands, as ``row1/rack7``."""
+
+    host: str = ""
+    topology: str = ""
+
+
+class Copy(NamedTuple):
+    """A copy of a file, as seen from a reader.
+
+    Attributes:
+        distance: 0: on the reader's machine; else 1 and a step for each level of the topology that is another.
+        record: the claim of its holder; None: the file of the checkpoint itself, in shared storage.
+        uri: of the directory of that file; empty: it is a holder's.
+    """
+
+    distance: int
+    record: CopyRecord | None
+    uri: str = ""
+
+    @property
+    def tier(self) -> str:
+        """Return one of ``records.TIERS``."""
+        return TIERS[-1] if self.record is None else self.record.tier
+
+
+class Whereabouts(NamedTuple):
+    """A committed checkpoint, and the copies of one of its files.
+
+    Attributes:
+        checkpoint: its record.
+        listing: the list of its files, unchecked; None: it is beside them.
+        copies: the nearest first; that in shared storage comes last.
+    """
+
+    checkpoint: Checkpoint
+    listing: bytes | None
+    copies: list[Copy]
+
+
+def distance(spot: Spot, host: str, topology: str) -> int:
+    """Return how far a machine is from a spot.
+
+    >>> spot = Spot("a", "row1/rack7")
+    >>> [distance(spot, *other) for other in (("a", ""), ("b", "row1/rack7"), ("c", "row1/rack8"), ("d", "row2/rack1"))]
+    [0, 1, 2, 3]
+    """
+    if host == spot.host:
+        return 0
+    own, other = spot.topology.split("/"), topology.split("/")
+    shared = 0
+    while shared < min(len(own), len(other)) and own[shared] == other[shared]:
+        shared += 1
+    return 1 + max(len(own), len(other)) - shared
+
+
+async def nearest(control: Control, keys: RegistryKeys, step: int, file: str, spot: Spot, kind: str) -> Whereabouts:
+    """Find the copies of a file of a committed checkpoint.
+
+    Arguments:
+        control: the store.
+        keys: of the run.
+        step, kind: of the checkpoint.
+        file: its name in the checkpoint.
+        spot: of the reader.
+
+    Raises:
+        CheckpointNotFound: there is no such checkpoint, or not any more.
+    """
+    step, file = check_step(step), check_file_name(file)
+    reads = [
+        get(keys.record(kind, step)),
+        get(keys.manifest(kind, step)),
+        get_range(keys.copies_at(kind, step, file), prefix=True, limit=COPIES_MAX, descending=True),
+    ]
+    result = await until_answered(lambda: control.txn((), reads))
+    record, listing, page = result.results
+    if record is None:
+        raise CheckpointNotFound(f"run {keys.run_id!r} has no checkpoint of step {step} of kind {kind}")
+    checkpoint = read(Checkpoint, record)
+    records = [copy for copy in readable(CopyRecord, page.items) if copy.id == checkpoint.id]
+    found = [Copy(distance(spot, copy.host, copy.topology), copy) for copy in sorted(records, key=_holder)]
+    found.sort(key=lambda copy: (TIERS.index(copy.tier), copy.distance))
+    if kind != MEMORY:
+        found.append(Copy(distance(spot, "", ""), None, checkpoint.uri))
+    return Whereabouts(checkpoint, None if listing is None else listing.value, found)
+
+
+def _holder(copy: CopyRecord) -> str:
+    return copy.holder
+
+
+async def copies_of(control: Control, keys: RegistryKeys, attempt: AttemptRecord | Checkpoint) -> list[CopyRecord]:
+    """Return the copies of all files of an attempt, as their holders claim."""
+    found = await _all(control, keys.copies_at(attempt.kind, attempt.step))
+    return [copy for copy in readable(CopyRecord, found) if copy.id == attempt.id]
+
+
+async def holders(control: Control, keys: RegistryKeys) -> list[HolderRecord]:
+    """Return the nodes of a run that keep copies, by name."""
+    return readable(HolderRecord, await _all(control, keys.holders))
+
+
+async def _all(control: Control, prefix: str) -> Sequence[KeyValue]:
+    result = await until_answered(lambda: control.txn((), [get_range(prefix, prefix=True)]))
+    page: RangeResult = result.results[0]
+    return page.items
+
+
+def choose(found: Sequence[HolderRecord], own: str, spot: Spot) -> list[HolderRecord]:
+    """Return holders in the order in which copies go to them: its own, one of each other failure domain, then more.
+
+    A failure domain is what has one topology; without a topology, a machine. Ranks begin at different places of one
+    ring, so that the copies of all ranks are spread evenly.
+
+    Arguments:
+        found: all of the run.
+        own: name of the holder on the rank's node; empty: it has none.
+        spot: of the rank.
+    """
+    ring = sorted(found, key=lambda holder: holder.holder)
+    mine = [holder for holder in ring if holder.holder == own]
+    others = [holder for holder in ring if holder.holder > own] + [holder for holder in ring if holder.holder < own]
+    used = {spot.topology or spot.host}
+    first: list[HolderRecord] = []
+    for holder in others:
+        domain = holder.topology or holder.host
+        if domain not in used:
+            used.add(domain)
+            first.append(holder)
+    rest = [holder for holder in others if holder not in first]
+    rest.sort(key=lambda holder: holder.host == spot.host)  # another process of its machine is the last resort
+    return [*mine, *first, *rest]
+
+
+def describe(copy: CopyRecord) -> str:
+    """Return a line about a copy, for people."""
+    return printable(f"{copy.file} of step {copy.step} in the {copy.tier} of {copy.host} ({copy.address})")

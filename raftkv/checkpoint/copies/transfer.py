@@ -1,0 +1,138 @@
+"""Bytes between a program and a holder: one request a connection, a short JSON head, then the bytes themselves.
+
+::
+
+    send(holder, copy, [view, view])                    # the holder has all of it, and its digest is right
+    data = receive(copy, size_bytes)                    # unchecked: the caller compares the digest
+
+A head is four bytes, the length of a JSON object, and the object. Blocking: programs with an event loop call this on a
+thread. Every failure of a holder is a ``StorageError``, after which the next copy, or the next holder, is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.checkpoint.errors import StorageError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from raftkv.checkpoint.records import CopyRecord, HolderRecord
+
+MAGIC: Final = b"RKC1"
+HEAD: Final = struct.Struct(">4sI")
+HEAD_MAX_BYTES: Final = 4096
+PIECE_BYTES: Final = 1 << 20
+CONNECT_TIMEOUT_S: Final = 2.0
+IDLE_TIMEOUT_S: Final = 10.0
+"""A holder that moves no byte for so long is given up."""
+
+
+def encode(head: Mapping[str, Any]) -> bytes:
+    """Return a head with its length before it."""
+    data = json.dumps(head, separators=(",", ":")).encode()
+    return HEAD.pack(MAGIC, len(data)) + data
+
+
+def length_of(prefix: bytes) -> int:
+    """Return how long the head is that follows. Raises ValueError: it is none, or too long."""
+    magic, length = HEAD.unpack(prefix)
+    if magic != MAGIC or length > HEAD_MAX_BYTES:
+        raise ValueError("this is no raftkv that speaks of copies")
+    return int(length)
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """Return a head. Raises ValueError."""
+    head = json.loads(data)
+    if not isinstance(head, dict):
+        raise ValueError("not an object")
+    return head
+
+
+def memory_of(size_bytes: int) -> mmap.mmap:
+    """Return writable memory, of which only what is written takes room; at least a byte."""
+    return mmap.mmap(-1, max(size_bytes, 1))
+
+
+def memory_limit_bytes() -> int:
+    """Return half of this machine's memory: the most that a reader takes unless it says otherwise."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryview]) -> None:
+    """Hand a copy to a holder; at the return it has it, has found its digest right, and has announced it.
+
+    Arguments:
+        holder: which.
+        copy: ``kind``, ``step``, ``generation``, ``number``, ``file``, ``digest``, ``size_bytes``.
+        parts: the bytes, one after the other.
+
+    Raises:
+        StorageError: it could not be reached, or did not take it.
+    """
+    with _asked(holder.address, {"do": "put", "token": holder.token, **copy}) as (connection, answer):
+        if not answer.get("has"):
+            for part in parts:
+                connection.sendall(part)
+            _answer(connection)
+
+
+def receive(copy: CopyRecord, size_bytes: int) -> memoryview:
+    """Return the bytes of a copy, unchecked.
+
+    Arguments:
+        copy: the claim of its holder.
+        size_bytes: what the committed list of files says; no more is allocated or read.
+
+    Raises:
+        StorageError: the holder could not be reached, or does not have so many bytes.
+    """
+    with _asked(copy.address, {"do": "get", "token": copy.token, "digest": copy.digest}) as (connection, answer):
+        if answer.get("size_bytes") != size_bytes:
+            raise StorageError(f"{copy.address} does not have {size_bytes} bytes of it")
+        view = memoryview(memory_of(size_bytes))[:size_bytes]
+        _fill(connection, view)
+        return view
+
+
+@contextmanager
+def _asked(address: str, head: Mapping[str, Any]) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(IDLE_TIMEOUT_S)
+            connection.sendall(encode(head))
+            yield connection, _answer(connection)
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        raise StorageError(printable(f"the holder of copies at {address}: {error}")) from error
+
+
+def _answer(connection: socket.socket) -> dict[str, Any]:
+    answer = decode(_exactly(connection, length_of(_exactly(connection, HEAD.size))))
+    if "error" in answer:
+        raise ValueError(str(answer["error"])[:200])
+    return answer
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    _fill(connection, memoryview(data))
+    return bytes(data)
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    place = 0
+    while place < len(view):
+        if not (count := connection.recv_into(view[place : place + PIECE_BYTES])):
+            raise ValueError(f"it ended after {place} of {len(view)} bytes")
+        place += count
