@@ -8,6 +8,7 @@ Owns the names that users write (``--rdzv-conf=lease_ttl=2,last_call_timeout=10`
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ IGNORED: Final = frozenset((
 _NODES_MAX: Final = 16_384
 _WHOLE: Final = (
     "min_nodes", "max_nodes", "expected_nodes", "weight", "slots", "host_slots", "fault_limit", "fault_window_s",
-    "fault_cooldown_s",
+    "fault_cooldown_s", "memory_bytes",
 )  # fmt: skip
 _SECONDS: Final = (
     "lease_ttl_s", "disconnect_grace_s", "last_call_timeout_s", "connect_timeout_s", "join_timeout_s",
@@ -68,6 +69,7 @@ class RunConfig:
             ``fault_cooldown_s``; 0: never.
         host, address, slots, topology: of this node; see ``records.Node``.
         host_slots: how many slots its host has for all runs of the cluster; 0: not said.
+        memory_bytes: how much of this node's memory holds copies of checkpoints (``checkpoint.copies``); 0: none.
     """
 
     run_id: str
@@ -91,6 +93,7 @@ class RunConfig:
     slots: int = 1
     topology: str = ""
     host_slots: int = 0
+    memory_bytes: int = 0
 
     def checked(self) -> RunConfig:
         """Return the configuration with the host's name filled in.
@@ -121,7 +124,7 @@ class RunConfig:
             raise ConfigError(f"{_user_name('slots')} must be at most {SLOTS_MAX}, not {self.slots}")
         for name in (
             "disconnect_grace_s", "last_call_timeout_s", "return_timeout_s", "expected_nodes", "fault_limit",
-            "host_slots",
+            "host_slots", "memory_bytes",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{_user_name(name)} must not be negative: {getattr(self, name):g}")
@@ -143,6 +146,14 @@ def _seconds(written: str) -> float:
     return value
 
 
+def _size(written: str) -> int:
+    """Return bytes from text as ``8GiB``. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]{1,15})(?:([KMGT])iB)?", written)
+    if found is None:
+        raise ValueError
+    return int(found[1]) << 10 * " KMGT".index(found[2] or " ")
+
+
 _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "lease_ttl": ("lease_ttl_s", int, "whole seconds"),
     "disconnect_grace": ("disconnect_grace_s", _seconds, "seconds"),
@@ -161,6 +172,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "slots": ("slots", int, "a number"),
     "topology": ("topology", str, "a path"),
     "host_slots": ("host_slots", int, "a number"),
+    "checkpoint_memory": ("memory_bytes", _size, "bytes, as 8GiB"),
 }
 OPTION_NAMES: Final = tuple(sorted(_OPTIONS))
 """Names of options that users may give."""

@@ -34,6 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from raftkv.checkpoint.copies.holder import Holder, Me
 from raftkv.client.arguments import limit
 from raftkv.client.control import ClientControl, Control, OnTrouble, Reflector, Sparse, check_whole, until_answered
 from raftkv.client.operations import (
@@ -128,6 +129,7 @@ class Participant(RecordView):
             on_lost=self._lost_lease,
             on_outage=self._outage,
         )
+        self._holder: Holder | None = None
         self._election = ArbiterElection(control, config, self._cache, self._registration)
         self._left = False
         self._finished = 0
@@ -191,10 +193,23 @@ class Participant(RecordView):
         try:
             await participant._registration.open(on_trouble)
             await participant._check_run()
+            if participant.config.memory_bytes:
+                await participant._hold()
         except BaseException:
             await participant._deregister()
             raise
         return participant
+
+    async def _hold(self) -> None:
+        """Keep copies of checkpoints in this process, which outlives the workers of all generations."""
+        node, config = self.node, self.config
+        me = Me(node.id, node.host, node.address, node.topology)
+        holder = Holder(
+            self._control, config.run_id, me, limit_bytes=config.memory_bytes, ttl_s=config.lease_ttl_s,
+            grace_s=config.disconnect_grace_s,
+        )  # fmt: skip
+        await holder.open()
+        self._holder = holder
 
     async def leave(self, *, is_away: bool = False) -> None:
         """Leave the run. A generation that this node was in ends at once, unless it has finished or the run is closed.
@@ -244,6 +259,8 @@ class Participant(RecordView):
         self._cache.close()
         self._calls.close()
         self._wake()
+        if self._holder is not None:
+            await self._holder.close(is_away=is_away)
         await self._registration.leave(revoke=not is_away)
         if self.config.cluster and not is_away:
             await give_back(self._control, self.config.cluster, self.config.run_id)

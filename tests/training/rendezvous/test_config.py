@@ -20,6 +20,7 @@ def test_every_option_has_its_field() -> None:
         "connect_timeout": "7.5", "return_timeout": "30",
         "rank_policy": "fill", "cluster": "lab", "weight": "2", "fault_limit": 0, "fault_window": "60",
         "fault_cooldown": 5, "node_name": "a", "slots": "8", "host_slots": "16", "topology": "row1/rack7",
+        "checkpoint_memory": "8GiB",
     }  # fmt: skip
     assert set(given_options) == set(OPTION_NAMES)
     config = RunConfig(run_id="job", max_nodes=4, **parse_options(given_options)).checked()
@@ -29,6 +30,8 @@ def test_every_option_has_its_field() -> None:
     assert (config.cluster, config.weight) == ("lab", 2)
     assert (config.fault_limit, config.fault_window_s, config.fault_cooldown_s) == (0, 60, 5)
     assert (config.host, config.slots, config.host_slots, config.topology) == ("a", 8, 16, "row1/rack7")
+    assert config.memory_bytes == 8 << 30
+    assert parse_options({"checkpoint_memory": 4096}) == {"memory_bytes": 4096}
 
 
 def test_options_injected_by_torch_are_ignored() -> None:
@@ -48,6 +51,7 @@ def test_an_unknown_option_is_named_with_those_there_are() -> None:
     [
         ("lease_ttl", "1.5", "whole seconds"),
         ("lease_ttl", "", "whole seconds"),
+        ("checkpoint_memory", "8 GB", "bytes, as 8GiB"),
         ("join_timeout", "soon", "seconds"),
         ("last_call_timeout", "nan", "seconds"),
         ("last_call_timeout", "inf", "seconds"),
