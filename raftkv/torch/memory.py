@@ -28,7 +28,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import pickle
 import struct
 import threading
 import time
@@ -340,7 +339,7 @@ def _lying_at(data: memoryview, place: int, like: torch.Tensor) -> torch.Tensor:
 def _load_head(data: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(data), weights_only=True)
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # any: the class of what torch refuses is that of another module
         raise ConfigError(
             "a state in memory is made of dicts, lists and tuples of tensors, numbers and texts: "
             f"{str(error).partition(chr(10))[0]}"

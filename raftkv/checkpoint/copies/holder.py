@@ -193,7 +193,8 @@ class Shelf:
         """
         held = self.held.get(copy.digest)
         if held is None:
-            assert memory is not None
+            if memory is None:
+                raise NoRoom("it is not here any more")
             held = self.held[copy.digest] = Held(memory, copy.size_bytes)
         elif memory is not None:  # another rank has brought the same bytes meanwhile
             self.give_back(memory, copy.size_bytes)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import of_bytes
-from raftkv.checkpoint.keys import AttemptId, RegistryKeys, run_of
+from raftkv.checkpoint.keys import MEMORY, AttemptId, RegistryKeys, run_of
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Latest, Prepared, Reference
 from raftkv.client.values import PUT, Event
 from tests.virtual_store.store import Store
@@ -155,7 +155,8 @@ class Checker:
         if head is None or which in self.given_up:
             self.fail("P3", f"{which} is committed, but is not undecided")
             return
-        if any(other.kind == kind and other.step == step and at[0] == run for at, other in self.committed.items()):
+        others = (other for at, other in self.committed.items() if at[0] == run and kind != MEMORY)  # may be forgotten
+        if any(other.kind == kind and other.step == step for other in others):
             self.fail("P3", f"step {step} is committed twice")
         self._check_prepared(which, head, checkpoint)
         moved = changed.get(RegistryKeys(run).latest(kind))
@@ -164,6 +165,11 @@ class Checker:
         self.committed[which] = checkpoint
         self.live[reference] = checkpoint
         self.commits.append((event.kv.mod_revision, which))
+        if kind == MEMORY:
+            listing = changed.get(RegistryKeys(run).manifest(kind, step))
+            if listing is None or of_bytes(listing.kv.value) != checkpoint.manifest:
+                self.fail("P2", f"{which} is committed without its list of files")
+            return
         self._check_bytes(checkpoint)
         self._check_parent(checkpoint)
 
@@ -194,6 +200,10 @@ class Checker:
     def _deleted(self, reference: Reference, changed: Mapping[str, Event]) -> None:
         checkpoint = self.live.pop(reference)
         keys = RegistryKeys(reference.run_id)
+        if reference.kind == MEMORY:
+            if keys.latest(MEMORY) not in changed:
+                self.fail("P4", f"{reference} has vanished, and was neither replaced nor forgotten")
+            return
         if keys.deleting(reference.kind, checkpoint.id) not in changed:
             self.fail("P4", f"{reference} has vanished")
         if self.latest[f"{reference.run_id}/{reference.kind}"].step == reference.step:
@@ -210,10 +220,18 @@ class Checker:
         if event.type == PUT and reference not in self.live:
             self.fail("P4", f"{reference} is held, and is deleted")
 
+    def _copy(self, run: str, rest: list[str], event: Event, changed: Mapping[str, Event]) -> None:
+        if event.type == PUT and not event.kv.lease:
+            self.fail("P11", f"a copy is announced for ever: {rest}")
+
+    _holder = _copy
+
     def _moved(self, run: str, kind: str, event: Event) -> None:
         name = f"{run}/{kind}"
         if event.type != PUT:
-            self.fail("P2", f"latest of {name} is deleted")
+            if kind != MEMORY:
+                self.fail("P2", f"latest of {name} is deleted")
+            self.latest.pop(name, None)
             return
         latest, before = Latest.decode(event.kv.value), self.latest.get(name)
         if before is not None and latest.step < before.step:
@@ -232,7 +250,7 @@ class Checker:
                     self.parts.get(which, {}).pop(int(parts[6]), None)
         for key in changed:
             parts = key.removeprefix("/raftkv/checkpoint/").split("/")
-            if parts[0] == "latest":
+            if parts[0] == "latest" and f"{parts[1]}/{parts[2]}" in self.latest:
                 self._check_summary(parts[1], parts[2])
 
     def _check_summary(self, run: str, kind: str) -> None:
@@ -310,7 +328,7 @@ class Checker:
     def reported(self, told: list[tuple[int, Which]], revision: int, checkpoint: Checkpoint) -> None:
         """A watcher was told of a commit."""
         which = (checkpoint.run_id, checkpoint.kind, checkpoint.id)
-        if (revision, which) not in self.commits:
+        if (revision, which) not in self.commits or checkpoint.kind == MEMORY:
             self.fail("P7", f"a watcher hears of {which} at {revision}, which is no commit")
         if told and told[-1][0] >= revision:
             self.fail("P7", f"a watcher hears of {which} at {revision} after {told[-1][0]}")
@@ -325,14 +343,20 @@ class Checker:
         for some in told:
             for revision, which in self.commits:
                 gone = Reference(which[0], which[1], which[2].step) not in self.live
-                if which[0] == "job" and (revision, which) not in some and not (is_compacted and gone):
+                if (
+                    which[0] == "job"
+                    and which[1] != MEMORY
+                    and (revision, which) not in some
+                    and not (is_compacted and gone)
+                ):
                     self.fail("P7", f"a watcher has not heard of {which}")
         for (reference, name), values in self.metrics.items():
             found = self.live.get(reference)
             if found is not None and found.metrics.get(name) not in values:
                 self.fail("P6", f"{name} of {reference} is {found.metrics.get(name)}, not {values}")
         for checkpoint in self.live.values():
-            self._check_bytes(checkpoint)
+            if checkpoint.kind != MEMORY:
+                self._check_bytes(checkpoint)
         self._check_garbage()
 
     def _check_garbage(self) -> None:

@@ -1,7 +1,7 @@
 """Planted bugs: each takes one rule out of the registry, and the simulator must notice.
 
 with MUTANTS["no fence in prepare"].planted():
-    outcome = hunt(range(1, 201))
+    outcome = MUTANTS["no fence in prepare"].hunt(range(1, 201))
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit import claim as claims
 from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.copies import reading
+from raftkv.checkpoint.copies.holder import Shelf
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConflict, RanksMissing, StaleStep
 from raftkv.checkpoint.find import Commits
-from raftkv.checkpoint.keys import LATEST, STEP_MAX, AttemptId
-from raftkv.checkpoint.records import AttemptRecord, FenceRecord, Prepared
+from raftkv.checkpoint.keys import LATEST, MEMORY, STEP_MAX, AttemptId
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, CopyRecord, FenceRecord, Prepared
+from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import collector, holds, ownership
 from raftkv.checkpoint.retention.collector import Collector
-from raftkv.client.operations import Compare, create_revision, get, mod_revision, version
+from raftkv.client.operations import Compare, Put, create_revision, get, mod_revision, version
 from raftkv.errors import RaftKVError
 
+from .memory import run_memory_seed
 from .run import Outcome
 from .swarm import run_seed
 
@@ -51,10 +55,15 @@ Plant = Callable[[Patches], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One planted bug; ``rule`` is what it takes out."""
+    """One planted bug; ``rule`` is what it takes out, ``run`` plays a seed of the simulation that has to find it."""
 
     rule: str
     plant: Plant
+    run: Callable[[int], Outcome] = run_seed
+
+    def hunt(self, seeds: Iterable[int]) -> Outcome | None:
+        """Run seeds until one finds a violation."""
+        return next((found for seed in seeds if (found := self.run(seed)).violation is not None), None)
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -67,19 +76,14 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(name: str, rule: str) -> Callable[[Plant], Plant]:
+def mutant(name: str, rule: str, run: Callable[[int], Outcome] = run_seed) -> Callable[[Plant], Plant]:
     """Register a planted bug."""
 
     def register(plant: Plant) -> Plant:
-        MUTANTS[name] = Mutant(rule, plant)
+        MUTANTS[name] = Mutant(rule, plant, run)
         return plant
 
     return register
-
-
-def hunt(seeds: Iterable[int]) -> Outcome | None:
-    """Run seeds until one finds a violation."""
-    return next((found for seed in seeds if (found := run_seed(seed)).violation is not None), None)
 
 
 class NoFence(Claim):
@@ -358,3 +362,36 @@ def _parts_left(patches: Patches) -> None:
 @mutant("pin of what is deleted", "a pin is taken on a record that exists")
 def _pin_of_nothing(patches: Patches) -> None:
     blind(patches, holds, "mod_revision", lambda key: True)
+
+
+# ---- copies
+
+
+@mutant("digest of a copy not compared", "bytes count only by the committed digest", run_memory_seed)
+def _believed(patches: Patches) -> None:
+    patches.set(reading, "check", lambda data, wanted, where: None)
+
+
+@mutant("newest attempt instead of the agreed one", "all ranks restore one attempt", run_memory_seed)
+def _attempts_mixed(patches: Patches) -> None:
+    async def fetch(self: Registry, checkpoint: Checkpoint, file: str, **given: Any) -> Any:
+        return await original(self, await self.latest(MEMORY), file, **given)
+
+    original = patches.set(Registry, "fetch", fetch)
+
+
+@mutant("copy outlives its lease", "a copy is announced under the lease of its holder", run_memory_seed)
+def _unleased(patches: Patches) -> None:
+    async def write(self: Shelf, operations: Any) -> None:
+        await original(self, [replace(each, lease=None) if isinstance(each, Put) else each for each in operations])
+
+    original = patches.set(Shelf, "_write", write)
+
+
+@mutant("newest commit let go", "the newest commit stays in memory", run_memory_seed)
+def _let_go(patches: Patches) -> None:
+    def is_over(self: Shelf, copy: CopyRecord) -> bool:
+        latest = self._latest.get(copy.kind)
+        return latest is not None and copy.step <= latest.step
+
+    patches.set(Shelf, "_is_over", is_over)

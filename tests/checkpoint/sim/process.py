@@ -17,6 +17,7 @@ from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import CheckpointError
+from raftkv.checkpoint.records import CopyRecord
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.storage.place import Place
@@ -127,6 +128,7 @@ class Process:
             self._wall,
             self.random.randrange,
             leave_mark=ownership.leave_file,
+            read_copy=self._read_copy,
         )
         self.registry = Registry.from_parts(means, run_id, uri=f"sim://{run_id}")
         simulation.processes.append(self)
@@ -183,6 +185,9 @@ class Process:
     async def _check_files(self, uri: str, manifest: Manifest) -> None:
         await self.pause(0.0, self.simulation.settings.write_s)
         check_there(cast(Place, SimPlace(uri)), manifest)
+
+    async def _read_copy(self, copy: CopyRecord, size_bytes: int) -> memoryview:
+        return await self.simulation.lend(self, copy, size_bytes)
 
     def _wall(self) -> float:
         return WALL_AT_START_S + self.loop.time()

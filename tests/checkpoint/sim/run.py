@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from raftkv.checkpoint.errors import StorageError
+from raftkv.checkpoint.records import CopyRecord
 from raftkv.checkpoint.retention import collector, ownership
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.client.operations import Put
@@ -42,6 +44,7 @@ class Settings:
         copies: share of the txns of which a copy arrives up to half a minute later.
         write_s, train_s, collect_s: longest time of a piece of a file, between saves, between collections.
         faults: names; see ``Simulation``. One happens every ``gap_s`` on average for ``faults_s``.
+        is_memory: it is a run of ``sim.memory``.
     """
 
     seed: int
@@ -56,6 +59,7 @@ class Settings:
     faults: tuple[str, ...] = ()
     gap_s: float = 1.0
     faults_s: float = 10.0
+    is_memory: bool = False
 
 
 @dataclass(slots=True)
@@ -76,7 +80,8 @@ class Outcome:
     @property
     def replay_command(self) -> str:
         """How to see it again."""
-        return f"python -m tests.checkpoint.sim --seed {self.settings.seed} --trace"
+        module = "tests.checkpoint.sim.memory" if self.settings.is_memory else "tests.checkpoint.sim"
+        return f"python -m {module} --seed {self.settings.seed} --trace"
 
 
 class Simulation:
@@ -111,12 +116,21 @@ class Simulation:
         """The members of the run change: another number of ranks, and the fence of the old ones is over."""
         number = len(self.generations) + 1
         self.cluster.store.txn((), [Put(ROUND, str(number))])
-        generation = Generation(number, self.cluster.store.revision, self.random.choice((1, 2, 2, 3, 4)))
+        generation = self.make_generation(number, self.cluster.store.revision, self.random.choice((1, 2, 2, 3, 4)))
         self.generations.append(generation)
         self.say(f"generation {number} of {generation.size} ranks")
         for rank in range(generation.size):
-            program = programs.rank_of(generation, rank)
-            generation.processes.append(self._start(f"g{number}r{rank}", program))
+            generation.processes.append(self._start(f"g{number}r{rank}", self.program_of(generation, rank)))
+
+    def is_broken(self, generation: Generation) -> bool:
+        """Whether another one begins."""
+        return not any(process.alive and not process.loop.frozen for process in generation.processes)
+
+    def make_generation(self, number: int, revision: int, size: int) -> Generation:
+        return Generation(number, revision, size)
+
+    def program_of(self, generation: Generation, rank: int) -> programs.Program:
+        return programs.rank_of(generation, rank)
 
     def _crew(self) -> None:
         """Everybody who works beside the ranks."""
@@ -133,7 +147,7 @@ class Simulation:
         """Who is gone is started again: ranks as another generation, everybody else as they were."""
         if self.is_over:
             return
-        if not any(process.alive and not process.loop.frozen for process in self.generations[-1].processes):
+        if self.is_broken(self.generations[-1]):
             self.begin_generation()
         for name, (program, run_id) in self.crews.items():
             if not any(process.alive for process in self.processes if process.name.startswith(f"{name}#")):
@@ -144,6 +158,10 @@ class Simulation:
     def live(self) -> list[Process]:
         """Processes that are there."""
         return [process for process in self.processes if process.alive]
+
+    async def lend(self, process: Process, copy: CopyRecord, size_bytes: int) -> memoryview:
+        """Implement ``ReadCopy`` for a process."""
+        raise StorageError("nothing is lent here")
 
     # ---- time
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.sim.__main__ import main, summary
+from tests.checkpoint.sim.memory import run_memory_seed
 from tests.checkpoint.sim.run import FAULTS
 from tests.checkpoint.sim.swarm import draw, run_seed
 from tests.long import long_except
@@ -30,6 +31,13 @@ REGRESSIONS = {
 def test_seeds(first: int) -> None:
     outcomes = [run_seed(seed) for seed in range(first, first + CHUNK_SIZE)]
     print(summary(outcomes))
+    bad = [f"{outcome.violation}\n  replay: {outcome.replay_command}" for outcome in outcomes if outcome.violation]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("first", long_except(range(1, SEEDS_COUNT + 1, CHUNK_SIZE), range(CHUNK_SIZE)))
+def test_seeds_in_memory(first: int) -> None:
+    outcomes = [run_memory_seed(seed) for seed in range(first, first + CHUNK_SIZE)]
     bad = [f"{outcome.violation}\n  replay: {outcome.replay_command}" for outcome in outcomes if outcome.violation]
     assert not bad, "\n".join(bad)
 
