@@ -40,7 +40,7 @@ from raftkv.checkpoint.records import CopyRecord, HolderRecord, Latest
 from raftkv.client.control import Control, Grant, Reflector, below, until_answered
 from raftkv.client.operations import Operation, delete, put
 from raftkv.client.records import RecordError, readable
-from raftkv.client.values import Event
+from raftkv.client.values import DELETE, Event
 from raftkv.errors import ConfigError, LeaseNotFoundError, RaftKVError
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class Shelf:
         self._granting = asyncio.Lock()
         self._grants = 0
         self._latest: dict[str, Latest] = {}
+        self._forgotten: dict[str, int] = {}
         self._spare: list[mmap.mmap] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._copy = Reflector(control, below(self._keys.latest_all), self._changed)
@@ -263,10 +264,11 @@ class Shelf:
 
     # ---- what goes
 
-    def _changed(self, _: Sequence[Event]) -> None:
-        self._latest |= {
+    def _changed(self, changes: Sequence[Event]) -> None:
+        self._latest = {
             kind_of(item.key): latest for item in self._copy.items.values() for latest in readable(Latest, [item])
         }
+        self._forgotten |= {kind_of(each.kv.key): each.kv.mod_revision for each in changes if each.type == DELETE}
         self._tidy()
 
     def _tidy(self) -> None:
@@ -274,12 +276,11 @@ class Shelf:
             self._start(self._let_go(self._is_over))
 
     def _is_over(self, copy: CopyRecord) -> bool:
-        """Return whether its attempt is over: a commit in a generation says that it has decided those of all before."""
+        """Return whether its attempt is over: a commit says that all of the generations before are decided."""
+        if copy.id.began_revision < self._forgotten.get(copy.kind, 0):
+            return True
         latest = self._latest.get(copy.kind)
-        if latest is None:
-            return False
-        own, newest = (copy.generation, copy.step), (latest.generation, latest.step)
-        return own < newest or (own == newest and self._copy.get(self._keys.latest(copy.kind)) is None)
+        return latest is not None and (copy.generation, copy.step) < (latest.generation, latest.step)
 
     def _is_left_over(self, copy: CopyRecord, generation: int) -> bool:
         latest = self._latest.get(copy.kind)

@@ -17,7 +17,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.errors import StorageError, printable
@@ -60,7 +60,10 @@ def decode(data: bytes) -> dict[str, Any]:
 
 def memory_of(size_bytes: int) -> mmap.mmap:
     """Return writable memory, of which only what is written takes room; at least a byte."""
-    return mmap.mmap(-1, max(size_bytes, 1))
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # the kernel may know no huge pages: filling small ones costs more than TCP
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def memory_limit_bytes() -> int:

@@ -32,6 +32,7 @@ PATIENCE_S = 60.0
 REGISTRY = "registry"
 DCP = "dcp"
 DCP_ASYNC = "dcp-async"
+MEMORY = "memory"
 WITH_TORCH = (DCP, DCP_ASYNC)
 _PRELOAD = ["tests.checkpoint.chaos.registry_ranks", "tests.checkpoint.chaos.points"]
 _number = itertools.count(1)
@@ -67,6 +68,10 @@ def _end_with(descriptor: int) -> None:
 
 
 def _make(kind: str, stops: Points, options: Any) -> Any:
+    if kind == MEMORY:
+        from tests.checkpoint.chaos.memory_nodes import MemoryNode
+
+        return MemoryNode(stops, options)
     if kind in WITH_TORCH:
         from tests.checkpoint.chaos.dcp_ranks import DcpRank
 
@@ -213,9 +218,8 @@ class Pool:
         self._reserve = reserve
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(
-            [*_PRELOAD, *(["tests.checkpoint.chaos.dcp_ranks"] if kind in WITH_TORCH else [])]
-        )
+        own = {MEMORY: "memory_nodes", DCP: "dcp_ranks", DCP_ASYNC: "dcp_ranks"}.get(kind, "points")
+        self._context.set_forkserver_preload([*_PRELOAD, f"tests.checkpoint.chaos.{own}"])
         self._free: deque[Rank] = deque()
         self._all: list[Rank] = []
         self._fill()

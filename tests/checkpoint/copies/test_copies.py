@@ -274,6 +274,22 @@ def test_after_a_loss_earlier_steps_are_saved_again() -> None:
     play(story())
 
 
+def test_a_forgotten_step_is_saved_again_in_the_same_generation() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        async with nodes(world, "a") as holders:
+            await kept(registry, claim, 10, holders)
+            await registry.forget_memory(claim)
+            await settled(world)
+            again = await kept(registry, claim, 10, holders)
+            await settled(world)
+            assert bytes(await registry.fetch(again, "rank-0")) == bytes_of(0, 10)
+
+    play(story())
+
+
 # ---- reading
 
 
