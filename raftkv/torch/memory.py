@@ -123,7 +123,7 @@ class Memory:
             try:
                 data = run.checkpoints.fetch(found, _file(run.rank), to=self._spot.host, topology=self._spot.topology)
                 restored = Restored(found.step, unpacked(data), found)
-            except (CheckpointError, ConfigError) as error:
+            except RaftKVError as error:
                 _log.warning("raftkv: step %d is not restored from memory: %s", found.step, error)
         answers = run.all_gather(_RESTORED, b"1" if restored is not None else b"0", timeout_s=self._timeout_s)
         if restored is not None and answers == [b"1"] * run.world_size:
