@@ -136,18 +136,18 @@ class MemoryNode:
     def restore(self, stop_at: str) -> dict[str, Any]:
         """Restore; returns whose state it is, how long it took, and what is wrong with its bytes."""
         self._points.stop_at = stop_at
-        began = time.perf_counter()
+        began, before_s = time.perf_counter(), time.process_time()
         try:
             found = self._memory.restore()
         except (RaftKVError, RanksMissing, TimeoutError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
-        took_s = time.perf_counter() - began
+        took_s, processor_s = time.perf_counter() - began, time.process_time() - before_s
         if found is None:
-            return {"step": -1, "took_s": took_s, "wrong": ""}
+            return {"step": -1, "wrong": ""}
         rank, step, generation = found.state["facts"].tolist()
         is_right = torch.equal(found.state["body"], self._body(rank, step, generation))
         wrong = "" if is_right and (rank, step) == (self._run.rank, found.step) else f"{rank}, {step}, {found.step}"
-        return {"step": step, "generation": generation, "took_s": took_s, "wrong": wrong}
+        return {"step": step, "generation": generation, "took_s": took_s, "processor_s": processor_s, "wrong": wrong}
 
     def damage(self) -> int:
         """Flip a bit in everything that this node holds; returns how much that is."""

@@ -51,6 +51,7 @@ class Tally:
         restored: generations that had their state back.
         lost: those that had nothing, as more than one copy was gone or damaged.
         restore_s: of each generation that had it back, the time of its slowest rank.
+        processor_s: and the processor time of all nodes together.
         problems: what must not be.
     """
 
@@ -58,6 +59,7 @@ class Tally:
     restored: int = 0
     lost: int = 0
     restore_s: list[float] = field(default_factory=list)
+    processor_s: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -222,3 +224,4 @@ class MemoryJob:
         self._step = self._known = step
         self.tally.restored += 1
         self.tally.restore_s.append(max(answer["took_s"] for answer in answers))
+        self.tally.processor_s.append(sum(answer["processor_s"] for answer in answers))
