@@ -5,6 +5,7 @@ Its state says whose it is: rank, step and generation, and as many bytes as the 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -177,7 +178,7 @@ class MemoryNode:
         dist.barrier()
         before_s, began = memory.held_s, time.perf_counter()
         for step in range(1, steps + 1):
-            time.sleep(step_s)
+            threading.Event().wait(step_s)
             dist.all_reduce(gradient)
             if every:
                 memory.save(every + step, state)
