@@ -50,9 +50,9 @@ metrics: \['loss'\]
 the same weights as without the fault: True
 """,
     "checkpoints/memory": r"""
-copies of the state of rank 2: 2 in \{'memory'\}
+copies of the state of rank 1: 2 in \{'memory'\}
 node-b is killed, and comes back empty
-the nodes ended with \[0, 0, 0\]
+the nodes ended with \[0, 0\]
 generations began from \{'0 then a save'\}
 all losses are the same, bit for bit: True
 """,
