@@ -114,6 +114,13 @@ SAMPLES: Final[tuple[Sample, ...]] = (
     Sample(checkpoint.Latest(7, 2, 3, 15, {"loss": checkpoint.Extremes(0.1, 3, 0.9, 7)}, _AT), _RUN.latest("files")),
     Sample(checkpoint.Hold("h:1", _AT), _RUN.hold("files", 7, "pin", "reader@1f")),
     Sample(checkpoint.Deleting("memory://job/step", "old", _AT, "sha256:3", "c1"), _RUN.deleting("files", _ID)),
+    Sample(checkpoint.HolderRecord("n1.2", "a", "10.0.0.1:4000", "0" * 64, "rack7"), _RUN.holder("n1.2")),
+    Sample(
+        checkpoint.CopyRecord(
+            "files", 7, 2, 500123, "rank-0", "sha256:" + "0" * 64, 12, "n1.2", "a", "10.0.0.1:4000", "0" * 64, "rack7"
+        ),
+        _RUN.copy("files", _ID, "rank-0", "n1.2"),
+    ),
     Sample(positions.Used(1, 100, ((0, 50),), "images")),
     Sample(positions.State(1, 100, 10, 2, ((50, 100),), ((0, 50),), "images"), "/raftkv/train/job/ledger"),
     Sample(positions.TakenRange(50, 60, 55, 1, 3, "t1"), "/raftkv/train/job/ledger/taken/000000000000050"),

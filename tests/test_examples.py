@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -285,7 +286,9 @@ def test_names_in_excerpts_exist(place, number):
     for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
         called = ast.unparse(call.func)
         if called.split(".")[0] in names:
-            taken = set(inspect.signature(eval(called, names)).parameters)
+            function: Any = eval(called, names)
+            descriptor = getattr(function, "DESCRIPTOR", None)  # of a message, which has no signature
+            taken = set(inspect.signature(function).parameters if descriptor is None else descriptor.fields_by_name)
             if "options" in taken:  # of a run
                 taken |= {field.name for field in dataclasses.fields(RunConfig)}
             assert {keyword.arg for keyword in call.keywords} <= taken, called

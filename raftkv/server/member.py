@@ -425,7 +425,7 @@ class Member:
             self._fatal(error)
             return
         if self._stop.is_set():
-            # It may have found out just now that its disk forgot what it had shown: those who wait are told nothing.
+            # It may have found out just now that its disk forgot what it had shown: clients that wait get no answer.
             return
         self._client_server.start_accepting()
         replica.readiness.announce()

@@ -4,8 +4,9 @@
     newer_etcd("etcdutl")                     # where a program is; None: the packages could not be had
 
 The machine's own apt fetches them, from the mirror that it is set up with, into folders of its own: neither its lists
-nor its packages change, and it needs no rights. Versions and hashes stand in ``packages/etcd.txt``. A suite under way
-drops a version when the next one comes: then there is no second oracle, and no test with it, until the file is changed.
+nor its packages change, and it needs no rights. Versions and hashes stand in ``packages/etcd.debian``. A suite under
+way drops a version when the next one comes: then there is no second oracle, and no test with it, until the file is
+changed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 HOME: Final = Path(__file__).resolve().parents[2] / ".venv" / "foreign" / "etcd"
-LIST: Final = Path(__file__).resolve().parent / "packages" / "etcd.txt"
+LIST: Final = Path(__file__).resolve().parent / "packages" / "etcd.debian"
 STAMP: Final = HOME / "installed-from"
 _KEYS: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _TARGETS: Final = ("indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian")
@@ -46,7 +47,7 @@ def _apt(*words: str, cwd: Path | None = None) -> str:
 
 
 def install() -> None:
-    """Fetch, check and unpack what ``packages/etcd.txt`` names, unless that is done.
+    """Fetch, check and unpack what ``packages/etcd.debian`` names, unless that is done.
 
     Raises:
         UnavailableError: it cannot be had.

@@ -53,7 +53,7 @@ def _program(make_tree: Callable[[], Any]) -> Parse:
     def parse(data: bytes) -> None:
         output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
         with (
-            mock.patch.object(command, "_imported", return_value=_act),
+            mock.patch.object(command, "imported", return_value=_act),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(output),
         ):

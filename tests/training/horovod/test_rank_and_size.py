@@ -20,7 +20,7 @@ from raftkv.training.records import RUNNING, GenerationRecord, Member, RunKeys, 
 from raftkv.training.rendezvous.world import placements, world_size
 
 KEYS = RunKeys("job")
-MEMBERS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=6)
+MEMBERS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), max_size=6)
 
 
 class _Store:
