@@ -37,7 +37,7 @@ from raftkv.client.rpc.methods import Method
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.scope import Part, Scope, Text, to_bytes
 from raftkv.client.values import LeaseInfo
-from raftkv.errors import PERMISSION_DENIED, LeaseNotFoundError, RaftKVError, StatusError
+from raftkv.errors import PERMISSION_DENIED, LeaseNotFoundError, PermissionDeniedError, RaftKVError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.suspend_clock import SuspendClock
 
@@ -635,7 +635,8 @@ class Session:
     async def keep(self, key: Text, value: Text) -> None:
         """Put a key with its lease, now and after every time that it is established anew.
 
-        It is put now in any case, later unless another client has put it since: the user needs the right to read it.
+        It is put now in any case, later unless another client has put it since, which a user who may not read it does
+        not see.
 
         Arguments:
             key, value: as for ``put``.
@@ -731,7 +732,11 @@ class Session:
     async def _put_again(self, name: bytes, value: bytes, lease: Lease, own: set[int]) -> bool:
         """Put a key that is gone, or that hangs on a lease of this session; False: it is another client's."""
         while True:
-            found = await self._kv.get(name)
+            try:
+                found = await self._kv.get(name)
+            except PermissionDeniedError:  # to read: an owner that cannot look writes as it did the first time
+                await self._kv.put(name, value, lease=lease)
+                return True
             if found is not None and found.lease not in own:
                 return False
             seen = mod_revision(name) == (0 if found is None else found.mod_revision)

@@ -63,6 +63,31 @@ async def with_one_that_nobody_renews(endpoint: str, token: str) -> None:
 
 
 @on_loop
+async def test_session_of_a_user_who_may_only_write_puts_its_keys_again() -> None:
+    with Cluster(RAFTKV, flags=(FAST,)) as cluster:
+        (endpoint,) = cluster.endpoints
+        async with connect(endpoint) as kv:
+            await kv.users.add("writer", "pw")
+            await kv.roles.add("writers")
+            await kv.roles.grant("writers", "write", "nodes/", prefix=True)
+            await kv.users.grant_role("writer", "writers")
+        await ask_for_users(endpoint)
+        async with (
+            connect(endpoint, user="root", password="pw") as root,
+            connect(endpoint, user="writer", password="pw") as kv,
+            asyncio.timeout(90),
+        ):
+            established = asyncio.Event()
+            async with kv.session(ttl=2, on_established=lambda _: established.set()) as session:
+                await session.keep("nodes/a", "here")
+                await root.revoke(session.lease.id)
+                await established.wait()
+                found = await root.get("nodes/a")
+                assert found is not None
+                assert found.lease == session.lease.id
+
+
+@on_loop
 async def test_a_member_that_forgot_its_tokens_costs_a_login_and_nothing_else() -> None:
     with Cluster(RAFTKV, flags=(FAST,)) as cluster:
         (endpoint,) = cluster.endpoints
