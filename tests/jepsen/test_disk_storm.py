@@ -42,12 +42,11 @@ def test_nothing_is_lost_while_disks_are_full() -> None:
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None and "CI" not in os.environ, reason="needs Debian's gcc")
 
 LIES = {
-    "power": Options(BUSY, workload="mixed", nemesis="power", faults=5, seed=1, compact_every=150),
-    "liar": Options(BUSY, workload="mixed", nemesis="liar", faults=3, seed=1, compact_every=150),
-    "rewind": Options(BUSY, workload="register", nemesis="rewind", faults=2, seed=2),
-    "erring": Options(BUSY, workload="mixed", nemesis="erring,failing", faults=8, seed=3, compact_every=150),
-    "stalling": Options(BUSY, workload="mixed", nemesis="stalling,power-leader", faults=5, seed=5),
+    "power": Options(BUSY, workload="mixed", nemesis="power", faults=3, seed=1, compact_every=150),
+    "liar": Options(BUSY, workload="mixed", nemesis="liar", faults=2, seed=1, compact_every=150),
+    "erring": Options(BUSY, workload="mixed", nemesis="erring", faults=4, seed=3, compact_every=150),
 }
+"""A minute each at most: ``make storm`` plays all of them, longer."""
 
 
 @needs_gcc
