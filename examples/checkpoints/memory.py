@@ -10,6 +10,7 @@ compares the losses with those of the same ranks without a fault.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ STEP_S = 0.02
 def main() -> None:
     """A worker, if an agent has started this; else the whole demonstration."""
     if "RAFTKV_RANK" in os.environ:
+        logging.getLogger("raftkv").setLevel(logging.ERROR)  # a save may meet the node that is killed
         train(Path(sys.argv[1]))
     else:
         demonstrate()

@@ -542,7 +542,7 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
     """
     if not 1 <= record.world_size <= WORLD_SIZE_MAX:
         raise ConfigError(f"a checkpoint is saved by 1 to {WORLD_SIZE_MAX} ranks, not by {record.world_size}")
-    if record.parent is not None:
+    if isinstance(record.parent, Reference):
         check_durable(record.parent.kind)
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     while True:
