@@ -86,7 +86,7 @@ class Pause:
 
 
 class Freeze(Pause):
-    """SIGSTOP for half a minute, whatever the others do meanwhile."""
+    """SIGSTOP for half a minute, while the others go on."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 

@@ -336,7 +336,7 @@ COPY_BYTES_MAX: Final = 1 << 40
 _ADDRESS: Final = re.compile(r"[\w.:%\[\]-]{1,255}:[0-9]{1,5}")
 _TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|blake2b:[0-9a-f]{128}")
-"""Of copies, which are found by it: no other bytes can be made for it."""
+"""Digests of copies, which are found by them: no other bytes can be made for one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 64
 HEAD_TIMEOUT_S: Final = 10.0
 OPERATIONS_MAX: Final = 100
-"""Of one txn: etcd admits 128."""
+"""Limit of one txn: etcd admits 128."""
 
 
 class Me(NamedTuple):
