@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from time import perf_counter
 
@@ -90,3 +91,13 @@ def test_every_stage_is_told() -> None:
 def test_results_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="two results"):
         main(["draw", str(tmp_path / "one.json"), str(tmp_path / "other" / "one.json")])
+
+
+@pytest.mark.interpreted
+@pytest.mark.long
+def test_real_members_note_every_stage(tmp_path: Path) -> None:
+    out = tmp_path / "now.json"
+    assert main(["measure", "--puts", "20", "--out", str(out)]) == 0
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert set(result["stages"]) == {stage.name for stage in STAGES}
+    assert all(found["p50_us"] > 0 for found in result["stages"].values())

@@ -19,7 +19,7 @@ from tests.rpc import services as s
 from tests.rpc.loop import on_loop, until
 
 LIMIT_BYTES = 100_000
-LIMITS = ServerLimits(http_body_bytes=LIMIT_BYTES)
+LIMITS = ServerLimits(http_body_bytes=LIMIT_BYTES, http1_half_closed_s=1000)
 
 
 # -- frames ----------------------------------------------------------------------------------------------------------

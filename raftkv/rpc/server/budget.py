@@ -84,7 +84,8 @@ class AnswerBudget:
         self.grace_s = limits.reading_grace_s
         self.used_bytes = 0
         self.ended_total = 0
-        self.accounts: set[AnswerAccount] = set()
+        self.accounts: dict[AnswerAccount, None] = {}
+        """Of open connections, the oldest first: among equals that one ends, not the one that came last."""
         self.held_bytes = 0
         self.held_limit_bytes = limits.process_assembly_bytes
         self._waiting: set[AnswerAccount] = set()
@@ -109,7 +110,7 @@ class AnswerBudget:
 
     def leave(self, account: AnswerAccount) -> None:
         """A connection has gone."""
-        self.accounts.discard(account)
+        self.accounts.pop(account, None)
         self._waiting.discard(account)
 
     def drop_greediest(self) -> None:
@@ -244,7 +245,7 @@ class AnswerAccount:
         self._mark = (0, 0.0)
         self._clock = clock
         self._connection: AccountedConnection | None = connection
-        budget.accounts.add(self)
+        budget.accounts[self] = None
 
     @property
     def total(self) -> int:

@@ -623,8 +623,11 @@ class Http1Protocol(asyncio.Protocol):
                 self._say(self._socket)
 
     def eof_received(self) -> bool | None:
-        """A client that half-closes may read on, or have left: what it has asked for is answered soon, or never."""
-        if self._finished or (self._task is None and not self._is_behind):
+        """A client that half-closes may read on, or have left: what it has asked for is answered soon, or never.
+
+        One of a websocket has left: it would have sent a close first (RFC 6455, 7.1.5).
+        """
+        if self._finished or self._socket is not None or (self._task is None and not self._is_behind):
             return False
         if self._end_timer is None:
             self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)

@@ -429,3 +429,13 @@ def test_of_unfinished_requests_the_largest_of_the_greediest_identity_is_ended()
     assert (honest.ended, [one.ended for one in greedy]) == (b"", [b"", NOT_FINISHED, b""])
     budget.drop_greediest()
     assert honest.ended == NOT_FINISHED, "what is left of the others is less"
+
+
+def test_of_equal_holders_the_oldest_is_ended() -> None:
+    """Any of them was, by the address of its object: a request that had just come whole, too."""
+    limits = ServerLimits()
+    budget = AnswerBudget(limits)
+    equals = [Connection(budget, limits, "address 10.0.0.6", held=2 * MIB) for _ in range(20)]
+    for number in range(1, 21):
+        budget.drop_greediest()
+        assert [one.ended for one in equals] == [NOT_FINISHED] * number + [b""] * (20 - number)

@@ -126,6 +126,8 @@ CLEAR = {
     "h2, too many pings": (GREETING, raw.frame(raw.PING, 0, 0, bytes(8)) * 5),
     "wrong preface": (b"PRI * HTTP/3.0\r\n\r\nSM\r\n\r\n",),
     "http/1.1": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+    "http/1.1, amid an answer": (b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n",),
+    "websocket": (ws.handshake("/"), ws.frame(ws.TEXT, b"x")),
     "websocket against the protocol": (ws.handshake("/"), ws.frame(3)),
     "half of http/1.1": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",),
     "malformed http/1.1": (b"\0\r\n\r\n",),
@@ -136,7 +138,7 @@ CLEAR = {
 @pytest.mark.parametrize("name", CLEAR)
 @on_loop
 async def test_connections_in_clear(name: str, reset: bool) -> None:
-    async with s.echo_server(None, handle) as echo:
+    async with s.echo_server(ServerLimits(http1_half_closed_s=0.001), handle) as echo:
         wait = name not in ("says nothing", "stops in the preface", "half of http/1.1")
 
         async def one() -> None:

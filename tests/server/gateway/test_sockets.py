@@ -57,7 +57,7 @@ async def test_each_message_is_one_or_more_requests(path: str) -> None:
     leave(socket)
     assert await everything(response) == b""
     assert world.ended == ["released"]
-    assert world.server.answers.accounts == set()
+    assert not world.server.answers.accounts
 
 
 @on_loop

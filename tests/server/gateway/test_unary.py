@@ -82,7 +82,7 @@ async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it() 
         ("grpc-metadata-content-type", "application/grpc"),
     )
     assert world.around == [f"unary {RANGE}"]
-    assert world.server.answers.accounts == set(), "nothing is left"
+    assert not world.server.answers.accounts, "nothing is left"
 
 
 @on_loop
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
     assert told == [False]
     assert world.calls[0].cancelled
     world.calls[0].reply(b"")
-    assert world.server.answers.accounts == set()
+    assert not world.server.answers.accounts
 
 
 @on_loop
