@@ -146,6 +146,9 @@ class SealedTxn:
 READERS_MAX: Final = 126
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
+GROWTH_MAX_BYTES: Final = 1 << 30
+"""More than a commit can add. A flipped bit in the number of the last page makes a small file seem larger than a quota,
+and an alarm of this member stops the writes of all."""
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
 _closers: Final[set[threading.Thread]] = set()
@@ -205,6 +208,7 @@ class Environment:
             raise declared(error, path, f"cannot open the database {path}") from error
         self._page_bytes = int(self.raw.stat()["psize"])
         self._sum = self.sealed_sum
+        self._size_bytes = (self.raw.info()["last_pgno"] + 1) * self._page_bytes
 
     def _restore_length(self) -> None:
         """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process.
@@ -215,7 +219,7 @@ class Environment:
         found_bytes = self.path.stat().st_size
         if found_bytes >= size_bytes:
             return
-        if self._read_only:
+        if self._read_only or size_bytes - found_bytes > GROWTH_MAX_BYTES:
             raise CorruptionError(f"the database {self.path} is cut short: {found_bytes} of {size_bytes} bytes")
         os.truncate(self.path, size_bytes)
 
@@ -261,7 +265,7 @@ class Environment:
         The first counts every page up to the last one ever used, free ones in between included.
 
         Raises:
-            CorruptionError: the record of a bucket is damaged.
+            CorruptionError: the record of a bucket is damaged, or the number of the last page.
         """
         try:
             with self.raw.begin() as txn:
@@ -269,7 +273,13 @@ class Environment:
                 pages += _pages(self.raw.stat()) + _META_PAGES
         except lmdb.Error as error:
             raise CorruptionError(f"the database {self.path} cannot be read: {error}") from error
-        return (self.raw.info()["last_pgno"] + 1) * self._page_bytes, pages * self._page_bytes
+        size_bytes, before_bytes = (self.raw.info()["last_pgno"] + 1) * self._page_bytes, self._size_bytes
+        if size_bytes - before_bytes > GROWTH_MAX_BYTES:
+            raise CorruptionError(
+                f"the database {self.path} is damaged: it claims {size_bytes} bytes, after {before_bytes}"
+            )
+        self._size_bytes = size_bytes
+        return size_bytes, pages * self._page_bytes
 
     def rename(self, target: Path) -> None:
         """Give the file another name, durably: after a crash that name holds one of the two files, whole.

@@ -17,6 +17,8 @@ from tests.storage.conftest import MAP_SIZE_BYTES
 
 PAGE_BYTES = mmap.PAGESIZE
 KEYS = 600
+LAST_PAGE_AT = 136
+"""Where in a meta page the number of the last page stands."""
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +85,32 @@ def test_a_sound_file_passes(tmp_path: Path, clean: bytes) -> None:
     for data in (b"", b"no database", clean):
         path.write_bytes(data)
         check_pages(path)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_a_file_that_claims_gigabytes_is_damaged_and_not_full(tmp_path: Path, clean: bytes, is_open: bool) -> None:
+    """A member raised the alarm that stops the writes of all, since a bit of its last page's number had flipped."""
+    path = tmp_path / "db"
+    path.write_bytes(clean)
+
+    def flip() -> None:
+        with path.open("r+b") as file:
+            for meta in (0, 1):
+                file.seek(meta * PAGE_BYTES + LAST_PAGE_AT + 2)
+                byte = file.read(1)
+                file.seek(-1, 1)
+                file.write(bytes([byte[0] ^ 8]))
+
+    if not is_open:
+        flip()
+        with pytest.raises(CorruptionError, match=r"cut short: [0-9]+ of 21[0-9]+ bytes"):
+            LMDBBackend(path, MAP_SIZE_BYTES)
+        return
+    with closing(LMDBBackend(path, 1 << 34)) as backend, closing(Store.open(backend)) as store:
+        flip()
+        txn = store.begin()
+        txn.put(b"more", b"value" * PAGE_BYTES)
+        txn.end()
+        store.set_applied(KEYS + 1, 1)
+        with pytest.raises(CorruptionError, match=r"is damaged: it claims 21[0-9]+ bytes, after [0-9]{1,7}$"):
+            store.commit()
