@@ -93,6 +93,8 @@ STORM: tuple[str, ...] = (
     "--workload lease,lock --nemesis rates --faults 6",
     "--workload mixed,lease --nemesis thin --faults 3 --election-timeout 2000 --heartbeat-interval 200 --timeout 3s",
     "--workload mixed,lock --nemesis freeze --faults 2",
+    "--workload mixed,watch --nemesis rot --faults 4 --snapshot-count 50",
+    "--workload mixed,lease --nemesis starve --faults 6 --compact-every 150",
 )
 """The matrix of ``storm``, each with every workload that it names. The last line of all must fail."""
 CONTROL = "--workload mixed --nemesis liars --faults 1"

@@ -7,6 +7,7 @@ slow disks, and a member that stops since its disk lies, which the checker of me
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from jepsen.history import History
 _FLOOD: Final = "GOAWAY ENHANCE_YOUR_CALM"
 _UNNAMED: Final = "Traceback (most recent call last)"
 _STOPPED: Final = '"level": "fatal"'
+_SHORT_OF_MEMORY: Final = re.compile(r"^Traceback .*\n(?: .*\n)*MemoryError.*$|^.*MemoryError.*$", re.MULTILINE)
+"""Told as it is met: of what failed for it, the rest goes on (``starve``)."""
 _SHOWN_CHARACTERS: Final = 500
 
 
@@ -25,7 +28,7 @@ def signs_of_bugs(log: Path) -> list[str]:
     Arguments:
         log: of all lives of a member.
     """
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = _SHORT_OF_MEMORY.sub("", log.read_text(encoding="utf-8", errors="replace")).splitlines()
     return [line[:_SHOWN_CHARACTERS] for line in lines if _FLOOD in line or (_UNNAMED in line and _STOPPED not in line)]
 
 

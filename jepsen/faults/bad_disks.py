@@ -1,4 +1,4 @@
-"""Disks on which members lose power, are lied to, meet errors or wait; each is a ``power.LyingDisk``.
+"""Disks on which members lose power, are lied to, meet errors, wait or run short of memory: ``power.LyingDisk``.
 
     power      members are killed and lose what was not synced -> start
     liar       the syncs of one member do nothing -> it loses power -> start: the others have what it acknowledged
@@ -7,6 +7,9 @@
     erring     one call in fifty fails with one errno, or writes half -> members that ended start again
     stalling   each sync takes 200 ms
     rewind     a member is down; its disk is copied -> it lives on -> its disk is as it was: it forgets a while
+    rot        bits flip in the files of a member that runs, and so in the pages that it has mapped, or of one that is
+               down for a moment -> its answers are right or errors -> it is replaced, as by an operator
+    starve     one allocation of memory in a million fails (by the same shim) -> a member that ended starts again
 
 Left out: disks without room (``full_disks``).
 """
@@ -14,15 +17,22 @@ Left out: disks without room (``full_disks``).
 from __future__ import annotations
 
 import errno
+import os
 import random
 import shutil
+from pathlib import Path
 from typing import ClassVar, Final
 
 from jepsen.db import Cluster, Member
-from jepsen.faults.power import NAMES, OPENS, READS, SHORT, SYNCS, WRITES, Loss, disk_of
+from jepsen.faults.power import ALLOCATIONS, NAMES, OPENS, READS, SECTOR_BYTES, SHORT, SYNCS, WRITES, Loss, disk_of
 
 STALL_MS: Final = 200
+ROTTEN_SHARE: Final = 0.1
+"""Of the sectors: fewer are seldom read while the fault lasts."""
 ERRING_PER_MILLION: Final = 20_000
+STARVED_PER_MILLION: Final = 1
+STARVED_ENVIRONMENT: Final = {"PYTHONMALLOC": "malloc"}
+"""Python asks the C library for each object, not for many at once."""
 ERRORS: Final = (
     (OPENS | READS | WRITES | SYNCS | NAMES, errno.EIO),
     (OPENS | WRITES | NAMES, errno.ENOSPC),
@@ -146,6 +156,47 @@ class Rewind(_BadDisk):
         super().heal(cluster, members)
 
 
+class Rot(_BadDisk):
+    """Bits that flip in the files of a member, in the middle of its life or between two."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        rng = random.Random(f"rot {cluster.seed} {member.name} {member.lives}")
+        data, at_rest = member.folder / "data", rng.random() < 0.5
+        if at_rest:
+            cluster.kill([member])
+        for path in sorted((data / "member" / "snap" / "db", *data.rglob("*.wal"))):
+            if path.exists():  # a new member has none before its first entry
+                self._flip(path, rng)
+        if at_rest:
+            cluster.start([member])
+
+    def _flip(self, path: Path, rng: random.Random) -> None:
+        with path.open("r+b", buffering=0) as file:
+            sectors = range(0, path.stat().st_size, SECTOR_BYTES)
+            used = [at for at in sectors if any(os.pread(file.fileno(), SECTOR_BYTES, at))]
+            for sector in rng.sample(used, round(ROTTEN_SHARE * len(used))):
+                at = sector + rng.randrange(SECTOR_BYTES)
+                if byte := os.pread(file.fileno(), 1, at):
+                    os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << rng.randrange(8)]), at)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Implement ``Fault.heal``: the member ends, and its disk is not used again."""
+        for member in members:
+            cluster.ended(member)
+        cluster.kill(members)
+
+
+class Starve(Erring):
+    """Memory that runs out for an instant, anywhere in the program."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def _spoil(self, cluster: Cluster, member: Member) -> None:
+        disk_of(member).set(calls=ALLOCATIONS, error=errno.ENOMEM, per_million=STARVED_PER_MILLION)
+
+
 FAULTS: Final[dict[str, type[_BadDisk]]] = {
     "power": Power,
     "liar": Liar,
@@ -154,4 +205,6 @@ FAULTS: Final[dict[str, type[_BadDisk]]] = {
     "erring": Erring,
     "stalling": Stalling,
     "rewind": Rewind,
+    "rot": Rot,
+    "starve": Starve,
 }

@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OPENS = 1, READS = 2, WRITES = 4, SYNCS = 8, NAMES = 16 };
+enum { OPENS = 1, READS = 2, WRITES = 4, SYNCS = 8, NAMES = 16, ALLOCATIONS = 32 };
 #define SHORT 4096 /* in the place of an errno: half of the bytes are written */
 #define WRITTEN 1  /* flags of W: durable when the call returned; */
 #define MAPPED 2   /* changed by stores, which no sync ends; */
@@ -37,6 +37,8 @@ enum { OPENS = 1, READS = 2, WRITES = 4, SYNCS = 8, NAMES = 16 };
 
 struct control { uint32_t lies, delay_us, calls, error, per_million; };
 struct record { uint32_t kind, flags, a_len, b_len; uint64_t id, offset, length, size; };
+
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 
 static volatile struct control *control;
 static int log_fd = -1;
@@ -108,7 +110,7 @@ static void note(uint32_t kind, uint32_t flags, uint64_t id, uint64_t offset, ui
 }
 
 static int fails(int kind) { /* the errno that this call is to fail with; 0: none */
-  static _Thread_local uint64_t state;
+  static _Thread_local uint64_t state __attribute__((tls_model("initial-exec"))); /* malloc asks: none of its own */
   if (!control || !(control->calls & (uint32_t)kind)) return 0;
   if (!state) state = (uint64_t)getpid() * 2654435761u + ++ids;
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -127,7 +129,7 @@ static void look(struct before *b, int fd, off_t at, size_t length) { /* before 
   if (!is_watched(fd, &b->about, b->path)) return;
   b->fd = fd, b->length = length, b->flags = fcntl(fd, F_GETFL);
   b->at = at >= 0 ? at : b->flags & O_APPEND ? b->about.st_size : lseek(fd, 0, SEEK_CUR);
-  b->data = malloc(length ? length : 1);
+  b->data = __libc_malloc(length ? length : 1);
   char link[64];
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   int own = (int)syscall(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC, 0);
@@ -344,4 +346,19 @@ int mkdir(const char *name, mode_t mode) {
   int result = (int)syscall(SYS_mkdir, name, mode);
   if (watched && !result) note('C', 0, 0, 0, 0, 0, path, 0, 0);
   return result;
+}
+
+/* ---- memory ---- */
+
+void *malloc(size_t size) {
+  FAIL(ALLOCATIONS, NULL);
+  return __libc_malloc(size);
+}
+void *calloc(size_t count, size_t size) {
+  FAIL(ALLOCATIONS, NULL);
+  return __libc_calloc(count, size);
+}
+void *realloc(void *data, size_t size) {
+  FAIL(ALLOCATIONS, NULL);
+  return __libc_realloc(data, size);
 }

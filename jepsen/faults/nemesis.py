@@ -136,16 +136,21 @@ FILLING = "full"
 """The fault that raises alarms, which stay until they are disarmed."""
 FAILING = "failing"
 """The fault that ends members."""
+ROTTING = "rot"
+"""The fault after which the member is replaced, whether or not it has found out."""
 FORGETTING = frozenset({"liar", "rewind"})
 """Faults after which one member has forgotten what it acknowledged: another one only when it has caught up."""
 
+_LINGERING = frozenset({ROTTING, "starve"})
 _RESTARTING = frozenset({"rewind", *clocks.RATES})
 """Faults that begin with a new life, which must live a while."""
 FREEZE_S = 30.0
+LINGER_S = 8.0
+"""How long a member with a rotten disk or little memory may go on, at most: time to meet it everywhere."""
 FOUND_OUT_S = 30.0
 """How long a member may take to find out that its disk has forgotten, or to be well all the same."""
-_KILLING = frozenset({"kill", "wipe", "power", "liar", "liars", "rewind", CRASHING, FAILING, *clocks.RATES})
-_HELD = frozenset({"pause", "liar", "liars", "erring", "stalling", "rewind", FILLING, *clocks.RATES})
+_KILLING = frozenset({"kill", "wipe", "power", "liar", "liars", "rewind", ROTTING, CRASHING, FAILING, *clocks.RATES})
+_HELD = frozenset({"pause", "liar", "liars", "erring", "stalling", "rewind", "starve", ROTTING, FILLING, *clocks.RATES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
 
 def changes_members(names: str) -> bool:
     """Return whether a list of faults has any change of members, or any after which one may have to be replaced."""
-    return any(name.partition("-")[0] in {CHANGING, *FORGETTING} for name in _expand(names))
+    return any(name.partition("-")[0] in {CHANGING, ROTTING, *FORGETTING} for name in _expand(names))
 
 
 def uses_network(names: str) -> bool:
@@ -217,14 +222,15 @@ def environment(names: str) -> Callable[[Member], Mapping[str, str]]:
     if faults & set(bad_disks.FAULTS):
         makers.append(power.environment)
 
-    def both(member: Member) -> Mapping[str, str]:
+    own = bad_disks.STARVED_ENVIRONMENT if "starve" in faults else {}
+
+    def all_of_them(member: Member) -> Mapping[str, str]:
         made = [maker(member) for maker in makers]
         preloaded = ":".join(one["LD_PRELOAD"] for one in made)
-        return {name: value for one in made for name, value in one.items()} | (
-            {"LD_PRELOAD": preloaded} if preloaded else {}
-        )
+        together = {name: value for one in made for name, value in one.items()}
+        return {**together, **own, **({"LD_PRELOAD": preloaded} if preloaded else {})}
 
-    return both
+    return all_of_them
 
 
 def _expand(names: str) -> Iterator[str]:
@@ -251,6 +257,8 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
             acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
             if fault == "freeze":
                 hold_s, acks = FREEZE_S, 1_000_000
+            elif fault in _LINGERING:
+                hold_s, acks = rng.uniform(2.0, LINGER_S), 1_000_000
             yield Step(fault, target, hold_s, acks, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
 
 
@@ -295,7 +303,10 @@ class Nemesis:
             await self._unhealthy(f"alarms are still on {LIVE_S} s after there was room, and they were disarmed")
         if step.fault in FORGETTING:
             await self._replace_found_out(hit)
-        await self.settle(min(step.acks, ACKS_MAX), step.settle or step.fault in FORGETTING)
+        if step.fault == ROTTING:
+            for member in hit:
+                await self._replace(member)
+        await self.settle(min(step.acks, ACKS_MAX), step.settle or step.fault in {ROTTING, *FORGETTING})
 
     async def _change_members(self, step: Step) -> None:
         """Change the members; all of those that are left must be well before the next fault."""
@@ -316,12 +327,15 @@ class Nemesis:
             for member in hit:
                 if (status := self._cluster.ended(member)) is not None:
                     self._recorder.event("found out", member=member.name, status=status)
-                    try:
-                        await self.operator.replace_lost(member)
-                    except members.ChangeError as error:
-                        await self._unhealthy(f"{member.name} could not be replaced: {error}")
                     self.found_out += 1
+                    await self._replace(member)
                     return
+
+    async def _replace(self, member: Member) -> None:
+        try:
+            await self.operator.replace_lost(member)
+        except members.ChangeError as error:
+            await self._unhealthy(f"{member.name} could not be replaced: {error}")
 
     async def _crash(self, step: Step, member: Member) -> None:
         """Start a member that is down so that it dies at a point, and wait until it has."""

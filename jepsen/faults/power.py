@@ -36,7 +36,7 @@ from typing import Final
 from jepsen.db import DbError, Member
 
 SECTOR_BYTES: Final = 512
-OPENS, READS, WRITES, SYNCS, NAMES = 1, 2, 4, 8, 16
+OPENS, READS, WRITES, SYNCS, NAMES, ALLOCATIONS = 1, 2, 4, 8, 16, 32
 """Kinds of calls, which can be made to fail."""
 SHORT: Final = 4096
 """In the place of an errno: half of the bytes are written."""

@@ -376,7 +376,11 @@ def test_a_log_that_tells_of_a_bug_is_flagged(tmp_path: Path) -> None:
     flood = '{"level": "warn", "msg": "lost the connection: GOAWAY ENHANCE_YOUR_CALM too_many_pings"}'
     unnamed = '{"level": "error", "msg": "the stream failed", "error": "Traceback (most recent call last): ..."}'
     stopped = '{"level": "fatal", "msg": "sync failed", "error": "Traceback (most recent call last): ..."}'
-    log.write_text("\n".join([flood, '{"level": "info", "msg": "ready"}', unnamed, stopped]))
+    short = (
+        '{"level": "error", "msg": "a read failed", "error": "Traceback (most recent call last): ...\\nMemoryError"}'
+    )
+    thread = "Traceback (most recent call last):\n  File ...\nMemoryError"
+    log.write_text("\n".join([flood, '{"level": "info", "msg": "ready"}', short, unnamed, thread, stopped]))
     assert logs.signs_of_bugs(log) == [flood, unnamed]
     violations = logs.check(History([], [{"event": "logged", "at": 1, "member": "m1", "line": flood}]))
     assert [violation.rule for violation in violations] == ["sign of a bug"]

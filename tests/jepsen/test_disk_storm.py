@@ -44,6 +44,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None and "CI" not in os.en
 LIES = {
     "power": Options(BUSY, workload="mixed", nemesis="power", faults=3, seed=1, compact_every=150),
     "liar": Options(BUSY, workload="mixed", nemesis="liar", faults=2, seed=1, compact_every=150),
+    "rot": Options(BUSY, workload="mixed", nemesis="rot", faults=2, seed=5),
     "erring": Options(BUSY, workload="mixed", nemesis="erring", faults=4, seed=3, compact_every=150),
 }
 """A minute each at most: ``make storm`` plays all of them, longer."""
