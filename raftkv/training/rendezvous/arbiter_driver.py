@@ -1,7 +1,8 @@
 """The arbiter at work: one node of the run sees all the others, and writes what ``arbiter`` decides.
 
 Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. All have the condition that
-``round``, ``state`` and ``arbiter`` are as this node has seen them:
+``round``, ``state`` and ``arbiter`` are as this node has seen them, and, while a member is gone, that no node has
+registered since:
 
     break:  state = broken, and a fault for each lost member
     finish: state = closed
@@ -411,6 +412,8 @@ class ArbiterDriver:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
             seen = self._as_seen()  # with the view: what changes while it is decided speaks against the decision
+            if view.lost():
+                seen.append(self._no_node_since())
             decision = await self._decide(view)
             if decision is None:
                 self._refusal, self._asked = "", _ANYTHING
@@ -491,6 +494,11 @@ class ArbiterDriver:
             mod_revision(self._keys.state) == self._cache.state_revision,
             mod_revision(self._keys.arbiter) == self.revision,
         ]
+
+    def _no_node_since(self) -> Compare:
+        """Return the condition that no node has registered since: a member that is gone here may have come back."""
+        newest = max((item.mod_revision for item in self._reflectors[0].items.values()), default=0)
+        return mod_revision(self._keys.nodes, prefix=True) < newest + 1
 
     def _break(self, view: View, decision: Break) -> list[Operation]:
         now = time.time()
