@@ -18,6 +18,7 @@ Invariants
    here is announced again under a new one.
 3. What is older than the newest commit of its kind goes; what is newer stays, for it may be committed yet.
 4. Nothing is allocated before the token was found right and the size fits below the limit.
+5. Connections that have not shown the token make room for later ones, the oldest first.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 64
 HEAD_TIMEOUT_S: Final = 10.0
+_DIGESTED_BYTES: Final = 8 << 20
+"""What is digested at once, on a thread."""
 OPERATIONS_MAX: Final = 100
 """Limit of one txn: etcd admits 128."""
 
@@ -170,12 +173,19 @@ class Shelf:
             await self._let_go(lambda copy: self._is_over(copy) or self._is_left_over(copy, generation))
         if self.used_bytes + size_bytes > self._limit_bytes:
             raise NoRoom(f"{size_bytes} bytes more than {self.used_bytes} do not fit into {self._limit_bytes}")
+        memory = self._memory_of(size_bytes)
         self.used_bytes += size_bytes
+        return memory
+
+    def _memory_of(self, size_bytes: int) -> mmap.mmap:
         for place, memory in enumerate(self._spare):
             if len(memory) == max(size_bytes, 1):
                 return self._spare.pop(place)
         self._spare.clear()
-        return transfer.memory_of(size_bytes)
+        try:
+            return transfer.memory_of(size_bytes)
+        except OSError as error:  # the machine has less than the limit
+            raise NoRoom(f"{size_bytes} bytes: {error}") from None
 
     def give_back(self, memory: mmap.mmap, size_bytes: int) -> None:
         """Give memory back, for the next copy of the same size."""
@@ -322,6 +332,8 @@ class Holder:
         self._token = secrets.token_hex(32)
         self._stack = contextlib.AsyncExitStack()
         self._serving: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """Tasks of connections that have not shown the token, the oldest first."""
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
@@ -365,10 +377,11 @@ class Holder:
             self._listener.close()
             await self.shelf.close(is_away=is_away)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        return task
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -380,9 +393,16 @@ class Holder:
                 continue
             connection.setblocking(False)
             if len(self._serving) > CONNECTIONS_MAX:
-                connection.close()
-                continue
-            self._spawn(self._serve(connection))
+                if not self._strangers:
+                    connection.close()
+                    continue
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cancel()
+            task = self._spawn(self._serve(connection))
+            self._strangers[task] = None
+            task.add_done_callback(lambda task: self._strangers.pop(task, None))
+            await asyncio.sleep(0)  # it has shown a token that is here already before it can be the oldest
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection:
@@ -392,6 +412,7 @@ class Holder:
                     head = transfer.decode(await _exactly(connection, transfer.length_of(prefix)))
                 if not hmac.compare_digest(str(head.get("token")).encode(errors="replace"), self._token.encode()):
                     return
+                self._strangers.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
                 await (self._put if head.get("do") == "put" else self._get)(connection, head)
             except (RecordError, NoRoom, ConfigError) as error:
                 with contextlib.suppress(OSError, TimeoutError):
@@ -428,10 +449,11 @@ class Holder:
         memory = await shelf.take_room(copy.size_bytes, copy.generation)
         try:
             await _send(connection, transfer.encode({"has": False}))
-            view = memoryview(memory)[: copy.size_bytes]
-            await _fill(connection, view)
-            digest = Digest.like(copy.digest)
-            await asyncio.to_thread(digest.update, view)
+            view, digest = memoryview(memory)[: copy.size_bytes], Digest.like(copy.digest)
+            for start in range(0, len(view), _DIGESTED_BYTES):  # at the end the sender waits for the last part alone
+                part = view[start : start + _DIGESTED_BYTES]
+                await _fill(connection, part)
+                await asyncio.to_thread(digest.update, part)
             if str(digest) != copy.digest:
                 raise NoRoom("its bytes have another digest")
         except BaseException:

@@ -85,7 +85,8 @@ def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryvi
     with _asked(holder.address, {"do": "put", "token": holder.token, **copy}) as (connection, answer):
         if not answer.get("has"):
             for part in parts:
-                connection.sendall(part)
+                for start in range(0, len(part), PIECE_BYTES):  # sendall has one time limit for all that it is given
+                    connection.sendall(part[start : start + PIECE_BYTES])
             _answer(connection)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import mmap
 import random
 import socket
 import struct
@@ -20,8 +22,8 @@ from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.copies import transfer
 from raftkv.checkpoint.copies.catalogue import Spot, choose
-from raftkv.checkpoint.copies.holder import Holder, Me
-from raftkv.checkpoint.digest import of_bytes
+from raftkv.checkpoint.copies.holder import CONNECTIONS_MAX, HEAD_TIMEOUT_S, Holder, Me
+from raftkv.checkpoint.digest import Digest, of_bytes
 from raftkv.checkpoint.errors import CheckpointNotFound, FilesChanged, StorageError
 from raftkv.checkpoint.keys import MEMORY
 from raftkv.checkpoint.records import Checkpoint, CopyRecord, FileRecord, HolderRecord
@@ -448,6 +450,20 @@ def test_without_the_token_a_holder_says_nothing_and_takes_no_room() -> None:
     play(story())
 
 
+def test_strangers_that_hold_every_connection_keep_no_sender_out() -> None:
+    async def story() -> None:
+        world = World()
+        async with nodes(world, "a") as (holder,):
+            attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+            host, _, port = holder.shelf.record.address.rpartition(":")
+            silent = [await asyncio.open_connection(host, int(port)) for _ in range(2 * CONNECTIONS_MAX)]
+            await asyncio.wait_for(give(holder, attempt, 0, b"x"), HEAD_TIMEOUT_S / 2)
+            for _, writer in silent:
+                writer.close()
+
+    play(story())
+
+
 def _talk(address: str, sent: bytes) -> bytes:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -470,6 +486,88 @@ def test_bytes_with_another_digest_are_not_taken() -> None:
                 await give(holder, attempt, 0, b"x", file="../0")
             assert (holder.shelf.held, holder.shelf.used_bytes) == ({}, 0)
             assert await settled(world, "/copy/") == []
+
+    play(story())
+
+
+class SlowLink(socket.socket):
+    """A network of a few MB/s. ``sendall`` fails as Python's does: its timeout is that of all it is given."""
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        if len(data) / 2_000_000 > (self.gettimeout() or float("inf")):
+            raise TimeoutError("timed out")
+        super().sendall(data, flags)
+
+
+def test_a_large_copy_takes_as_long_as_its_network_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_connection(address: tuple[str, int], timeout_s: float) -> socket.socket:
+        connection = SlowLink()
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+        return connection
+
+    async def story() -> None:
+        world = World()
+        data = bytes(24_000_000)  # 12 s, more than the time without a byte
+        async with nodes(world, "a", limit_bytes=len(data)) as (holder,):
+            attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+            monkeypatch.setattr(socket, "create_connection", slow_connection)
+            await give(holder, attempt, 0, data)
+            assert holder.shelf.has(of_bytes(data), len(data))
+
+    play(story())
+
+
+def test_a_copy_is_digested_while_it_comes_and_answered_soon_after_its_last_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = bytes(24_000_000)
+
+    async def story() -> None:
+        loop, half, digested = asyncio.get_running_loop(), asyncio.Event(), 0
+
+        class Counted(Digest):
+            def __init__(self, algorithm: str) -> None:
+                super().__init__(algorithm)
+                self.take, self.update = self.update, self.count
+
+            def count(self, part: Any, /) -> None:
+                nonlocal digested
+                self.take(part)
+                digested += len(part)
+                if digested > len(data) // 2:
+                    loop.call_soon_threadsafe(half.set)
+
+        monkeypatch.setattr("raftkv.checkpoint.copies.holder.Digest", Counted)
+        world = World()
+        async with nodes(world, "a", limit_bytes=len(data)) as (holder,):
+            attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+            record = holder.shelf.record
+            host, _, port = record.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(transfer.encode({"do": "put", "token": record.token, **head_of(attempt, 0, data)}) + data[:-1])
+            await asyncio.wait_for(half.wait(), HEAD_TIMEOUT_S / 2)
+            writer.write(data[-1:])
+            assert (await reader.read()).endswith(transfer.encode({"has": True}))
+            writer.close()
+
+    play(story())
+
+
+def test_room_that_the_machine_does_not_have_is_not_counted_as_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any, **__: Any) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    async def story() -> None:
+        world = World()
+        async with nodes(world, "a") as (holder,):
+            attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+            with monkeypatch.context() as patch:
+                patch.setattr(mmap, "mmap", no_memory)
+                with pytest.raises(StorageError, match="Cannot allocate memory"):
+                    await give(holder, attempt, 0, bytes_of(0, 10))
+            assert holder.shelf.used_bytes == 0
+            await give(holder, attempt, 0, bytes_of(0, 10))
 
     play(story())
 
