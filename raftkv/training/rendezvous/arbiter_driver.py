@@ -11,7 +11,8 @@ registered since:
 
 A member that does not come back for long is evicted by a third write: its key is deleted, and a fault says why.
 
-The ``arbiter`` key ends with its holder's lease; one without a lease is no node's, and is taken over. A holder that was
+The ``arbiter`` key ends with its holder's lease; one that is not under the lease of the node that it names is no
+node's, and is taken over. A holder that was
 frozen, or that another node has replaced, decides nothing any more. A decision whose answer was lost is either seen by
 the watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is
 too large or a user who may not, is made again ever more slowly, and those who wait learn why.
@@ -26,6 +27,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from raftkv.client.control import RETRY_MAX_S, RETRY_MIN_S, Control, Reflector, below
 from raftkv.client.operations import Compare, Delete, GetRange, Operation, Put, lease_of, mod_revision, version
@@ -584,10 +586,14 @@ def _name(key: bytes) -> str:
 #     b, c                                                        stop their workers, write want = 2
 #     b, as arbiter                                               round = 2 (b, c), state = running
 #
-# A node that holds the key under its present lease is the arbiter, and no other is.
+# A node that holds the key under its present lease is the arbiter, and no other is. A key without a lease is taken over
+# at once. The lease of any other holder may be a stranger's, which is kept alive without end: a TTL or two after the
+# key was written each node looks, once, whether the key of the node that it names is under the same lease.
 
 DELAY_S: Final = 0.005
 DELAY_MAX_S: Final = 0.25
+NAME_BYTES_MAX: Final = 4096
+"""No node's name is longer."""
 POSTPONE_TTLS: Final = 2.0
 POSTPONE_EXTRA_S: Final = 1.0
 
@@ -606,6 +612,8 @@ class ArbiterElection:
         self._registration = registration
         self._keys = RunKeys(config.run_id)
         self._holder: KeyValue | None = None
+        self._believed = 0
+        """The mod revision of the key of a holder that is a node of the run, as far as is known."""
         self._driver: ArbiterDriver | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -622,7 +630,7 @@ class ArbiterElection:
         """Take notice of the ``arbiter`` key as it is now; None: it is gone."""
         if item is not None and not item.lease:
             item = None  # a stranger's, which would stay for ever
-        self._holder = item
+        before, self._holder = self._holder, item
         if self._closed:
             return
         if item is None or not self._is_mine(item):
@@ -630,10 +638,16 @@ class ArbiterElection:
         elif self._driver is None or self._driver.revision != item.mod_revision:
             self._resign()
             self._driver = self._drive(item.mod_revision)
-        if item is not None:
+        if item is None:
+            if before is not None:
+                self._forget()
+            if self._timer is None and (self._taking is None or self._taking.done()):
+                self._timer = self._loop.call_later(self._delay_s(), self._stand)
+        elif before is None or before.mod_revision != item.mod_revision:
             self._forget()
-        elif self._timer is None and (self._taking is None or self._taking.done()):
-            self._timer = self._loop.call_later(self._delay_s(), self._stand)
+            self._believed = item.mod_revision
+            if not self._is_mine(item):
+                self._timer = self._loop.call_later(self._doubt_after_s(), self._doubt)
 
     def lost_lease(self) -> None:
         """Stop deciding: the ``arbiter`` key, if it was this node's, is gone with its lease."""
@@ -682,22 +696,45 @@ class ArbiterElection:
         place = places.get(self._registration.node.id, len(places))
         return min(place * DELAY_S, DELAY_MAX_S)
 
+    def _doubt_after_s(self) -> float:
+        """Return when this node looks; the others of a large run do at other times."""
+        own = crc32(self._registration.node.id.encode(errors="replace"))
+        return self._config.lease_ttl_s * (1.0 + own / 2**32)
+
+    def _doubt(self) -> None:
+        self._believed = 0
+        self._stand()
+
     def _stand(self) -> None:
         self._timer = None
-        self._taking = self._loop.create_task(self._campaign())
+        if self._taking is None or self._taking.done():
+            self._taking = self._loop.create_task(self._campaign())
+
+    def _vacancy(self) -> list[Compare] | None:
+        """Return the conditions under which the key is to be had; None: a node of the run has it."""
+        holder, keys = self._holder, self._keys
+        if holder is None:
+            return [lease_of(keys.arbiter) == 0]
+        if holder.mod_revision == self._believed:
+            return None
+        name = keys.nodes.encode() + holder.value[:NAME_BYTES_MAX]
+        return [mod_revision(keys.arbiter) == holder.mod_revision, lease_of(name) != holder.lease]
 
     async def _campaign(self) -> None:
         keys, registration = self._keys, self._registration
         own_id = registration.node.id
         wait_s = RETRY_MIN_S
-        while self._holder is None:
+        while (vacancy := self._vacancy()) is not None:
+            holder = self._holder
             await registration.registered.wait()
             grant = registration.grant
-            conditions = [lease_of(keys.arbiter) == 0, version(keys.node(own_id)) > 0]
             try:
+                if holder is not None and not (await self._control.txn(vacancy, ())).succeeded:
+                    self._believed = holder.mod_revision
+                    continue
                 if grant is not None:
                     put = [Put(keys.arbiter, own_id, lease=grant.id)]
-                    if (await self._control.txn(conditions, put)).succeeded:
+                    if (await self._control.txn([*vacancy, version(keys.node(own_id)) > 0], put)).succeeded:
                         return  # the watch brings the key, and this node begins to decide
             except LeaseNotFoundError:
                 if grant is not None:

@@ -125,6 +125,26 @@ def test_arbiter_key_without_a_lease_is_taken_over() -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+@pytest.mark.parametrize("name", [b"\xff" * 10_000, "the node's own"])
+def test_arbiter_key_under_a_lease_that_is_no_nodes_is_taken_over(name: bytes | str) -> None:
+    """No node decided for as long as a stranger kept its lease alive, whatever name it wrote."""
+
+    async def main() -> None:
+        control, keys = StoreWorld().control(), RunKeys("job")
+        lease = (await control.grant(60, 0.0, lambda: None)).id
+        await control.txn((), [Put(keys.arbiter, b"stranger", lease=lease)])
+        node = await Participant.start(control, replace(CONFIG, lease_ttl_s=1))
+        assert (await node.next_world(20.0)).generation == 1
+        value = name if isinstance(name, bytes) else node.node.id
+        await control.txn((), [Put(keys.arbiter, value, lease=lease)])  # over that of the node
+        await node.report(Fault(1, node.node.id, node.node.host, cause=OUT_OF_MEMORY))
+        assert (await node.next_world(20.0)).generation == 2
+        await node.close()
+        await node.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 def test_fault_that_names_the_host_of_no_member_leaves_no_host_out() -> None:
     """A record below the run blames only a machine of the run: in a cluster a denial is that of all its runs."""
 
