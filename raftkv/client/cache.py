@@ -69,6 +69,8 @@ ITEM_BYTES: Final = 400
 """What a key takes in memory besides its name and value, and about what it takes in an index."""
 SORT_KEYS_MIN: Final = 1_000
 """From so many keys on that come or go at once, all are sorted again."""
+FIRST_PAGE_KEYS: Final = 100
+"""Of the first list, whose keys may be of any size: nothing above ``max_bytes`` is kept."""
 FILL_TIMEOUT_S: Final = 60.0
 _ASK_MIN_S: Final = 0.02
 _ASK_MAX_S: Final = 1.0
@@ -161,6 +163,7 @@ class Copy(Reflector):
         )
         self.prefix = prefix
         self.size_bytes = 0
+        self._page_keys = min(self._page_keys, FIRST_PAGE_KEYS)
         self._max_bytes = max_bytes
         self._item_bytes = ITEM_BYTES * (1 + len(indexes))
         self._lock = threading.Lock()

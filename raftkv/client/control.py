@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
@@ -20,7 +19,14 @@ from raftkv.client.rpc import methods, retry
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult, TxnResult
-from raftkv.errors import CANCELED, CompactedError, ConfigError, FutureRevisionError, StatusError
+from raftkv.errors import (
+    CANCELED,
+    CompactedError,
+    ConfigError,
+    FutureRevisionError,
+    ResponseTooLargeError,
+    StatusError,
+)
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
@@ -395,7 +401,13 @@ OnRefused = Callable[[Exception], None]
 
 REFUSED_PAUSE_MAX_S: Final = 1.0
 PAGE_KEYS: Final = 10_000
-"""Keys of a list that are read at once."""
+"""Limit of the keys of a list that are read at once."""
+PAGE_BYTES: Final = 8 << 20
+"""About how much of a list is read at once: the number of keys follows from the sizes of those before."""
+PAGE_CUT: Final = 16
+"""A page that did not come is asked for again with so many times fewer keys."""
+PAGE_GROWTH: Final = 8
+"""The next page has so many times more keys at most: small keys may stand before large ones."""
 
 
 def below(prefix: Text) -> Interval:
@@ -445,6 +457,7 @@ class Reflector:
         self._control = control
         self._interval = interval[0], interval[1]
         self._watched = watched or self._interval
+        self._page_keys = PAGE_KEYS
         self._sparse = interval if isinstance(interval, Sparse) else None
         self._parts = self._sparse.bounds() if self._sparse is not None else []
         self._on_changes = on_changes
@@ -517,7 +530,7 @@ class Reflector:
         """
         while True:
             known, epoch = self.revision, self.epoch
-            items, result = await self._read_pages(1 if self._news_only else PAGE_KEYS)
+            items, result = await self._read_pages()
             if self.epoch == epoch:
                 break  # else it began before the history was replaced, and may be of the one that is gone
         if self.is_of_another(result, known):
@@ -579,19 +592,18 @@ class Reflector:
 
     # -- list
 
-    async def _read_pages(self, page_keys: int) -> tuple[list[KeyValue], TxnResult]:
+    async def _read_pages(self) -> tuple[list[KeyValue], TxnResult]:
         """Read the interval as of one revision; the answer is that of the first page."""
         if self._sparse is not None:
             reads = self._sparse.reads()
             result = await until_answered(lambda: self._control.txn((), reads))
             return self._sparse.items(result.results), result
-        start, end = self._interval
+        start = self._interval[0]
         items: list[KeyValue] = []
         first: TxnResult | None = None
         while True:
-            listing = GetRange(start, end or None, limit=page_keys, revision=first.revision if first else 0)
             try:
-                result = await until_answered(partial(self._control.txn, (), (listing,)))
+                result = await self._read_page(start, first.revision if first else 0)
             except (CompactedError, FutureRevisionError):
                 if first is None:
                     raise
@@ -607,6 +619,33 @@ class Reflector:
             if not page.more or self._news_only:
                 return items, first
             start = page.items[-1].key + b"\0"
+
+    async def _read_page(self, start: Text, revision: int) -> TxnResult:
+        """Read as many keys as one answer should have; fewer, if it is too large or takes too long."""
+        end = self._interval[1] or None
+
+        async def ask() -> TxnResult:
+            limit = 1 if self._news_only else self._page_keys
+            try:
+                return await self._control.txn((), (GetRange(start, end, limit=limit, revision=revision),))
+            except StatusError:  # for another reason than its size, maybe: it soon grows again
+                self._page_keys = max(limit // PAGE_CUT, 1)
+                raise
+
+        while True:
+            before = self._page_keys
+            try:
+                result = await until_answered(ask)
+            except ResponseTooLargeError:
+                if before == 1:
+                    raise
+                continue
+            page: RangeResult = result.results[0]
+            size_bytes = sum(len(item.key) + len(item.value) for item in page)
+            if page.items:
+                fitting = len(page.items) * PAGE_BYTES // max(size_bytes, 1)
+                self._page_keys = max(min(PAGE_KEYS, PAGE_GROWTH * self._page_keys, fitting), 1)
+            return result
 
     def _check_room(self, items: Sequence[KeyValue]) -> None:
         """Raise what forbids to take so many; for a reflector of limited size."""

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from raftkv.client import control as control_module
 from raftkv.client.errors import CacheBehind, CacheTooLarge, HistoryReplaced, StreamLost, WatchCanceled
 from raftkv.errors import PermissionDeniedError
-from tests.client.fake_store import FakeClusters
+from tests.client.fake_store import FakeClusters, History
 from tests.virtual_loop import NodeLoop, Scheduler
 
 PREFIX = b"jobs/"
@@ -383,6 +383,24 @@ def test_cache_that_would_be_too_large_ends_and_says_so():
     assert cache.size_bytes == 0
     world.run(1.0)
     assert not world.core.calls[-1].watches
+
+
+def test_cache_of_large_values_is_not_read_far_above_its_limit(monkeypatch):
+    """The first page was 10,000 keys of any size, of which 512 MiB came before they were found to be too many."""
+    world, shown_bytes = World(), []
+    world.write(**{f"k{number:04}": b"x" * 1_000 for number in range(1_000)})
+    answer = History.range
+
+    def count(history, request):
+        found = answer(history, request)
+        shown_bytes.append(found.ByteSize())
+        return found
+
+    monkeypatch.setattr(History, "range", count)
+    monkeypatch.setattr(control_module, "PAGE_BYTES", 50_000)
+    with pytest.raises(CacheTooLarge):
+        world.cache(max_bytes=200_000)
+    assert sum(shown_bytes) < 400_000
 
 
 async def anext_of(updates, count=1):

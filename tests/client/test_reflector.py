@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 
 from raftkv.client import control as reflector_module
 from raftkv.client.control import Reflector, Sparse, below
-from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, UnknownStatus, WatchCanceled
+from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, ReceivedTooLarge, UnknownStatus, WatchCanceled
 from raftkv.client.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.errors import CANCELED, PermissionDeniedError
+from raftkv.errors import (
+    CANCELED,
+    RESOURCE_EXHAUSTED,
+    ContextDeadlineExceededError,
+    PermissionDeniedError,
+    StatusError,
+)
+from raftkv.rpc.server.budget import CONNECTION_FULL
 from tests.virtual_store.direct import FakeControl, StoreWorld
 
 PREFIX = "run/"
@@ -333,6 +340,47 @@ def test_that_the_client_was_closed_is_no_news(caplog: pytest.LogCaptureFixture)
         other.start(revision=1)
         control.lose_watch(PermissionDeniedError())
         assert "cannot be followed" in caplog.text
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownStatus(RESOURCE_EXHAUSTED, CONNECTION_FULL),
+        ReceivedTooLarge("grpc: received message larger than max"),
+        ContextDeadlineExceededError(),
+    ],
+    ids=["member", "client", "time"],
+)
+def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
+    error: StatusError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000 keys of 60 KB are more than a member sends, or than comes in time: they were asked for again for ever."""
+    monkeypatch.setattr(reflector_module, "PAGE_BYTES", 40_000)
+
+    async def story() -> None:
+        world, answers = StoreWorld(), list[int]()
+        for number in range(300):
+            world.store.txn((), [Put(f"run/{number:03}", b"x" * (10 if number < 100 else 10_000))])
+        control = world.control()
+        answer = control.txn
+
+        async def txn(*words: Any) -> Any:
+            result = await answer((), [dataclasses.replace(words[1][0], revision=0)])  # nothing changes here
+            answers.append(sum(len(item.value) for item in result.results[0]))
+            if answers[-1] > 300_000:
+                raise error
+            return result
+
+        control.txn = txn  # type: ignore[method-assign]
+        reflector = Reflector(control, below(PREFIX), lambda _: None)
+        reflector.start()
+        await reflector.ready()
+        assert len(reflector.items) == 300
+        assert answers[0] > 300_000
+        assert max(answers[-20:]) <= 40_000, "in the end each page is as large as it should be"
+        reflector.close()
 
     play(story())
 
