@@ -130,6 +130,8 @@ def storage_version(data_dir: str) -> str:
 # member and cluster; snapshot files of etcd's form go through ``offline.etcd``. It checks every record.
 
 BATCH_RECORDS: Final = 10_000
+BATCH_BYTES: Final = 16 << 20
+"""Bytes of records that are kept in memory before they are written."""
 _MAGIC: Final = b"\xde\xc0\xef\xbe"
 _MAGIC_AT: Final = 16
 _OF_THE_CLUSTER: Final = frozenset({schema.MEMBERS, schema.MEMBERS_REMOVED, schema.CLUSTER})
@@ -180,14 +182,15 @@ def copy_database(path: Path, backend: LMDBBackend) -> tuple[int, Base]:
 
 
 def _copy_history(read: ReadTxn, backend: LMDBBackend) -> int:
-    batch, count = WriteBatch(), 0
+    batch, size_bytes, count = WriteBatch(), 0, 0
     for key, record in read.items(schema.KEY):
         unseal(key, record)
         batch.records[key] = record
+        size_bytes += len(record)
         count += 1
-        if len(batch.records) >= BATCH_RECORDS:
+        if len(batch.records) >= BATCH_RECORDS or size_bytes >= BATCH_BYTES:
             backend.commit(batch)
-            batch = WriteBatch()
+            batch, size_bytes = WriteBatch(), 0
     backend.commit(batch)
     return count
 

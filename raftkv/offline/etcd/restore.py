@@ -33,7 +33,7 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.quotas import QUOTAS_MAX, Quotas
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.database import Base, Forward, copy_database, is_database
+from raftkv.offline.database import BATCH_BYTES, BATCH_RECORDS, Base, Forward, copy_database, is_database
 from raftkv.offline.etcd import records
 from raftkv.offline.etcd.file import check_hash, database_bytes, opened
 from raftkv.pb import admin_pb2, kv_pb2, raft_pb2, rpc_pb2
@@ -51,9 +51,6 @@ from raftkv.storage.wal import WAL
 INDEX: Final = 1
 """The entry that the restored state stands for."""
 TERM: Final = 1
-BATCH_RECORDS: Final = 10_000
-BATCH_BYTES: Final = 16 << 20
-"""Bytes kept in memory before they are written."""
 REVISIONS_MAX: Final = 1 << 39
 """Above all main revisions that the index can hold in a 64-bit integer with their sub-revisions."""
 TEMPORARY_SUFFIX: Final = ".restoring"
