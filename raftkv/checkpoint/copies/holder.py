@@ -430,8 +430,9 @@ class Holder:
         try:
             await _send(connection, transfer.encode({"size_bytes": held.size_bytes}))
             view = memoryview(held.memory)[: held.size_bytes]
-            for start in range(0, held.size_bytes, transfer.PIECE_BYTES):
-                await _send(connection, view[start : start + transfer.PIECE_BYTES])
+            async with asyncio.timeout(transfer.patience_s(held.size_bytes)):
+                for start in range(0, held.size_bytes, transfer.PIECE_BYTES):
+                    await _send(connection, view[start : start + transfer.PIECE_BYTES])
         finally:
             held.readers -= 1
 
@@ -450,10 +451,11 @@ class Holder:
         try:
             await _send(connection, transfer.encode({"has": False}))
             view, digest = memoryview(memory)[: copy.size_bytes], Digest.like(copy.digest)
-            for start in range(0, len(view), _DIGESTED_BYTES):  # at the end the sender waits for the last part alone
-                part = view[start : start + _DIGESTED_BYTES]
-                await _fill(connection, part)
-                await asyncio.to_thread(digest.update, part)
+            async with asyncio.timeout(transfer.patience_s(copy.size_bytes)):
+                for start in range(0, len(view), _DIGESTED_BYTES):  # at the end the sender waits for the last alone
+                    part = view[start : start + _DIGESTED_BYTES]
+                    await _fill(connection, part)
+                    await asyncio.to_thread(digest.update, part)
             if str(digest) != copy.digest:
                 raise NoRoom("its bytes have another digest")
         except BaseException:

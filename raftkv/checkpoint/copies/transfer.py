@@ -16,6 +16,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,8 @@ PIECE_BYTES: Final = 1 << 20
 CONNECT_TIMEOUT_S: Final = 2.0
 IDLE_TIMEOUT_S: Final = 10.0
 """A holder that moves no byte for so long is given up."""
+PACE_BYTES_PER_S: Final = 4 << 20
+"""And one that is slower than this on the whole, as with a broken network card: another may be as it should be."""
 
 
 def encode(head: Mapping[str, Any]) -> bytes:
@@ -71,6 +74,11 @@ def memory_limit_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def patience_s(size_bytes: int) -> float:
+    """Return how long so many bytes may take."""
+    return IDLE_TIMEOUT_S + size_bytes / PACE_BYTES_PER_S
+
+
 def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryview]) -> None:
     """Hand a copy to a holder; at the return it has it, has found its digest right, and has announced it.
 
@@ -82,12 +90,11 @@ def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryvi
     Raises:
         StorageError: it could not be reached, or did not take it.
     """
-    with _asked(holder.address, {"do": "put", "token": holder.token, **copy}) as (connection, answer):
+    with _asked(holder.address, {"do": "put", "token": holder.token, **copy}, sum(map(len, parts))) as (link, answer):
         if not answer.get("has"):
             for part in parts:
-                for start in range(0, len(part), PIECE_BYTES):  # sendall has one time limit for all that it is given
-                    connection.sendall(part[start : start + PIECE_BYTES])
-            _answer(connection)
+                link.send(part)
+            link.answer()
 
 
 def receive(copy: CopyRecord, size_bytes: int) -> memoryview:
@@ -100,43 +107,69 @@ def receive(copy: CopyRecord, size_bytes: int) -> memoryview:
     Raises:
         StorageError: the holder could not be reached, or does not have so many bytes.
     """
-    with _asked(copy.address, {"do": "get", "token": copy.token, "digest": copy.digest}) as (connection, answer):
+    asked = {"do": "get", "token": copy.token, "digest": copy.digest}
+    with _asked(copy.address, asked, size_bytes) as (link, answer):
         if answer.get("size_bytes") != size_bytes:
             raise StorageError(f"{copy.address} does not have {size_bytes} bytes of it")
         view = memoryview(memory_of(size_bytes))[:size_bytes]
-        _fill(connection, view)
+        link.fill(view)
         return view
 
 
 @contextmanager
-def _asked(address: str, head: Mapping[str, Any]) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
+def _asked(address: str, head: Mapping[str, Any], size_bytes: int) -> Iterator[tuple[_Link, dict[str, Any]]]:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(IDLE_TIMEOUT_S)
-            connection.sendall(encode(head))
-            yield connection, _answer(connection)
+            link = _Link(connection, size_bytes)
+            link.send(memoryview(encode(head)))
+            yield link, link.answer()
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise StorageError(printable(f"the holder of copies at {address}: {error}")) from error
 
 
-def _answer(connection: socket.socket) -> dict[str, Any]:
-    answer = decode(_exactly(connection, length_of(_exactly(connection, HEAD.size))))
-    if "error" in answer:
-        raise ValueError(str(answer["error"])[:200])
-    return answer
+class _Link:
+    """A connection to a holder, which is given up if nothing moves, or all of it too slowly.
 
+    Arguments:
+        connection: is open.
+        size_bytes: of what is sent or received.
+    """
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = bytearray(count)
-    _fill(connection, memoryview(data))
-    return bytes(data)
+    def __init__(self, connection: socket.socket, size_bytes: int) -> None:
+        self._connection = connection
+        self._ends_at_s = time.monotonic() + patience_s(size_bytes)
 
+    def _wait_no_longer(self) -> None:
+        left_s = self._ends_at_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"it moves less than {PACE_BYTES_PER_S} bytes a second")
+        self._connection.settimeout(min(left_s, IDLE_TIMEOUT_S))
 
-def _fill(connection: socket.socket, view: memoryview) -> None:
-    place = 0
-    while place < len(view):
-        if not (count := connection.recv_into(view[place : place + PIECE_BYTES])):
-            raise ValueError(f"it ended after {place} of {len(view)} bytes")
-        place += count
+    def send(self, data: memoryview) -> None:
+        """Send: in pieces, since ``sendall`` has one time limit for all that it is given."""
+        for start in range(0, len(data), PIECE_BYTES):
+            self._wait_no_longer()
+            self._connection.sendall(data[start : start + PIECE_BYTES])
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next head. Raises ValueError: it says what is wrong, or is none."""
+        answer = decode(self._exactly(length_of(self._exactly(HEAD.size))))
+        if "error" in answer:
+            raise ValueError(str(answer["error"])[:200])
+        return answer
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        self.fill(memoryview(data))
+        return bytes(data)
+
+    def fill(self, view: memoryview) -> None:
+        """Receive as many bytes as there are places."""
+        place = 0
+        while place < len(view):
+            self._wait_no_longer()
+            if not (count := self._connection.recv_into(view[place : place + PIECE_BYTES])):
+                raise ValueError(f"it ended after {place} of {len(view)} bytes")
+            place += count

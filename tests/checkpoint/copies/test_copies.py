@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import mmap
@@ -374,6 +375,41 @@ def test_a_hostile_holder_costs_a_reader_its_try_alone(answer: bytes) -> None:
             assert true.token.encode() not in stranger.heard[0]
 
     play(story())
+
+
+def test_a_holder_that_sends_a_byte_now_and_then_costs_a_reader_its_try_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with a broken network card: it moved a byte within the time for one, for as long as the file was."""
+    monkeypatch.setattr(transfer, "IDLE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(transfer, "PACE_BYTES_PER_S", SIZE)
+    data, over = bytes_of(0, 10), threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(4096)
+            connection.sendall(transfer.encode({"size_bytes": len(data)}))
+            for start in range(len(data)):
+                connection.sendall(data[start : start + 1])
+                over.wait(0.05)
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        threading.Thread(target=drip, daemon=True).start()
+        async with nodes(world, "b") as holders:
+            checkpoint = await kept(registry, await registry.claim(), 10, holders)
+            true = holders[0].shelf.held[of_bytes(data)].copies[0]
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            slow = replace(true, holder="node-a", host="a", address=address, token="f" * 64)
+            world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", "node-a"), slow.encode())
+            assert bytes(await asyncio.wait_for(registry.fetch(checkpoint, "rank-0", to="a"), 30)) == data
+
+    try:
+        play(story())
+    finally:
+        over.set()
+        listener.close()
 
 
 GOOD = CopyRecord(
