@@ -72,6 +72,7 @@ DATA_SUFFIX: Final = ".db"
 MANIFEST_SUFFIX: Final = ".json"
 PART_SUFFIX: Final = ".part"
 _FILE: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.(?:db|json)(?:\.part)?")
+NUMBER_MAX: Final = 2**48
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 DAY_S: Final = 86_400.0
 
@@ -88,6 +89,7 @@ class Manifest(Record):
         size_bytes, sha256: of the file, the hash in hexadecimal.
         cluster_id, member_id, endpoint: whose it is and who gave it.
         verified_s: when it was last verified.
+        number: one more than that of any backup that was there before; 0: of an earlier version, which gave none.
     """
 
     NAME: ClassVar[str] = "backup"
@@ -104,6 +106,7 @@ class Manifest(Record):
     member_id: int
     endpoint: str
     verified_s: float
+    number: int = 0
 
     def encode(self) -> bytes:
         """Return what is written."""
@@ -113,6 +116,8 @@ class Manifest(Record):
         """Implement ``Record.check``: the name becomes that of files, and both are printed."""
         if time_of(self.name + DATA_SUFFIX) is None or not self.endpoint.isprintable():
             raise RecordError(self.NAME, f"name is {reprlib.repr(self.name)}, endpoint {reprlib.repr(self.endpoint)}")
+        if self.number > NUMBER_MAX:  # the next one has a number above it
+            raise RecordError(self.NAME, f"number is {self.number}")
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``: of a file without its suffix."""
@@ -143,14 +148,15 @@ def time_of(file_name: str) -> float | None:
 def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
     """Return backups in the order in which they were taken, also where a clock jumped on the way.
 
-    In one cluster the index tells what came first. A backup is therefore no younger than any that has a higher index,
-    even if the clock differs, and takes that time for its place among those of other clusters.
+    That is the order of their numbers. Of those without one the index tells, in one cluster, what came first. Such a
+    backup is no younger than any that has a higher index, even if the clock differs, and takes that time for its place
+    among those of other clusters.
     """
     youngest_s: dict[int, float] = {}
-    moments: list[tuple[float, int, float, Manifest]] = []
+    moments: list[tuple[int, float, int, float, Manifest]] = []
     for one in sorted(backups, key=lambda one: (one.index, one.taken_s), reverse=True):
         moment_s = youngest_s[one.cluster_id] = min(one.taken_s, youngest_s.get(one.cluster_id, one.taken_s))
-        moments.append((moment_s, one.index, one.taken_s, one))
+        moments.append((one.number, moment_s, one.index, one.taken_s, one))
     return [moment[-1] for moment in sorted(moments, key=lambda moment: moment[:-1])]
 
 
@@ -166,21 +172,27 @@ def begins_before(backup: Manifest, revision: int | None, time_s: float | None) 
 
 
 def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: float) -> list[Manifest]:
-    """Return the backups that the rules let go; never the newest.
+    """Return the backups that the rules let go, the newest first; never the newest of a history.
+
+    A cluster that was begun anew pushes out no backup of the lost one: it has another id, or, with the flags of before,
+    the same, and an index that is lower than that of the backup before.
 
     Arguments:
         backups: all that are verified.
-        keep: newest to keep; 0: this rule keeps none.
+        keep: newest of each history to keep; 0: this rule keeps none.
         keep_days: age up to which they are kept; 0: this rule keeps none. Without either rule all are kept.
         now_s: the time, in seconds since the epoch.
     """
     if not keep and not keep_days:
         return []
-    return [
-        one
-        for number, one in enumerate(reversed(oldest_first(backups)))
-        if number >= max(keep, 1) and (not keep_days or now_s - one.taken_s >= keep_days * DAY_S)
-    ]
+    histories: dict[int, list[list[Manifest]]] = {}
+    for one in oldest_first(backups):
+        of_cluster = histories.setdefault(one.cluster_id, [[]])
+        if of_cluster[-1] and one.index < of_cluster[-1][-1].index:
+            of_cluster.append([])
+        of_cluster[-1].append(one)
+    old = [one for of_cluster in histories.values() for history in of_cluster for one in history[: -max(keep, 1)]]
+    return [one for one in reversed(old) if not keep_days or now_s - one.taken_s >= keep_days * DAY_S]
 
 
 CHUNK_BYTES: Final = 1 << 20
@@ -628,7 +640,7 @@ CLUSTER_FLAGS = (
 TAKE_FLAGS = (
     Flag("once", BOOL, usage="take one backup and end"),
     Flag("every", DURATION, 3600.0, usage="time between two backups", least=0.001),
-    Flag("keep", UINT, usage="keep so many, the newest; 0: no such rule"),
+    Flag("keep", UINT, usage="keep so many of each cluster, the newest; 0: no such rule"),
     Flag("keep-days", UINT, usage="keep those of so many days; 0: no such rule; without a rule all are kept"),
     Flag("prune-wal-archive", usage="delete segments of this archive that no backup which is kept needs"),
     _JSON,
@@ -731,7 +743,9 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
     status = await kv.scope.core.call_at(member.endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=5.0)
     if not status.leader:
         report.warn(f"{member.endpoint} knows no leader: the backup may lack the last writes of the cluster")
+    found, _ = await on_thread(place.look)
     made = Manifest(
+        number=1 + max((one.number for one in found), default=0),
         name=name_of(taken_s, contents.revision),
         taken_s=taken_s,
         **asdict(contents),

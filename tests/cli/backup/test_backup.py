@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -165,6 +166,22 @@ def test_killed_at_any_step_nothing_looks_whole_that_is_not(
     assert (verified.code, verified.errors) == (0, "")
     assert backup(cluster, url, "--once", "--keep", "1").code == 0
     assert len(Place(url).backups()) == 1
+
+
+def test_backups_of_a_cluster_that_begins_anew_under_its_old_id_are_the_newest(tmp_path: Path) -> None:
+    """With the flags of before it has the id of before, and its log begins again: its backups were deleted at once."""
+    url = str(tmp_path / "b")
+    with Cluster(RAFTKV) as cluster:
+        for number in range(20):
+            put(cluster, f"k{number}")
+        (before,) = rows(backup(cluster, url, "--once", "--json"))
+        (member,) = cluster.members
+        member.kill()
+        shutil.rmtree(member.data_dir)
+        member.restart()
+        (after,) = [row for row in rows(backup(cluster, url, "--once", "--json", "--keep", "1")) if "hash" in row]
+    assert (after["cluster_id"], after["index"] < before["index"]) == (before["cluster_id"], True)
+    assert [one.name for one in Place(url).backups()] == [before["name"], after["name"]]
 
 
 @pytest.mark.parametrize("step", ["upload", "finish", "write"])

@@ -81,7 +81,17 @@ def test_backups_of_a_restored_cluster_come_after_those_of_the_lost_one() -> Non
     old = [backup(NOW_S + number, index=900 + number) for number in range(3)]
     new = [backup(NOW_S + 100 + number, index=5 + number, cluster_id=2) for number in range(3)]
     assert oldest_first(new + old) == old + new
-    assert not_needed(new + old, 4, 0, NOW_S + 200) == [old[1], old[0]]
+    assert not_needed(new + old, 2, 0, NOW_S + 200) == [new[0], old[0]]
+
+
+@pytest.mark.parametrize(("keep", "keep_days"), [(2, 0), (2, 1), (0, 1)])
+def test_backups_of_a_cluster_that_was_begun_anew_push_out_none_of_the_lost_one(keep: int, keep_days: int) -> None:
+    """A cluster that came up empty after a loss was backed up each hour, and a day later nothing else was left."""
+    lost = [backup(NOW_S + number, index=900 + number) for number in range(3)]
+    empty = [backup(NOW_S + number * DAY_S, index=5 + number, cluster_id=2) for number in range(3, 30)]
+    gone = not_needed(lost + empty, keep, keep_days, NOW_S + 30 * DAY_S)
+    assert [one for one in lost if one not in gone] == lost[-max(keep, 1) :]
+    assert [one for one in empty if one not in gone] == empty[-max(keep, 1) :]
 
 
 def test_names_tell_their_time_and_sort_by_it() -> None:
