@@ -21,7 +21,7 @@ from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of, queue_of_call
-from raftkv.server.recipes.local_client import LocalWatch, Recipe, created_at, prefix_end, refusal
+from raftkv.server.recipes.local_client import LocalWatch, Recipe, created_at, deletion, prefix_end
 from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
 
 # -- observer -------------------------------------------------------------------------------------------------------
@@ -139,10 +139,8 @@ class ElectionService:
 
     def register(self, server: Server) -> None:
         """Serve the methods."""
-        self._recipe.serve(server, _METHODS["Campaign"], self.campaign)
-        self._recipe.serve(server, _METHODS["Proclaim"], self.proclaim)
-        self._recipe.serve(server, _METHODS["Leader"], self.leader)
-        self._recipe.serve(server, _METHODS["Resign"], self.resign)
+        for name in ("Campaign", "Proclaim", "Leader", "Resign"):
+            self._recipe.serve(server, _METHODS[name], getattr(self, name.lower()))
         server.stream(_METHODS["Observe"].path, self.observe)
 
     async def campaign(self, call: UnaryCall, request: election_pb2.CampaignRequest) -> bytes:
@@ -240,9 +238,7 @@ class ElectionService:
         return self._recipe.answer(revision, election_pb2.ResignResponse())
 
     async def _resign(self, call: UnaryCall, key: bytes, create_revision: int) -> int:
-        deletion = rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))
-        request = rpc_pb2.TxnRequest(compare=[created_at(key, create_revision)], success=[deletion])
-        revision, _ = await self._recipe.txn(call, request)
+        revision, _ = await self._recipe.txn(call, deletion(key, create_revision))
         return revision
 
     async def observe(self, call: StreamCall) -> None:
@@ -255,15 +251,8 @@ class ElectionService:
         end.add_done_callback(lambda end: None if end.cancelled() else _stop(observer, end))
         call.send_headers()
         try:
-            await observer.run()
-        except errors.StatusError as error:
-            raise refusal(error) from None
-        except errors.CorruptionError as error:
-            self._recipe.responder.node.damaged(error)
-            raise refusal(errors.DamagedError()) from None
-        except errors.InvariantError as error:
-            self._recipe.responder.node.fatal(error)
-            raise
+            with self._recipe.refusals():
+                await observer.run()
         finally:
             end.cancel()
 

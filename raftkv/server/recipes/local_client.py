@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from raftkv import errors
@@ -130,18 +131,28 @@ class Recipe:
 
         async def run(message: bytes, call: UnaryCall) -> bytes:
             request = self.admit(call, method, message)
-            try:
+            with self.refusals():
                 return await handler(call, request)
-            except errors.StatusError as error:
-                raise refusal(error) from None
-            except errors.CorruptionError as error:
-                self.responder.node.damaged(error)
-                raise refusal(errors.DamagedError()) from None
-            except errors.InvariantError as error:
-                self.responder.node.fatal(error)
-                raise
 
         server.unary_async(method.path, run)
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Within the block, end the call as etcd's recipes do, and hand damage and broken invariants to the member.
+
+        Raises:
+            RpcError: in place of every StatusError.
+        """
+        try:
+            yield
+        except errors.StatusError as error:
+            raise refusal(error) from None
+        except errors.CorruptionError as error:
+            self.responder.node.damaged(error)
+            raise refusal(errors.DamagedError()) from None
+        except errors.InvariantError as error:
+            self.responder.node.fatal(error)
+            raise
 
     def admit(self, call: ServerCall, method: Method, message: bytes | None) -> Any:
         """Parse a request, and check that this member serves its caller.
@@ -239,10 +250,7 @@ class Recipe:
     async def _delete(self, key: bytes, create_revision: int, identity: Identity, caller: Caller | None) -> None:
         """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
         await self.begin(key, queue_of(identity))  # a connection that ends may have had hundreds of waiters
-        request = rpc_pb2.TxnRequest(
-            compare=[created_at(key, create_revision)],
-            success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
-        )
+        request = deletion(key, create_revision)
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
@@ -341,10 +349,13 @@ class Recipe:
             the revision of the store then, and the key.
         """
         request = rpc_pb2.RangeRequest(
-            key=prefix, range_end=prefix_end(prefix), revision=revision, sort_target=rpc_pb2.RangeRequest.CREATE
+            key=prefix,
+            range_end=prefix_end(prefix),
+            revision=revision,
+            limit=1,
+            sort_target="CREATE",
+            sort_order="ASCEND",
         )
-        request.sort_order = rpc_pb2.RangeRequest.ASCEND
-        request.limit = 1
         now, kvs = await self.find_all(request, queue)
         return now, next(iter(kvs), None)
 
@@ -396,12 +407,14 @@ def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:
         key: of the compare.
         revision: create revision; 0: there is no such key.
     """
-    return rpc_pb2.Compare(
-        key=key,
-        target=rpc_pb2.Compare.CREATE,
-        result=rpc_pb2.Compare.EQUAL,
-        create_revision=revision,
-    )
+    return rpc_pb2.Compare(key=key, target="CREATE", result="EQUAL", create_revision=revision)
+
+
+def deletion(key: bytes, create_revision: int | None = None) -> rpc_pb2.TxnRequest:
+    """Make the request that deletes a key: the one made at a revision, or, without one, whichever is there."""
+    compare = [] if create_revision is None else [created_at(key, create_revision)]
+    delete = rpc_pb2.DeleteRangeRequest(key=key)
+    return rpc_pb2.TxnRequest(compare=compare, success=[rpc_pb2.RequestOp(request_delete_range=delete)])
 
 
 def prefix_end(prefix: bytes) -> bytes:

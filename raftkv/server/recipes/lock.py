@@ -21,7 +21,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of, queue_of
-from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end
+from raftkv.server.recipes.local_client import Recipe, created_at, deletion, prefix_end
 
 # -- queue ----------------------------------------------------------------------------------------------------------
 #
@@ -248,8 +248,5 @@ class LockService:
             call: cancelled with its client.
             request: the key.
         """
-        deletion = rpc_pb2.DeleteRangeRequest(key=request.key)
-        revision, _ = await self._recipe.txn(
-            call, rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=deletion)])
-        )
+        revision, _ = await self._recipe.txn(call, deletion(request.key))
         return self._recipe.answer(revision, lock_pb2.UnlockResponse())
