@@ -130,16 +130,8 @@ class AuditCalls:
             code: of the refusal.
         """
         if code in _REFUSED:
-            method = path[:METHOD_BYTES_MAX]
-            record = Record(
-                time.time(),
-                "call",
-                peer.address,
-                method=method,
-                code=code,
-                certificate=certificate_text(peer.certificate),
-            )
-            self.trail.add(record)
+            method, certificate = path[:METHOD_BYTES_MAX], certificate_text(peer.certificate)
+            self.trail.add(Record(time.time(), "call", peer.address, method=method, code=code, certificate=certificate))
 
     def refused_handshake(self, port: str) -> Callable[[str, str], None]:
         """Return what notes that a connection was refused before it could ask for anything.
@@ -162,20 +154,7 @@ class AuditCalls:
             reason: as the client reads it.
         """
         request = rpc_pb2.RangeRequest(key=key[:HELD_BYTES_MAX], range_end=range_end[:HELD_BYTES_MAX])
-        interval = text_of(subject(request))
-        peer, user = call.peer, _user(call)
-        self.trail.add(
-            Record(
-                time.time(),
-                "refused",
-                peer.address,
-                user,
-                call.path,
-                interval,
-                reason=reason,
-                certificate=certificate_text(peer.certificate),
-            )
-        )
+        self.trail.add(_record("refused", call, text_of(subject(request)), reason=reason))
 
     def http(self, handler: HttpHandler) -> HttpHandler:
         """Return a handler that notes its plain requests; queries are left out, they may have anything in them.
@@ -246,21 +225,8 @@ class _Unary:
         request: bytes | str = message
         if self._is_secretive or len(message) > HELD_BYTES_MAX:
             request = shown_of(self._path, message)
-        now_s = time.monotonic()
-        self._add(
-            Record(
-                time.time(),
-                "call",
-                call.peer.address,
-                _user(call),
-                self._path,
-                request,
-                code,
-                answer[:ANSWER_BYTES],
-                now_s - began_s,
-                certificate=certificate_text(call.peer.certificate),
-            )
-        )
+        taken_s = time.monotonic() - began_s
+        self._add(_record("call", call, request, code=code, answer=answer[:ANSWER_BYTES], duration_s=taken_s))
 
 
 class _Stream:
@@ -281,19 +247,7 @@ class _Stream:
 
     def _note(self, event: str, request: bytes | str | None = None, **more: Any) -> None:
         if self._call is not None:
-            peer, user = self._call.peer, _user(self._call)
-            self._add(
-                Record(
-                    time.time(),
-                    event,
-                    peer.address,
-                    user,
-                    self._path,
-                    request,
-                    certificate=certificate_text(peer.certificate),
-                    **more,
-                )
-            )
+            self._add(_record(event, self._call, request, **more))
 
     def _open(self) -> None:
         if not self._is_open:
@@ -310,5 +264,8 @@ class _Stream:
         self._call = None
 
 
-def _user(call: ServerCall) -> bytes:
-    return call.caller.user if call.caller is not None else b""
+def _record(event: str, call: ServerCall, request: bytes | str | None = None, **more: Any) -> Record:
+    """Make a record of what happened to a call now."""
+    peer, user = call.peer, call.caller.user if call.caller is not None else b""
+    certificate = certificate_text(peer.certificate)
+    return Record(time.time(), event, peer.address, user, call.path, request, certificate=certificate, **more)

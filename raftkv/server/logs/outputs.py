@@ -98,13 +98,7 @@ _LEVELS: Final = {
     "panic": logging.CRITICAL,
     "fatal": logging.CRITICAL,
 }
-_NAMES: Final = {
-    logging.DEBUG: "debug",
-    logging.INFO: "info",
-    logging.WARNING: "warn",
-    logging.ERROR: "error",
-    logging.CRITICAL: "fatal",
-}
+_NAMES: Final = {level: name for name, level in _LEVELS.items()}
 
 
 class _JSONFormatter(logging.Formatter):
