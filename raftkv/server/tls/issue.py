@@ -34,6 +34,9 @@ _PURPOSES: Final = {SERVER: ExtendedKeyUsageOID.SERVER_AUTH, CLIENT: ExtendedKey
 DAYS_OF_YEAR: Final = 365
 _HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _NEW: Final = ".new"
+_OTHER_USES: Final = (
+    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+)
 _BACKDATED: Final = datetime.timedelta(minutes=5)
 """How much earlier a certificate begins than it was made: clocks differ."""
 
@@ -82,10 +85,7 @@ class Authority:
             days: that it is valid.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        usage = _usage(key_cert_sign=True, crl_sign=True)
-        builder = _builder(name, x509.Name([_common(name)]), key.public_key(), days)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        builder = builder.add_extension(usage, critical=True)
+        builder = _builder(name, None, key, days, is_authority=True)
         builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         return cls(Pair(builder.sign(key, hashes.SHA256()), key))
 
@@ -118,10 +118,7 @@ class Authority:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self.pair.certificate
-        builder = _builder(name, issuer.subject, key.public_key(), days, latest=issuer.not_valid_after_utc)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
-        builder = builder.add_extension(_purposes(purposes), critical=False)
+        builder = _builder(name, issuer, key, days).add_extension(_purposes(purposes), critical=False)
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.pair.key.public_key())
         builder = builder.add_extension(authority_key, critical=False)
         if hosts:
@@ -137,10 +134,7 @@ def self_signed(hosts: Sequence[str], days: int) -> Pair:
         days: that it is valid.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder("raftkv", x509.Name([_common("raftkv")]), key.public_key(), days)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
-    builder = builder.add_extension(_purposes((SERVER, CLIENT)), critical=False)
+    builder = _builder("raftkv", None, key, days).add_extension(_purposes((SERVER, CLIENT)), critical=False)
     builder = builder.add_extension(_alternative_names(hosts), critical=False)
     return Pair(builder.sign(key, hashes.SHA256()), key)
 
@@ -168,7 +162,7 @@ def with_self_signed(config: ServerConfig) -> ServerConfig:
 
 def _own(config: ServerConfig, kind: str, files: TLSFiles, hosts: Sequence[str]) -> TLSFiles:
     ensure_private_directory(config.data_dir)
-    folder = private_directory(Path(config.data_dir) / "fixtures" / kind)
+    folder = Path(ensure_private_directory(Path(config.data_dir) / "fixtures" / kind))
     certificate, key = folder / "cert.pem", folder / "key.pem"
     if not (certificate.exists() and key.exists()) or _is_over(certificate):
         certificate.unlink(missing_ok=True)
@@ -236,15 +230,6 @@ def write_new(path: Path, data: bytes) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
-def private_directory(path: Path) -> Path:
-    """Make a directory for its owner alone, or check the one that is there.
-
-    Raises:
-        StorageError: it cannot be used.
-    """
-    return Path(ensure_private_directory(path))
-
-
 def name_directory(made: Path, path: Path) -> None:
     """Give a directory of new files its name, durably.
 
@@ -280,38 +265,37 @@ def replace_files(files: Mapping[Path, bytes]) -> None:
         sync_directory(str(path.parent))
 
 
-def _common(name: str) -> x509.NameAttribute[str]:
-    try:
-        return x509.NameAttribute(NameOID.COMMON_NAME, name)
-    except ValueError as error:
-        raise ConfigError(f"{name!r} cannot be the name in a certificate: {error}") from None
-
-
 def _builder(
     name: str,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
+    issuer: x509.Certificate | None,
+    key: ec.EllipticCurvePrivateKey,
     days: int,
-    latest: datetime.datetime | None = None,
+    *,
+    is_authority: bool = False,
 ) -> x509.CertificateBuilder:
+    """Begin a certificate: of whom (None: issued by itself), for how long, and whether it signs others or traffic."""
+    try:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    except ValueError as error:
+        raise ConfigError(f"{name!r} cannot be the name in a certificate: {error}") from None
     now = datetime.datetime.now(datetime.UTC)
     end = now + datetime.timedelta(days=days)
-    builder = x509.CertificateBuilder().subject_name(x509.Name([_common(name)])).issuer_name(issuer)
-    builder = builder.public_key(key).serial_number(x509.random_serial_number()).not_valid_before(now - _BACKDATED)
-    return builder.not_valid_after(min(end, latest) if latest is not None else end)
-
-
-def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        encipher_only=False,
-        decipher_only=False,
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        **dict.fromkeys(_OTHER_USES, False),
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(end if issuer is None else min(end, issuer.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 

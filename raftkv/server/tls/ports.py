@@ -98,8 +98,12 @@ class PortSecurity:
         self.failed = FailureLog(f"cannot connect to %s over TLS, as a {kind}: %s", clock)
         self.ended = FailureLog(f"ended the connection with %s as a {kind}: %s", clock)
         self.connections = OpenConnections(self._check_open, self.ended.note, wall_clock)
-        self.listening = None if files.is_empty else Listening(self, hosts)
-        self.dialing = Dialing(self)
+        self.listening = (
+            None
+            if files.is_empty
+            else Side(self, lambda: self.server, self.rejected, hosts if self._checks_names else None)
+        )
+        self.dialing = Side(self, lambda: self.client, self.failed)
 
     def _load(self) -> None:
         files, rules = self._files, self._rules
@@ -162,27 +166,38 @@ class PortSecurity:
             raise RefusedPeerError("its authority is trusted no more")
 
     @property
-    def checks_names(self) -> bool:
+    def _checks_names(self) -> bool:
         """Whether callers must have the name of a member."""
         return self._files.verifies and not self._files.skip_san_verification
 
 
-class Listening:
-    """The security of a listener (``rpc.tls.Security``).
+class Side:
+    """The security of a listener, or of the channels that show the same certificate (``rpc.tls.Security``).
 
     Arguments:
         security: of the port.
-        hosts: see ``PortSecurity``.
+        context: of the present files; None: there is no certificate to show.
+        failures: logs what has failed on this side.
+        hosts: see ``PortSecurity``; None: names are not compared.
     """
 
-    def __init__(self, security: PortSecurity, hosts: Hosts | None) -> None:
+    def __init__(
+        self,
+        security: PortSecurity,
+        context: Callable[[], ssl.SSLContext | None],
+        failures: FailureLog,
+        hosts: Hosts | None = None,
+    ) -> None:
         self._security = security
-        self._hosts = hosts if security.checks_names else None
+        self._context = context
+        self._hosts = hosts
+        self.failed = failures.note
+        self.opened = security.connections.add
 
     def context(self) -> ssl.SSLContext:
         """Return the context of the files as they are now."""
         self._security.refresh()
-        context = self._security.server
+        context = self._context()
         if context is None:
             raise AssertionError("a port without a certificate listens under TLS")
         return context
@@ -193,42 +208,6 @@ class Listening:
         if self._hosts is not None:
             await check_peer(tls.getpeercert() or {}, address, self._hosts())
             self._security.check(tls)  # names were looked up meanwhile, and the lists may be others
-
-    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
-        """Note a connection, which ends when its certificate is revoked or has ended."""
-        return self._security.connections.add(tls, address, cut)
-
-    def failed(self, address: str, reason: str) -> None:
-        """Log it, unless the same was logged a moment ago."""
-        self._security.rejected.note(address, reason)
-
-
-class Dialing:
-    """The security of a channel (``rpc.tls.Security``).
-
-    Arguments:
-        security: of the port whose certificate is shown.
-    """
-
-    def __init__(self, security: PortSecurity) -> None:
-        self._security = security
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context of the files as they are now."""
-        self._security.refresh()
-        return self._security.client
-
-    async def admit(self, tls: ssl.SSLObject, address: str) -> None:
-        """Refuse a server whose certificate is revoked, or not of an allowed name."""
-        self._security.check(tls)
-
-    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
-        """Note a connection, as ``Listening``."""
-        return self._security.connections.add(tls, address, cut)
-
-    def failed(self, address: str, reason: str) -> None:
-        """Log it, unless the same was logged a moment ago."""
-        self._security.failed.note(address, reason)
 
 
 def _stamp_of(paths: Iterable[str]) -> Stamp:
