@@ -23,15 +23,14 @@ from raftkv.apply.request import MEMBER, USER_NAME_BYTES_MAX, Caller, Kind
 from raftkv.apply.response import field
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
-from raftkv.pb.services import SERVICES, Method
-from raftkv.replica.node.admission import parse_or_raise, refusals
-from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, identity_of, queue_of_call
+from raftkv.rpc.shares import identity_of, queue_of_call
 from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
-from raftkv.server.services.responder import Responder
+from raftkv.server.services.responder import Handler, Responder
 
 T = TypeVar("T")
 
@@ -114,26 +113,25 @@ class AuthService:
 
     def register(self, server: Server) -> None:
         """Serve all methods."""
-        server.unary_async(_METHODS["Authenticate"].path, self.authenticate)
-        server.unary_async(_METHODS["AuthStatus"].path, self._question(_METHODS["AuthStatus"], self._status))
-        server.unary_async(_METHODS["UserGet"].path, self._question(_METHODS["UserGet"], self._user_get))
-        server.unary_async(_METHODS["UserList"].path, self._listing(_METHODS["UserList"], self._user_list))
-        server.unary_async(_METHODS["RoleGet"].path, self._listing(_METHODS["RoleGet"], self._role_get))
-        server.unary_async(_METHODS["RoleList"].path, self._listing(_METHODS["RoleList"], self._role_list))
+        questions = {
+            "Authenticate": self._authenticate,
+            "AuthStatus": self._question(self._status),
+            "UserGet": self._question(self._user_get),
+            "UserList": self._listing(self._user_list),
+            "RoleGet": self._listing(self._role_get),
+            "RoleList": self._listing(self._role_list),
+        }
+        for name, handler in questions.items():
+            self._responder.serve(server, _METHODS[name], handler, confirms=True)
         for name, change in CHANGES.items():
-            server.unary_async(_METHODS[name].path, self._change(_METHODS[name], change))
+            self._responder.serve(server, _METHODS[name], self._change(change))
 
     # -- authentication ----------------------------------------------------------------------------------------------
 
-    async def authenticate(self, data: bytes, call: UnaryCall) -> bytes:
+    async def _authenticate(self, request: rpc_pb2.AuthenticateRequest, call: UnaryCall) -> bytes:
         """Give a token for a password."""
-        request = parse_or_raise(rpc_pb2.AuthenticateRequest, data)
-        with refusals():
-            self._responder.admission.check_read(call, serializable=False)
-            await self._responder.node.confirm_read()
-            token = await self._token(request.name.encode(), request.password, call.peer.identity)
-        del request
-        return self._answer(rpc_pb2.AuthenticateResponse(token=token))
+        token = await self._token(request.name.encode(), request.password, call.peer.identity)
+        return self._responder.answer(rpc_pb2.AuthenticateResponse(token=token))
 
     async def _token(self, user: bytes, password: str, address: str) -> str:
         checked: bytes | int | None = None
@@ -179,7 +177,7 @@ class AuthService:
         grant = raft_pb2.TokenGrant(user=user, token_sha256=digest, auth_revision=revision)
         self._granting[digest] = 0
         try:
-            await self._propose(raft_pb2.AuthChange(token_grant=grant), MEMBER, user)
+            await self._responder.propose_versioned(Kind.AUTH, raft_pb2.AuthChange(token_grant=grant), MEMBER, user)
         except errors.AuthOldRevisionError:
             return None
         finally:
@@ -193,15 +191,15 @@ class AuthService:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    def _change(self, method: Method, field: str) -> AsyncUnaryHandler:
-        async def handle(data: bytes, call: UnaryCall) -> bytes:
-            request = parse_or_raise(method.request, data)
-            with refusals():
-                self._responder.admission.check_read(call, serializable=False)
-                await self._prepare(request)
-                # Passwords may wait for long: behind a deletion, one of the same name is another user.
-                self._responder.check_again(call, Rights.check_root)
-                return await self._changed(call, raft_pb2.AuthChange(**{field: request}))
+    def _change(self, field: str) -> Handler:
+        async def handle(request: Any, call: UnaryCall) -> bytes:
+            await self._prepare(request)
+            # Passwords may wait for long: behind a deletion, one of the same name is another user.
+            self._responder.check_again(call, Rights.check_root)
+            # Others that come first do not void it, unless they take the role root.
+            change = raft_pb2.AuthChange(**{field: request})
+            outcome = await self._responder.propose_versioned(Kind.AUTH, change, call.caller, identity_of(call))
+            return self._header(outcome.revision) + outcome.body
 
         return handle
 
@@ -226,47 +224,28 @@ class AuthService:
         else:
             request.hashedPassword = base64.b64encode(await self._passwords.hash(password)).decode()
 
-    async def _changed(self, call: UnaryCall, change: raft_pb2.AuthChange) -> bytes:
-        """Carry out a change; the response. Others that come first do not void it, unless they take the role root."""
-        outcome_revision, body = await self._propose(change, call.caller, identity_of(call))
-        return self._header(outcome_revision) + body
-
-    async def _propose(
-        self, change: raft_pb2.AuthChange, caller: Caller | None, identity: Identity
-    ) -> tuple[int, bytes]:
-        outcome = await self._responder.propose_versioned(Kind.AUTH, change, caller, identity)
-        return outcome.revision, outcome.body
-
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def _question(self, method: Method, answer: Callable[[Any, Caller | None], Any]) -> AsyncUnaryHandler:
-        async def handle(data: bytes, call: UnaryCall) -> bytes:
-            with refusals():
-                return self._answer(answer(*await self._confirmed(method, data, call)))
+    def _question(self, answer: Callable[[Any, Caller | None], Any]) -> Handler:
+        async def handle(request: Any, call: UnaryCall) -> bytes:
+            return self._responder.answer(answer(request, self._asker(call)))
 
         return handle
 
-    async def _confirmed(self, method: Method, data: bytes, call: UnaryCall) -> tuple[Any, Caller | None]:
-        """Return the request, and who asks, once what is applied here is recent enough for an answer."""
-        request = parse_or_raise(method.request, data)
-        self._responder.admission.check_read(call, serializable=False)
-        await self._responder.node.confirm_read()
-        return request, self._caller(call) if self._auth.is_enabled else MEMBER
+    def _asker(self, call: UnaryCall) -> Caller | None:
+        """Return who asks, by the users of now."""
+        return self._caller(call) if self._auth.is_enabled else MEMBER
 
-    def _listing(self, method: Method, answer: Callable[[Any, Caller | None], Listing]) -> AsyncUnaryHandler:
+    def _listing(self, answer: Callable[[Any, Caller | None], Listing]) -> Handler:
         """Return the handler of a question whose answer is a list, which may be long: it is put together in steps."""
 
-        async def handle(data: bytes, call: UnaryCall) -> list[bytes]:
-            with refusals():
-                request, caller = await self._confirmed(method, data, call)
+        async def handle(request: Any, call: UnaryCall) -> list[bytes]:
+            def work() -> Work[list[bytes]]:  # by the users and roles of its turn
+                head, now = self._header(self._responder.revision()), answer(request, self._asker(call))
+                return [head, *(yield from now.work())]
 
-                def work() -> Work[list[bytes]]:  # by the users and roles of its turn
-                    caller = self._caller(call) if self._auth.is_enabled else MEMBER
-                    head, now = self._header(self._responder.revision()), answer(request, caller)
-                    return [head, *(yield from now.work())]
-
-                size = answer(request, caller).size
-                return await self._responder.slices.result(work, size, queue_of_call(call))
+            size = answer(request, self._asker(call)).size
+            return await self._responder.slices.result(work, size, queue_of_call(call))
 
         return handle
 
@@ -301,10 +280,6 @@ class AuthService:
         return Listing(
             lambda: [name.encode() for name in self._auth.roles], len(self._auth.roles), _name, is_sorted=False
         )
-
-    def _answer(self, response: Any) -> bytes:
-        body: bytes = response.SerializeToString()
-        return self._responder.present_header() + body
 
     def _header(self, revision: int) -> bytes:
         return self._responder.header.encode(revision, self._responder.node.term)

@@ -24,7 +24,6 @@ from raftkv.apply.quotas import COUNT_ON, REMOVE
 from raftkv.apply.request import Caller, Kind
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.replica.node.throttle import Throttle
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
@@ -50,66 +49,46 @@ class QuotaService:
 
     def register(self, server: Server) -> None:
         """Serve the five methods."""
-        server.unary_async(_METHODS["LimitSet"].path, self.set_limit)
-        server.unary_async(_METHODS["LimitList"].path, self.list_limits)
-        server.unary_async(_METHODS["QuotaSet"].path, self.set)
-        server.unary_async(_METHODS["QuotaRemove"].path, self.remove)
-        server.unary_async(_METHODS["QuotaList"].path, self.list)
+        serve = self._responder.serve
+        serve(server, _METHODS["LimitSet"], self._set_limit)
+        serve(server, _METHODS["LimitList"], self._list_limits, confirms=True)
+        serve(server, _METHODS["QuotaSet"], self._set)
+        serve(server, _METHODS["QuotaRemove"], self._remove)
+        serve(server, _METHODS["QuotaList"], self._list, confirms=True)
 
-    async def set(self, data: bytes, call: UnaryCall) -> bytes:
-        """Set the limits of a prefix."""
-        request = parse_or_raise(admin_pb2.QuotaSetRequest, data)
-        with refusals():
-            # Both together mean something else in an entry.
-            if request.bytes_max < 0 or request.keys_max < 0:
-                raise errors.InvalidQuotaError
-            answer = await self._propose(call, request)
+    async def _set(self, request: admin_pb2.QuotaSetRequest, call: UnaryCall) -> bytes:
+        # Both together mean something else in an entry.
+        if request.bytes_max < 0 or request.keys_max < 0:
+            raise errors.InvalidQuotaError
+        answer = await self._propose(call, request)
         count = asyncio.get_running_loop().create_task(self._count_on(request.prefix, call.caller, identity_of(call)))
         self._counts.add(count)
         count.add_done_callback(self._counts.discard)
         return answer
 
-    async def remove(self, data: bytes, call: UnaryCall) -> bytes:
-        """Forget the limits of a prefix."""
-        prefix = parse_or_raise(admin_pb2.QuotaRemoveRequest, data).prefix
-        with refusals():
-            return await self._propose(
-                call, admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=REMOVE, keys_max=REMOVE)
-            )
+    async def _remove(self, request: admin_pb2.QuotaRemoveRequest, call: UnaryCall) -> bytes:
+        removal = admin_pb2.QuotaSetRequest(prefix=request.prefix, bytes_max=REMOVE, keys_max=REMOVE)
+        return await self._propose(call, removal)
 
-    async def list(self, _data: bytes, call: UnaryCall) -> bytes:
+    async def _list(self, _request: admin_pb2.QuotaListRequest, call: UnaryCall) -> bytes:
         """Return all quotas, by prefix, with what is used."""
-        responder = self._responder
-        with refusals():
-            responder.admission.check_read(call, serializable=False)
-            await responder.node.confirm_read()
-            responder.check_again(call, Rights.check_root)
-        quotas = responder.applier.quotas.by_prefix()
-        answer = admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas])
-        return responder.present_header() + answer.SerializeToString()
+        self._responder.check_again(call, Rights.check_root)
+        quotas = self._responder.applier.quotas.by_prefix()
+        return self._responder.answer(admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas]))
 
-    async def set_limit(self, data: bytes, call: UnaryCall) -> bytes:
+    async def _set_limit(self, request: admin_pb2.LimitSetRequest, call: UnaryCall) -> bytes:
         """Set or remove the limit of a user, certificate, address, role or prefix, or of each."""
-        limit = parse_or_raise(admin_pb2.LimitSetRequest, data).limit
-        responder = self._responder
-        with refusals():
-            responder.admission.check_read(call, serializable=False)
-            limits.check(limit)
-            await responder.propose_versioned(Kind.LIMIT, limit, call.caller, identity_of(call))
-        return responder.present_header()
+        limits.check(request.limit)
+        await self._responder.propose_versioned(Kind.LIMIT, request.limit, call.caller, identity_of(call))
+        return self._responder.present_header()
 
-    async def list_limits(self, _data: bytes, call: UnaryCall) -> bytes:
+    async def _list_limits(self, _request: admin_pb2.LimitListRequest, call: UnaryCall) -> bytes:
         """Return all limits, and the identities that used most of this member."""
-        responder = self._responder
-        with refusals():
-            responder.admission.check_read(call, serializable=False)
-            await responder.node.confirm_read()
-            responder.check_again(call, Rights.check_root)
-        answer = admin_pb2.LimitListResponse(limits=responder.applier.limits.messages(), uses=self._throttle.most())
-        return responder.present_header() + answer.SerializeToString()
+        self._responder.check_again(call, Rights.check_root)
+        known = self._responder.applier.limits.messages()
+        return self._responder.answer(admin_pb2.LimitListResponse(limits=known, uses=self._throttle.most()))
 
     async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:
-        self._responder.admission.check_read(call, serializable=False)
         return self._responder.present_header() + await self._apply(request, call.caller, identity_of(call))
 
     async def _count_on(self, prefix: bytes, caller: Caller | None, identity: Identity) -> None:

@@ -25,8 +25,6 @@ from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
 from raftkv.replica.maintenance.defragmentation import Defragmenter
 from raftkv.replica.maintenance.hashes import Hashes, scan
-from raftkv.replica.node.admission import parse_or_raise, refusals
-from raftkv.replica.node.waits import AwaitableNode
 from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
@@ -52,24 +50,17 @@ _log = logging.getLogger(__name__)
 _NO_HEADER: Final = rpc_pb2.MoveLeaderResponse().SerializeToString()
 
 
-async def move_leader(responder: Responder, data: bytes, call: UnaryCall) -> bytes:
+async def move_leader(responder: Responder, request: rpc_pb2.MoveLeaderRequest, call: UnaryCall) -> bytes:
     """Handle MoveLeader; the answer has no header.
 
     Arguments:
         responder: the member's shared parts.
-        data, call: of the request.
+        request, call: names the next leader; whose rights are asked.
     """
-    with refusals():
-        responder.admission.check_read(call, serializable=False)
-        request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
-        if responder.auth.is_enabled:  # by the users of now: this leader may be behind with applying
-            await responder.node.confirm_read()
-        responder.check_again(call, Rights.check_root)
-        await _move(responder.node, request.targetID)
-    return _NO_HEADER
-
-
-async def _move(node: AwaitableNode, target: int) -> None:
+    node, target = responder.node, request.targetID
+    if responder.auth.is_enabled:  # by the users of now: this leader may be behind with applying
+        await node.confirm_read()
+    responder.check_again(call, Rights.check_root)
     if node.leader != node.settings.member_id:
         raise errors.NotLeaderError
     if target not in node.conf_state.voters:
@@ -82,6 +73,7 @@ async def _move(node: AwaitableNode, target: int) -> None:
         raise errors.LeaderTransferTimeoutError from None
     if node.leader != target:
         raise errors.StoppedError
+    return _NO_HEADER
 
 
 # -- downgrade ------------------------------------------------------------------------------------------------------
@@ -105,24 +97,20 @@ _VERSION: Final = re.compile(
 _Action: Final = rpc_pb2.DowngradeRequest
 
 
-async def downgrade(responder: Responder, data: bytes, call: UnaryCall) -> bytes:
+async def downgrade(responder: Responder, request: rpc_pb2.DowngradeRequest, call: UnaryCall) -> bytes:
     """Handle Downgrade: validate, begin or cancel one; answers with the version of the cluster.
 
     Arguments:
         responder: the member's shared parts.
-        data, call: of the request.
+        request, call: what is asked for, and by whom.
     """
-    with refusals():
-        responder.admission.check_read(call, serializable=False)
-        request = parse_or_raise(_Action, data)
-        # As in etcd, where the version of the cluster moves a while after the answer.
-        version = responder.applier.downgrade.cluster_version
-        wanted = await _wanted(responder, request)
-        if wanted is not None:
-            with contextlib.suppress(errors.NoInflightDowngradeError):
-                await responder.propose_versioned(Kind.DOWNGRADE, wanted, call.caller, identity_of(call))
-    response = rpc_pb2.DowngradeResponse(version=version.removesuffix(".0"))
-    return responder.present_header() + response.SerializeToString()
+    # As in etcd, where the version of the cluster moves a while after the answer.
+    version = responder.applier.downgrade.cluster_version
+    wanted = await _wanted(responder, request)
+    if wanted is not None:
+        with contextlib.suppress(errors.NoInflightDowngradeError):
+            await responder.propose_versioned(Kind.DOWNGRADE, wanted, call.caller, identity_of(call))
+    return responder.answer(rpc_pb2.DowngradeResponse(version=version.removesuffix(".0")))
 
 
 async def _wanted(responder: Responder, request: rpc_pb2.DowngradeRequest) -> rpc_pb2.DowngradeInfo | None:
@@ -200,11 +188,12 @@ class MaintenanceService:
         """Serve all methods but Snapshot."""
         server.unary(_METHODS["Status"].path, self.status)
         server.unary(_METHODS["Alarm"].path, self.alarm)
-        server.unary_async(_METHODS["Hash"].path, self.hash)
-        server.unary_async(_METHODS["HashKV"].path, self.hash_kv)
-        server.unary_async(_METHODS["Defragment"].path, self._defragment)
-        server.unary_async(_METHODS["MoveLeader"].path, partial(move_leader, self._responder))
-        server.unary_async(_METHODS["Downgrade"].path, partial(downgrade, self._responder))
+        responder = self._responder
+        responder.serve(server, _METHODS["Hash"], self.hash)
+        responder.serve(server, _METHODS["HashKV"], self.hash_kv)
+        responder.serve(server, _METHODS["Defragment"], self._defragment)
+        responder.serve(server, _METHODS["MoveLeader"], partial(move_leader, responder))
+        responder.serve(server, _METHODS["Downgrade"], partial(downgrade, responder))
 
     def status(self, call: UnaryCall, _data: bytes) -> None:
         """This member's view of itself and of the leader."""
@@ -245,29 +234,21 @@ class MaintenanceService:
             return
         self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
-    def _check(self, call: UnaryCall) -> None:
-        with refusals():
-            self._responder.admission.check_read(call, serializable=False)
-
-    async def hash(self, _data: bytes, call: UnaryCall) -> bytes:
+    async def hash(self, _request: rpc_pb2.HashRequest, call: UnaryCall) -> bytes:
         """Hash of the whole database of this member, with everything in it that was answered before.
 
         Of what the database means: a restart leaves it, and members that have applied the same writes agree.
         """
-        self._check(call)
         # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
         # revision could differ.
-        with refusals():
-            await when_durable(self._store, self._settle)
+        await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
             value, _ = await scan(partial(hash_database, self._store.backend))
-        with refusals():
-            self._responder.check_again(call, Rights.check_root)
-        return self._responder.present_header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
+        self._responder.check_again(call, Rights.check_root)
+        return self._responder.answer(rpc_pb2.HashResponse(hash=value))
 
-    async def _defragment(self, _data: bytes, call: UnaryCall) -> bytes:
+    async def _defragment(self, _request: rpc_pb2.DefragmentRequest, call: UnaryCall) -> bytes:
         """Defragment this member alone; the answer has no header."""
-        self._check(call)
 
         def is_allowed() -> bool:
             try:
@@ -277,8 +258,7 @@ class MaintenanceService:
             return True
 
         try:
-            with refusals():
-                await self._defragmenter.run(is_allowed)
+            await self._defragmenter.run(is_allowed)
         except errors.SpaceError as error:
             raise RpcError(errors.RESOURCE_EXHAUSTED, f"raftkv: {error}") from None
         except (errors.StorageError, errors.InvariantError) as error:
@@ -288,15 +268,12 @@ class MaintenanceService:
     def _settle(self, done: Callable[[None], None]) -> None:
         self._responder.applier.when_compacted(lambda: self._store.flush(lambda: done(None)))
 
-    async def hash_kv(self, data: bytes, call: UnaryCall) -> bytes:
+    async def hash_kv(self, request: rpc_pb2.HashKVRequest, call: UnaryCall) -> bytes:
         """Hash of the key space up to a revision; equal on all members that have it."""
-        self._check(call)
-        request = parse_or_raise(rpc_pb2.HashKVRequest, data)
-        with refusals():
-            async with self._hashes.clients_turn:
-                result = await self._hashes.compute(request.revision)
-            self._responder.check_again(call, Rights.check_root)
+        async with self._hashes.clients_turn:
+            result = await self._hashes.compute(request.revision)
+        self._responder.check_again(call, Rights.check_root)
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )
-        return self._responder.present_header() + response.SerializeToString()
+        return self._responder.answer(response)

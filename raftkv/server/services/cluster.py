@@ -13,11 +13,10 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from raftkv import cluster_id, errors
-from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
@@ -50,14 +49,11 @@ class ClusterService:
     def register(self, server: Server) -> None:
         """Serve clients."""
         server.unary(_METHODS["MemberList"].path, self.member_list)
-        for name, handler in (
-            ("MemberAdd", self._member_add),
-            ("MemberRemove", self._member_remove),
-            ("MemberUpdate", self._member_update),
-            ("MemberPromote", self._member_promote),
-        ):
-            server.unary_async(_METHODS[name].path, self._checked(handler))
-        server.unary_async(_ADMIN["MemberReplace"].path, self._checked(self._member_replace))
+        self._responder.serve(server, _METHODS["MemberAdd"], self._member_add)
+        self._responder.serve(server, _METHODS["MemberRemove"], self._member_remove)
+        self._responder.serve(server, _METHODS["MemberUpdate"], self._member_update)
+        self._responder.serve(server, _METHODS["MemberPromote"], self._member_promote)
+        self._responder.serve(server, _ADMIN["MemberReplace"], self._member_replace)
 
     def for_members(self) -> Mapping[str, AsyncUnaryHandler]:
         """Return what other members may ask this one while it leads: handlers by path."""
@@ -109,23 +105,11 @@ class ClusterService:
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
-    def _checked(self, handler: Callable[[bytes, Caller | None], Awaitable[bytes]]) -> AsyncUnaryHandler:
-        """Return a handler that a learner does not serve, and that fails as the change was refused."""
-
-        async def handle(data: bytes, call: UnaryCall) -> bytes:
-            with refusals():
-                self._responder.admission.check_read(call, serializable=False)
-                body = await handler(data, call.caller)
-            return self._responder.header.encode(0, self._responder.node.term) + body
-
-        return handle
-
-    async def _member_add(self, data: bytes, caller: Caller | None) -> bytes:
-        request = parse_or_raise(rpc_pb2.MemberAddRequest, data)
+    async def _member_add(self, request: rpc_pb2.MemberAddRequest, call: UnaryCall) -> bytes:
         urls = _checked_urls(request.peerURLs)
         member = rpc_pb2.Member(ID=self._new_id(urls), peerURLs=urls, isLearner=request.isLearner)
-        members = await self._changes.add(member, caller)
-        return rpc_pb2.MemberAddResponse(member=member, members=members).SerializeToString()
+        members = await self._changes.add(member, call.caller)
+        return self._changed(rpc_pb2.MemberAddResponse(member=member, members=members))
 
     def _new_id(self, urls: tuple[str, ...]) -> int:
         """Return an id that no member has had: etcd's, of the URLs and the second, but without the token."""
@@ -134,13 +118,11 @@ class ClusterService:
         ids = (cluster_id.member_id(urls, "", second) for second in itertools.count(now_s))
         return next(member_id for member_id in ids if member_id not in removed)
 
-    async def _member_remove(self, data: bytes, caller: Caller | None) -> bytes:
-        request = parse_or_raise(rpc_pb2.MemberRemoveRequest, data)
-        members = await self._changes.remove(request.ID, caller)
-        return rpc_pb2.MemberRemoveResponse(members=members).SerializeToString()
+    async def _member_remove(self, request: rpc_pb2.MemberRemoveRequest, call: UnaryCall) -> bytes:
+        members = await self._changes.remove(request.ID, call.caller)
+        return self._changed(rpc_pb2.MemberRemoveResponse(members=members))
 
-    async def _member_update(self, data: bytes, caller: Caller | None) -> bytes:
-        request = parse_or_raise(rpc_pb2.MemberUpdateRequest, data)
+    async def _member_update(self, request: rpc_pb2.MemberUpdateRequest, call: UnaryCall) -> bytes:
         if request.ID not in self._responder.applier.membership.members:
             await self._responder.node.confirm_read()  # another member may have added it just now
             if request.ID not in self._responder.applier.membership.members:
@@ -148,18 +130,21 @@ class ClusterService:
         _checked_urls(request.peerURLs)
         # In the order in which they were given: etcd keeps it here.
         urls = tuple(url.strip() for url in request.peerURLs)
-        members = await self._changes.update(request.ID, urls, caller)
-        return rpc_pb2.MemberUpdateResponse(members=members).SerializeToString()
+        members = await self._changes.update(request.ID, urls, call.caller)
+        return self._changed(rpc_pb2.MemberUpdateResponse(members=members))
 
-    async def _member_promote(self, data: bytes, caller: Caller | None) -> bytes:
-        request = parse_or_raise(rpc_pb2.MemberPromoteRequest, data)
-        members = await self._changes.promote(request.ID, caller)
-        return rpc_pb2.MemberPromoteResponse(members=members).SerializeToString()
+    async def _member_promote(self, request: rpc_pb2.MemberPromoteRequest, call: UnaryCall) -> bytes:
+        members = await self._changes.promote(request.ID, call.caller)
+        return self._changed(rpc_pb2.MemberPromoteResponse(members=members))
 
-    async def _member_replace(self, data: bytes, caller: Caller | None) -> bytes:
-        request = parse_or_raise(admin_pb2.MemberReplaceRequest, data)
-        members = await self._changes.replace(request.old_id, request.new_id, caller)
-        return admin_pb2.MemberReplaceResponse(members=members).SerializeToString()
+    async def _member_replace(self, request: admin_pb2.MemberReplaceRequest, call: UnaryCall) -> bytes:
+        members = await self._changes.replace(request.old_id, request.new_id, call.caller)
+        return self._changed(admin_pb2.MemberReplaceResponse(members=members))
+
+    def _changed(self, response: Any) -> bytes:
+        """Return a response with a header that has no revision."""
+        body: bytes = response.SerializeToString()
+        return self._responder.header.encode(0, self._responder.node.term) + body
 
     async def _replace_for_member(self, data: bytes, call: UnaryCall) -> bytes:
         request = parse_or_raise(admin_pb2.MemberReplaceRequest, data)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -25,16 +25,21 @@ from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import FIRST_KNOWN_IN, Caller, versioned
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
-from raftkv.replica.node.admission import Admission
+from raftkv.pb.services import Method
+from raftkv.replica.node.admission import Admission, parse_or_raise, refusals
 from raftkv.replica.node.proposals import SURE, Waiter, too_late
 from raftkv.replica.node.waits import AwaitableNode
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
+
+Handler = Callable[[Any, UnaryCall], Awaitable[bytes | list[bytes]]]
+"""Returns the response to a request that was let in, or raises its refusal."""
 
 SLOW_READ_S: Final = 1.0
 """For a read that takes longer, from its turn to its answer, the log says whose it was."""
@@ -387,6 +392,31 @@ class Responder:
         outcome = await self.node.propose(kind, body, request, caller, identity=identity)
         outcome.check()
         return outcome
+
+    def serve(self, server: Server, method: Method, handler: Handler, *, confirms: bool = False) -> None:
+        """Serve a method by a coroutine: its request is parsed, a learner refuses it, and refusals are raised.
+
+        Arguments:
+            server: of the client ports.
+            method: of the wire contract.
+            handler: ``await handler(request, call)`` returns the response.
+            confirms: whether the state must be as recent as the call.
+        """
+
+        async def handle(data: bytes, call: UnaryCall) -> bytes | list[bytes]:
+            request = parse_or_raise(method.request, data)
+            with refusals():
+                self.admission.check_read(call, serializable=False)
+                if confirms:
+                    await self.node.confirm_read()
+                return await handler(request, call)
+
+        server.unary_async(method.path, handle)
+
+    def answer(self, response: Any) -> bytes:
+        """Return a response about this moment, with its header."""
+        body: bytes = response.SerializeToString()
+        return self.present_header() + body
 
     def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
         """Put a request into the log, or answer why not.

@@ -95,8 +95,8 @@ class LeaseService:
         """Serve clients."""
         server.unary(_METHODS["LeaseGrant"].path, self.grant)
         server.unary(_METHODS["LeaseRevoke"].path, self.revoke)
-        server.unary_async(_METHODS["LeaseTimeToLive"].path, self.time_to_live)
-        server.unary_async(_METHODS["LeaseLeases"].path, self.leases)
+        self._responder.serve(server, _METHODS["LeaseTimeToLive"], self.time_to_live)
+        self._responder.serve(server, _METHODS["LeaseLeases"], self.leases)
         server.listened(_METHODS["LeaseKeepAlive"].path, self.keep_alives)
 
     # -- writes ------------------------------------------------------------------------------------------------------
@@ -134,43 +134,28 @@ class LeaseService:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    async def time_to_live(self, data: bytes, call: UnaryCall) -> list[bytes]:
-        """Return how long a lease has left, and its keys, as the leader sees it.
+    async def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest, call: UnaryCall) -> list[bytes]:
+        """Return how long a lease has left, and its keys, as the leader sees it."""
+        encode = _lease_key
+        if self.auth.is_enabled:
+            rights, caller = self._responder.applier.rights, self._responder.caller_of(call)
+            encode = partial(_readable_key, rights, caller)
+        pieces = await self._time_left(request, encode, queue_of_call(call))
+        if self.auth.is_enabled:
+            if encode is _lease_key:  # users were not asked for when the call came
+                raise errors.AuthOldRevisionError
+            self._responder.applier.rights.check_user(self._responder.caller_of(call))
+        return [self.header(), *pieces]
 
-        Arguments:
-            data: a LeaseTimeToLiveRequest.
-            call: whose metadata are checked.
-        """
-        request = parse_or_raise(rpc_pb2.LeaseTimeToLiveRequest, data)
-        with refusals():
-            self._admission.check_read(call, serializable=False)
-            encode = _lease_key
-            if self.auth.is_enabled:
-                rights, caller = self._responder.applier.rights, self._responder.caller_of(call)
-                encode = partial(_readable_key, rights, caller)
-            pieces = await self._time_left(request, encode, queue_of_call(call))
-            if self.auth.is_enabled:
-                if encode is _lease_key:  # users were not asked for when the call came
-                    raise errors.AuthOldRevisionError
-                self._responder.applier.rights.check_user(self._responder.caller_of(call))
-            return [self.header(), *pieces]
-
-    async def leases(self, data: bytes, call: UnaryCall) -> list[bytes]:
-        """Return the ids of all leases, as this member knows them, the first to end first.
-
-        Arguments:
-            data: a LeaseLeasesRequest.
-            call: whose metadata are checked.
-        """
-        parse_or_raise(rpc_pb2.LeaseLeasesRequest, data)
-        with refusals():
-            self._admission.check_read(call, serializable=False)
-            times = self._lessor.times
-            ends: Iterable[tuple[float, int]] = times.ends()
-            if self.auth.is_enabled:
-                check = partial(_readable, self._responder.applier.rights, call.caller, ends)
-                ends = await self._responder.slices.result(check, len(times), queue_of_call(call))
-            return await self._with_items(self.header(), ends, _lease_status, len(times), queue_of_call(call))
+    async def leases(self, _request: rpc_pb2.LeaseLeasesRequest, call: UnaryCall) -> list[bytes]:
+        """Return the ids of all leases, as this member knows them, the first to end first."""
+        times = self._lessor.times
+        ends: Iterable[tuple[float, int]] = times.ends()
+        if self.auth.is_enabled:
+            check = partial(_readable, self._responder.applier.rights, call.caller, ends)
+            ends = await self._responder.slices.result(check, len(times), queue_of_call(call))
+        size, head, queue = len(times), self.header(), queue_of_call(call)
+        return await self._responder.slices.result(lambda: _listed(head, ends, _lease_status), size, queue)
 
     def when_checked(
         self,
@@ -218,9 +203,7 @@ class LeaseService:
         def work() -> Work[list[bytes]]:
             while not self._lessor.is_whole:
                 yield
-            head, keys = make(), self._keys_of(request.ID) if request.keys else []
-            ordered = yield from in_order(keys)
-            return [head, *(yield from encoded(ordered, encode))]
+            return (yield from _listed(make(), self._keys_of(request.ID) if request.keys else [], encode))
 
         size = store.lease_key_count(request.ID) if request.keys else 0
         return await self._responder.slices.result(work, size, queue)
@@ -231,11 +214,8 @@ class LeaseService:
         response = rpc_pb2.LeaseTimeToLiveResponse.FromString(found)
         keys = list(response.keys)
         response.ClearField("keys")
-
-        def work() -> Work[list[bytes]]:
-            return [response.SerializeToString(), *(yield from encoded(keys, encode))]
-
-        return await self._responder.slices.result(work, len(keys), queue)
+        head = response.SerializeToString()
+        return await self._responder.slices.result(lambda: _listed(head, keys, encode), len(keys), queue)
 
     def _keys_of(self, lease_id: int) -> Collection[bytes]:
         revision = self._responder.revision()
@@ -247,26 +227,6 @@ class LeaseService:
             keys = _Keys(self._responder.applier.store.lease_keys_unordered(lease_id))
             self._listed[lease_id] = keys
         return keys
-
-    async def _with_items(
-        self, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int, queue: Identity
-    ) -> list[bytes]:
-        """The pieces of a response with a list of any length, put together in steps.
-
-        Arguments:
-            head: the response without the list.
-            items: the list, in any order.
-            encode: makes an element of the response's field of an item.
-            size: about how many items there are.
-            queue: of the caller.
-        """
-
-        def work() -> Work[list[bytes]]:
-            ordered = yield from in_order(items)
-            pieces = yield from encoded(ordered, encode)
-            return [head, *pieces]
-
-        return await self._responder.slices.result(work, size, queue) if size else [head]
 
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
@@ -347,6 +307,18 @@ async def _handle(method: Method, handler: LeaderHandler, data: bytes, _call: Un
     request = parse_or_raise(method.request, data)
     with refusals():
         return await handler(request)
+
+
+def _listed(head: bytes, items: Iterable[T], encode: Callable[[T], bytes]) -> Work[list[bytes]]:
+    """Put a response with a list of any length together, with pauses.
+
+    Arguments:
+        head: the response without the list.
+        items: the list, in any order.
+        encode: makes an element of the response's field of an item.
+    """
+    ordered = yield from in_order(items)
+    return [head, *(yield from encoded(ordered, encode))]
 
 
 def _lease_status(end: tuple[float, int]) -> bytes:

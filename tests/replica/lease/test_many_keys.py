@@ -67,7 +67,7 @@ def service_of(store: Store, lessor: Lessor) -> LeaseService:
 async def test_few_copies_of_the_keys_of_a_lease_are_there_at_a_time() -> None:
     store, lessor = Store(), Lessor()
     service = service_of(store, lessor)
-    request = rpc_pb2.LeaseTimeToLiveRequest(ID=LEASE, keys=True).SerializeToString()
+    request = rpc_pb2.LeaseTimeToLiveRequest(ID=LEASE, keys=True)
     answered = 0
 
     async def ask() -> None:

@@ -55,7 +55,7 @@ def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
             return job(*arguments)
 
         monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
-        request = rpc_pb2.HashKVRequest().SerializeToString()
+        request = rpc_pb2.HashKVRequest()
         clients = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(5)]
         await until(lambda: running)
         for _ in range(20):
@@ -98,7 +98,7 @@ def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(
             return found
 
         monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
-        request = rpc_pb2.HashKVRequest().SerializeToString()
+        request = rpc_pb2.HashKVRequest()
         calls = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(3)]
         await until(lambda: bool(threads))
         calls[0].cancel()
