@@ -9,7 +9,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from raftkv.checkpoint.keys import (
     METRICS_MAX,
@@ -107,6 +107,7 @@ class AttemptRecord(Record):
     """
 
     NAME: ClassVar[str] = "attempt"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"parent": Reference}
     step: int
     generation: int
     number: int
@@ -131,13 +132,6 @@ class AttemptRecord(Record):
         """Implement ``Record.belongs_to``."""
         return key.endswith(f"/{self.kind}/{self.id}/head")
 
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name == "parent":
-            return None if value is None else Reference.from_plain(value)
-        return super(AttemptRecord, cls).read_field(name, kind, value)
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Record):
@@ -150,6 +144,7 @@ class Prepared(Record):
     """
 
     NAME: ClassVar[str] = "prepared"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"files": FileRecord}
     rank: int
     files: tuple[FileRecord, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -157,15 +152,6 @@ class Prepared(Record):
     def check(self) -> None:
         """Implement ``Record.check``."""
         _check_metrics(self.metrics)
-
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name != "files":
-            return super(Prepared, cls).read_field(name, kind, value)
-        if not isinstance(value, list):
-            raise RecordError(cls.NAME, f"files is {value!r}")
-        return tuple(FileRecord.from_plain(item) for item in value)
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
@@ -199,6 +185,7 @@ class Checkpoint(Record):
     """
 
     NAME: ClassVar[str] = "checkpoint"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"parent": Reference}
     run_id: str
     step: int
     generation: int
@@ -237,13 +224,6 @@ class Checkpoint(Record):
         """Implement ``Record.belongs_to``."""
         return key == RegistryKeys(self.run_id).record(self.kind, self.step)
 
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name == "parent":
-            return None if value is None else Reference.from_plain(value)
-        return super(Checkpoint, cls).read_field(name, kind, value)
-
 
 @dataclass(frozen=True, slots=True)
 class Extremes(Record):
@@ -279,24 +259,17 @@ class Latest(Record):
     """
 
     NAME: ClassVar[str] = "latest"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"best": Extremes}
     step: int
     generation: int
     count: int = 0
     size_bytes: int = 0
-    best: Mapping[str, Any] = field(default_factory=dict)
+    best: Mapping[str, Extremes] = field(default_factory=dict)
     time: float = 0.0
 
     def check(self) -> None:
         """Implement ``Record.check``."""
         check_step(self.step)
-
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        checked = super(Latest, cls).read_field(name, kind, value)
-        if name == "best" and isinstance(checked, dict):
-            return {metric: Extremes.from_plain(item) for metric, item in checked.items()}
-        return checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,18 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "Mapping[str, str]": (dict,),
     "Mapping[str, float]": (dict,),
     "Mapping[str, Any]": (dict,),
+    "Mapping[str, int]": (dict,),
+    "tuple[str, ...]": (list,),
 }
 """Types in JSON that an annotation of a field admits."""
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """JSON has no words for these numbers; as texts every program can read them."""
-_ITEMS: Final[dict[str, tuple[type, ...]]] = {"Mapping[str, str]": (str,), "Mapping[str, float]": (int, float)}
+_ITEMS: Final[dict[str, tuple[type, ...]]] = {
+    "Mapping[str, str]": (str,),
+    "Mapping[str, float]": (int, float),
+    "Mapping[str, int]": (int,),
+    "tuple[str, ...]": (str,),
+}
 NUMBER_MAX: Final = 2**64 - 1
 TIME_MAX_S: Final = 60_000_000_000.0
 """So far from 1970, before and after, every calendar and time zone has dates."""
@@ -80,12 +87,14 @@ class Record:
         SIGNED: whole numbers that may be negative.
         SPOKEN: texts for people, from any source, as of an exception: they are cut, and made such that they can be
             written, instead of refused.
+        PARTS: fields that hold other records, by their names in JSON: one, or None; a tuple; or a table of them.
     """
 
     NAME: ClassVar[str] = "?"
     STORED_AS: ClassVar[Mapping[str, str]] = {}
     SIGNED: ClassVar[frozenset[str]] = frozenset()
     SPOKEN: ClassVar[frozenset[str]] = frozenset()
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {}
 
     def check(self) -> None:
         """Check what the types do not say; records with more to check extend this.
@@ -157,6 +166,8 @@ class Record:
             kind: the annotation of the field.
             value: out of JSON.
         """
+        if (part := cls.PARTS.get(name)) is not None:
+            return _parts(cls.NAME, name, kind, value, part)
         checked = _checked(cls.NAME, name, kind, value)
         if kind == "int" and checked < 0 and name not in cls.SIGNED:
             raise RecordError(cls.NAME, f"{name} is {checked}")
@@ -208,12 +219,27 @@ def _layout(cls: type[Record]) -> _Layout:
     return known
 
 
+def _parts(record: str, name: str, kind: str, value: object, part: type[Record]) -> object:
+    """Return the records in a field: one that may be absent, a tuple of them, or a table."""
+    if kind.endswith("| None"):
+        return None if value is None else part.from_plain(value)
+    if kind.startswith("Mapping["):
+        return {key: part.from_plain(item) for key, item in _checked(record, name, "Mapping[str, Any]", value).items()}
+    if not isinstance(value, list):
+        raise RecordError(record, f"{name} is {reprlib.repr(value)}")
+    return tuple(part.from_plain(item) for item in value)
+
+
 def _checked(record: str, name: str, kind: str, value: object) -> Any:
     value = _numbers(value, kind)
     if not isinstance(value, _KINDS[kind]) or isinstance(value, bool) or not _is_sound(name, value):
         raise RecordError(record, f"{name} is {reprlib.repr(value)}")
     if isinstance(value, dict) and not all(_is_sound("", key) and _is_item(item, kind) for key, item in value.items()):
         raise RecordError(record, f"{name} is not a table of {'texts' if kind.endswith('str]') else 'numbers'}")
+    if isinstance(value, list):
+        if not all(_is_item(item, kind) for item in value):
+            raise RecordError(record, f"{name} is {reprlib.repr(value)}")
+        return tuple(value)
     return value
 
 

@@ -157,6 +157,7 @@ class GenerationRecord(TrainingRecord):
     """A generation: who is in it, in the order of ranks."""
 
     NAME: ClassVar[str] = "round"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"members": Member}
     generation: int
     members: tuple[Member, ...] = ()
     time: float = 0.0
@@ -164,15 +165,6 @@ class GenerationRecord(TrainingRecord):
     def check(self) -> None:
         """Implement ``Record.check``."""
         self.check_number("generation", self.generation, 0, GENERATION_MAX)
-
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name != "members":
-            return super(GenerationRecord, cls).read_field(name, kind, value)
-        if not isinstance(value, list):
-            raise RecordError(cls.NAME, f"members is {reprlib.repr(value)}")
-        return tuple(Member.from_plain(item) for item in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +252,8 @@ class State(TrainingRecord):
     def check(self) -> None:
         """Implement ``Record.check``."""
         self.check_number("generation", self.generation, 0, GENERATION_MAX)
-
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name == "phase" and value not in PHASES:
-            raise RecordError(cls.NAME, f"phase is {reprlib.repr(value)}")
-        return super(State, cls).read_field(name, kind, value)
+        if self.phase not in PHASES:
+            raise RecordError(self.NAME, f"phase is {reprlib.repr(self.phase)}")
 
 
 @dataclass(frozen=True, slots=True)

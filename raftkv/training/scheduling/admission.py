@@ -27,14 +27,13 @@ Doing any of this twice changes nothing the second time.
 
 from __future__ import annotations
 
-import reprlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final
 
-from raftkv.client.records import NUMBER_MAX, RecordError
+from raftkv.client.records import NUMBER_MAX, Record, RecordError
 from raftkv.training.records import CLUSTER_ROOT, TrainingRecord
 
 # -- record ---------------------------------------------------------------------------------------------------------
@@ -99,6 +98,7 @@ class Claim(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "claim"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"nodes": Need}
     run: str
     since: int
     weight: int = 1
@@ -130,18 +130,15 @@ class Claim(TrainingRecord):
         granted = set(self.granted)
         return tuple(need for need in self.nodes if need.id not in granted)
 
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name == "run":
-            return super(Claim, cls).read_field(name, kind, value)
-        if name == "nodes" and isinstance(value, list):
-            return tuple(Need.from_plain(item) for item in value)
-        if name == "granted" and isinstance(value, list):
-            return tuple(str(super(Claim, cls).read_field(name, "str", item)) for item in value)
-        if kind == "int":
-            return _number(cls.NAME, name, value, least=1 if name in ("weight", "min_nodes", "max_nodes") else 0)
-        raise RecordError(cls.NAME, f"{name} is {reprlib.repr(value)}")
+    def check(self) -> None:
+        """Implement ``Record.check``: the nodes fit together."""
+        for name in ("weight", "min_nodes", "max_nodes"):
+            self.check_number(name, getattr(self, name), 1, NUMBER_MAX)
+        ids, granted = {need.id for need in self.nodes}, set(self.granted)
+        if len(ids) != len(self.nodes) or len(granted) != len(self.granted) or not granted <= ids:
+            raise RecordError(self.NAME, f"the nodes of run {self.run!r} do not fit together")
+        if granted and not self.min_nodes <= len(granted) <= self.max_nodes:
+            raise RecordError(self.NAME, f"run {self.run!r} was granted {len(granted)} nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +152,7 @@ class Ledger(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "ledger"
+    PARTS: ClassVar[Mapping[str, type[Record]]] = {"claims": Claim}
     claims: tuple[Claim, ...] = ()
     declared: Mapping[str, int] = field(default_factory=dict)
     arrivals: int = 0
@@ -163,17 +161,10 @@ class Ledger(TrainingRecord):
         """Find the claim of a run."""
         return next((claim for claim in self.claims if claim.run == run), None)
 
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Implement ``Record.read_field``."""
-        if name == "claims" and isinstance(value, list):
-            return tuple(_sound(Claim.from_plain(item)) for item in value)
-        if name == "declared" and isinstance(value, dict):
-            checked = super(Ledger, cls).read_field(name, "Mapping[str, Any]", value)
-            return {host: _number(cls.NAME, host, slots) for host, slots in cast("dict[str, object]", checked).items()}
-        if name == "arrivals":
-            return _number(cls.NAME, name, value)
-        raise RecordError(cls.NAME, f"{name} is {value!r}")
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        for host, slots in self.declared.items():
+            self.check_number(host, slots, 0, NUMBER_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,22 +192,6 @@ def slots_by_host(needs: Iterable[Need]) -> Counter[str]:
     for need in needs:
         taken[need.host] += need.slots
     return taken
-
-
-def _number(record: str, name: str, value: object, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= NUMBER_MAX:
-        raise RecordError(record, f"{name} is {reprlib.repr(value)}")
-    return value
-
-
-def _sound(claim: Claim) -> Claim:
-    ids = {need.id for need in claim.nodes}
-    granted = set(claim.granted)
-    if len(ids) != len(claim.nodes) or len(granted) != len(claim.granted) or not granted <= ids:
-        raise RecordError(Claim.NAME, f"the nodes of run {claim.run!r} do not fit together")
-    if granted and not claim.min_nodes <= len(granted) <= claim.max_nodes:
-        raise RecordError(Claim.NAME, f"run {claim.run!r} was granted {len(granted)} nodes")
-    return claim
 
 
 PASSED_OVER_MAX: Final = 3
