@@ -497,9 +497,7 @@ class ElasticGroup:
     def __enter__(self) -> ElasticGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- building

@@ -28,7 +28,6 @@ import contextlib
 import threading
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch.distributed import DistStoreError
@@ -295,9 +294,7 @@ class Store(TorchStore):
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- inside

@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
@@ -392,9 +391,7 @@ class Exporter:
         self._task = asyncio.create_task(self._keep_looking())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         tasks = [*self._followers.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from struct import Struct, unpack_from
-from types import TracebackType
 from typing import Final, NamedTuple
 
 from raftkv.errors import StorageError
@@ -78,9 +77,7 @@ class BoltFile:
     def __enter__(self) -> BoltFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -85,9 +85,7 @@ class Leadership(Blocking[generation.Leadership]):
     def __enter__(self) -> Self:
         return self.campaign()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._loop.is_disowned:
             self._loop.run(self._inner.resign())
 

@@ -31,7 +31,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from raftkv.training.records import EXIT, OUT_OF_MEMORY, SIGNAL, Fault
@@ -341,9 +340,7 @@ class WorkerWatch:
     def __enter__(self) -> WorkerWatch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # ---- finding
