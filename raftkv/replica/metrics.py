@@ -10,7 +10,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
@@ -30,6 +30,8 @@ from raftkv.replica.snapshots import Installer
 from raftkv.replica.snapshots.files import Transfers
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.storage.mvcc import Store
+
+T = TypeVar("T")
 
 _ALL_FEATURES: Final = FEATURES | {"AllAlpha": (False, "ALPHA"), "AllBeta": (False, "BETA")}
 _DESCRIPTORS: Final = Path("/proc/self/fd")
@@ -331,13 +333,11 @@ class QuotaMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         quotas = {(one.prefix.decode("utf-8", "backslashreplace"),): one for one in self._quotas.by_prefix()}
-        for unit, used, most in (
-            ("bytes", {k: q.bytes_used for k, q in quotas.items()}, {k: q.bytes_max for k, q in quotas.items()}),
-            ("keys", {k: q.keys_used for k, q in quotas.items()}, {k: q.keys_max for k, q in quotas.items()}),
-        ):
-            yield gauge(
-                f"raftkv_prefix_quota_used_{unit}", f"What a prefix uses of its quota, in {unit}.", used, ["prefix"]
-            )
+        for unit in ("bytes", "keys"):
+            used = {prefix: getattr(one, f"{unit}_used") for prefix, one in quotas.items()}
+            text = f"What a prefix uses of its quota, in {unit}."
+            yield gauge(f"raftkv_prefix_quota_used_{unit}", text, used, ["prefix"])
+            most = {prefix: getattr(one, f"{unit}_max") for prefix, one in quotas.items()}
             limits = {prefix: limit for prefix, limit in most.items() if limit}
             yield gauge(f"raftkv_prefix_quota_limit_{unit}", f"Quota of a prefix, in {unit}.", limits, ["prefix"])
 
@@ -357,29 +357,19 @@ class TransferMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families."""
         way, transfers = self._way, self._transfers
-        label = ["To" if way == "send" else "From"]
-        verb = "sends" if way == "send" else "receives"
+        verb, label = ("sends", ["To"]) if way == "send" else ("receives", ["From"])
         prefix = f"etcd_network_snapshot_{way}"
-        yield gauge(
-            f"{prefix}_inflights_total",
-            f"Total number of inflight snapshot {verb}",
-            _named(transfers.under_way),
-            label,
-        )
-        yield counter(
-            f"{prefix}_success", f"Total number of successful snapshot {verb}", _named(transfers.succeeded), label
-        )
+        text = f"Total number of inflight snapshot {verb}"
+        yield gauge(f"{prefix}_inflights_total", text, _named(transfers.under_way), label)
+        text = f"Total number of successful snapshot {verb}"
+        yield counter(f"{prefix}_success", text, _named(transfers.succeeded), label)
         yield counter(f"{prefix}_failures", f"Total number of snapshot {way} failures", _named(transfers.failed), label)
-        yield histogram_family(
-            f"{prefix}_total_duration_seconds",
-            f"Total latency distributions of v3 snapshot {verb}",
-            {(f"{peer_id:x}",): buckets for peer_id, buckets in sorted(transfers.durations.items())},
-            label,
-        )
+        text = f"Total latency distributions of v3 snapshot {verb}"
+        yield histogram_family(f"{prefix}_total_duration_seconds", text, _named(transfers.durations), label)
 
 
-def _named(counts: dict[int, int]) -> dict[tuple[str, ...], float]:
-    return {(f"{peer_id:x}",): count for peer_id, count in sorted(counts.items())}
+def _named(found: Mapping[int, T]) -> dict[tuple[str, ...], T]:
+    return {(f"{peer_id:x}",): one for peer_id, one in sorted(found.items())}
 
 
 OPERATIONS: Final[Mapping[int, str]] = {

@@ -30,46 +30,26 @@ class PeerMetrics(Collector):
         """All families."""
         peers = {f"{peer_id:x}": peer for peer_id, peer in sorted(self._transport.peers.items())}
         pairs = {(f"{self._member_id:x}", name): peer for name, peer in peers.items()}
-        found: list[Metric] = []
-        for name, text, values in (
-            ("sent_bytes", "The total number of bytes sent to peers.", {n: p.sent_bytes for n, p in peers.items()}),
-            (
-                "sent_failures",
-                "The total number of send failures from peers.",
-                {n: p.send_failures for n, p in peers.items()},
-            ),
-        ):
-            found.append(counter(f"etcd_network_peer_{name}_total", text, {(n,): v for n, v in values.items()}, ["To"]))
-        for name, text, received in (
-            ("received_bytes", "The total number of bytes received from peers.", self._service.received_bytes),
-            (
-                "received_failures",
-                "The total number of receive failures from peers.",
-                dict.fromkeys(self._service.received_bytes, 0) | self._service.received_failures,
-            ),
-        ):
-            by_peer = {(f"{peer_id:x}",): count for peer_id, count in sorted(received.items())}
-            found.append(counter(f"etcd_network_peer_{name}_total", text, by_peer, ["From"]))
+        sent = {(name,): peer.sent_bytes for name, peer in peers.items()}
+        yield counter("etcd_network_peer_sent_bytes_total", "The total number of bytes sent to peers.", sent, ["To"])
+        failed = {(name,): peer.send_failures for name, peer in peers.items()}
+        text = "The total number of send failures from peers."
+        yield counter("etcd_network_peer_sent_failures_total", text, failed, ["To"])
+        received = {(f"{peer_id:x}",): count for peer_id, count in sorted(self._service.received_bytes.items())}
+        text = "The total number of bytes received from peers."
+        yield counter("etcd_network_peer_received_bytes_total", text, received, ["From"])
+        failures = dict.fromkeys(self._service.received_bytes, 0) | self._service.received_failures
+        failed = {(f"{peer_id:x}",): count for peer_id, count in sorted(failures.items())}
+        text = "The total number of receive failures from peers."
+        yield counter("etcd_network_peer_received_failures_total", text, failed, ["From"])
         labels = ["Local", "Remote"]
-        found += [
-            gauge(
-                "etcd_network_active_peers",
-                "The current number of active peer connections.",
-                {pair: peer.active_since is not None for pair, peer in pairs.items()},
-                labels,
-            ),
-            gauge("etcd_network_known_peers", "The current number of known peers.", dict.fromkeys(pairs, 1), labels),
-            counter(
-                "etcd_network_disconnected_peers_total",
-                "The total number of disconnected peers.",
-                {pair: peer.disconnects for pair, peer in pairs.items()},
-                labels,
-            ),
-            histogram_family(
-                "etcd_network_peer_round_trip_time_seconds",
-                "Round-Trip-Time histogram between peers",
-                {(name,): peer.round_trips for name, peer in peers.items()},
-                ["To"],
-            ),
-        ]
-        yield from found
+        active = {pair: peer.active_since is not None for pair, peer in pairs.items()}
+        yield gauge("etcd_network_active_peers", "The current number of active peer connections.", active, labels)
+        known = dict.fromkeys(pairs, 1)
+        yield gauge("etcd_network_known_peers", "The current number of known peers.", known, labels)
+        gone = {pair: peer.disconnects for pair, peer in pairs.items()}
+        text = "The total number of disconnected peers."
+        yield counter("etcd_network_disconnected_peers_total", text, gone, labels)
+        trips = {(name,): peer.round_trips for name, peer in peers.items()}
+        text = "Round-Trip-Time histogram between peers"
+        yield histogram_family("etcd_network_peer_round_trip_time_seconds", text, trips, ["To"])
