@@ -152,7 +152,7 @@ class Cluster:
         self.environment: Callable[[Member], Mapping[str, str]] = lambda member: {}
         """What every life of a member finds in its environment beside that of this process."""
         self.seed = 0
-        """Of what faults draw by themselves."""
+        """Seed of what faults draw by themselves."""
         self._numbers = settings.size
         peers = ",".join(f"{member.name}=http://{member.peer_address}" for member in self.members)
         for member in self.members:

@@ -42,7 +42,7 @@ TO_THE_LAST: Final = b"\x00"
 
 
 State = tuple[bytes, int, int, int]
-"""Of a key at some revision: the key, packed revision of its value, main revision of its creation, version."""
+"""A key at some revision: the key, packed revision of its value, main revision of its creation, version."""
 
 
 class Index:

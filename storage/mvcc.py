@@ -61,7 +61,7 @@ WAIT_S = 0.01
 """Rest between two looks at whether a commit has ended."""
 
 FIRST_REVISION = 1
-"""Of a store without any change; the first change makes revision 2."""
+"""The revision of a store without any change; the first change makes revision 2."""
 
 
 Beside = Callable[[ReadTxn], Generator[None, None, None]]

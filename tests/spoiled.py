@@ -26,7 +26,7 @@ WRONG: Final[tuple[Any, ...]] = (
     None, True, [], {}, "", "text", -1, 2**64, 10**400, 1.5, 1e300, float("nan"), float("inf"), [None], {"a": None},
     {"": [{}]},
 )  # fmt: skip
-"""Of another type, or beyond what any program counts to; JSON has each of them."""
+"""Values of another type, or beyond what any program counts to; JSON has each of them."""
 LARGE: Final[tuple[Any, ...]] = ("x" * 30_000, ["x"] * 3_000, {str(number): "x" for number in range(3_000)})
 PATHS: Final[tuple[str, ...]] = (
     "/", "/etc/passwd", "..", "../victim/x", "a/../../x", "a\0b", "a\nb", "\x1b[2J", "\ud800", "memory://", "file:///etc",

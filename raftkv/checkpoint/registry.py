@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 UNMEASURED_MAX: Final = 3
-"""Of checkpoints without the metric whose best is kept, before a warning: the first validation may come later."""
+"""Checkpoints without the metric whose best is kept, before a warning: the first validation may come later."""
 
 
 class Registry:

@@ -163,7 +163,7 @@ def out(rows: Rows) -> None:
 ROLE_STYLES: Final = {"leader": "bold green", "follower": "green", "learner": "cyan"} | dict.fromkeys(
     ("silent", "exited"), "bold red"
 )
-"""Of members by their role; others are yellow."""
+"""Styles of members, by their role; others are yellow."""
 
 
 def draw(

@@ -51,8 +51,8 @@ soon.
 METRICS_LIMITS: Final = ServerLimits(
     connections=descriptors.METRICS_CONNECTIONS, crowded_idle_s=0.0, goaway_notice_timeout_s=0.0
 )
-"""Connections are few, and a probe that finds no place has its member killed: whoever asks something takes the place of
-who only holds one.
+"""Connections are few, and a probe that finds no place has its member killed: a connection that asks something
+takes the place of one that only holds on.
 """
 
 

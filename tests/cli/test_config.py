@@ -125,7 +125,7 @@ def test_localhost_and_its_address_are_one():
 
 
 def test_ids_are_those_of_etcd():
-    """Of a member with all defaults, as every quick start of etcd shows them."""
+    """The ids are those of a member with all defaults, as every quick start of etcd shows them."""
     assert f"{cluster_id.member_id(['http://localhost:2380'], 'etcd-cluster'):x}" == "8e9e05c52164694d"
     assert f"{cluster_id.cluster_id([0x8E9E05C52164694D]):x}" == "cdf818194e3a8c32"
 

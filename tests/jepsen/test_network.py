@@ -20,7 +20,7 @@ from tests.long import long_except
 SOON_S = 0.2
 LONG_S = 10.0
 FIRST_TERM = {"etcd": 2, "raftkv": 1}
-"""Of a cluster whose first election succeeds."""
+"""The term of a cluster whose first election succeeds."""
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 TEST_TIMEOUT_S = 90.0
-"""Of real time."""
+"""Real time that a test may take."""
 
 
 class Clock:

@@ -141,7 +141,7 @@ def test_each_name_is_looked_at_once_however_many_runs_there_are() -> None:
 
 @pytest.fixture(params=["raftkv", "etcd"])
 def endpoints(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Of raftkv, and of etcd 3.5.1: the history of a run is read from either."""
+    """The history of a run is read from raftkv, and from etcd 3.5.1."""
     if request.param == "raftkv":
         yield request.getfixturevalue("raftkv_cluster").endpoints
     else:

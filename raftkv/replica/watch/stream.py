@@ -154,7 +154,7 @@ class WatchStream:
         self._bodies = 0
         """Elements of ``_out`` that belong to the message begun before them."""
         self._events = self._control = 0
-        """Of what ``_out`` has: events, and responses without any."""
+        """How many events ``_out`` has, and how many responses without any."""
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
         self._compacted: dict[int, None] = {}

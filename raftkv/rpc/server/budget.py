@@ -85,7 +85,7 @@ class AnswerBudget:
         self.used_bytes = 0
         self.ended_total = 0
         self.accounts: dict[AnswerAccount, None] = {}
-        """Of open connections, the oldest first: among equals that one ends, not the one that came last."""
+        """Accounts of open connections, the oldest first: among equals that one ends, not the one that came last."""
         self.held_bytes = 0
         self.held_limit_bytes = limits.process_assembly_bytes
         self._waiting: set[AnswerAccount] = set()

@@ -55,8 +55,8 @@ from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
 # The budget of all connections of a gateway together: requests that are not done, and answers that are not read.
 #
 # Each connection has limits of its own; thousands of them together need one more. When a budget is exceeded, the
-# connection that holds most is closed, of equals the one that has held it longest: whoever asks for little and reads
-# its answers is never the one.
+# connection that holds most is closed, of equals the one that has held it longest: a client that asks for little and
+# reads its answers never loses its connection.
 
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024

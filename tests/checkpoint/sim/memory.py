@@ -48,7 +48,7 @@ from .swarm import draw
 NODES = 3
 COPIES = 1
 LIMIT_BYTES = 4000
-"""Of a node: some attempts of all ranks."""
+"""Memory of a node: some attempts of all ranks fit."""
 MEETING_S = 5.0
 SENDING_S = 3.0
 DAMAGED = 0.1

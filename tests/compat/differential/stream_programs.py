@@ -89,7 +89,7 @@ class Waiting:
 
     @property
     def prefix(self) -> bytes:
-        """Of the queue."""
+        """Prefix of the queue that the key stands in."""
         return self.key.rpartition(b"/")[0] + b"/"
 
     def has_lost(self, side: Side) -> bool:

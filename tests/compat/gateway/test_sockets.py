@@ -107,7 +107,7 @@ def test_websockets_tell_what_etcds_do(pair: tuple[Side, Side], play: Callable[[
 
 
 def test_a_websocket_has_the_rights_of_its_token(pair: tuple[Side, Side]) -> None:
-    """Of raftkv alone: etcd 3.5.1 takes the word ``Bearer`` for a part of the token, and refuses all."""
+    """Test raftkv alone: etcd 3.5.1 takes the word ``Bearer`` for a part of the token, and refuses all."""
     side = pair[1]
     add_users(side)
     told = []

@@ -156,7 +156,7 @@ def test_every_answer_is_etcds(sides: tuple[Side, Side]) -> None:
 
 
 def test_the_id_of_a_member_is_made_as_by_etcd(sides: tuple[Side, Side]) -> None:
-    """Of its URLs and the second, without the token."""
+    """An id is made of the URLs and the second, without the token."""
     for side in sides:
         answer = side.call("Add", rpc_pb2.MemberAddRequest(peerURLs=[B, A], isLearner=True))
         assert list(answer.message.member.peerURLs) == [A, B]

@@ -89,7 +89,7 @@ def test_damaged_record_is_told_to_those_who_wait(record: str) -> None:
 
 @pytest.mark.parametrize("claims", [{"want": 2**64 - 1}, {"slots": 2**64 - 1}, {"slots": 0}])
 def test_node_that_claims_what_cannot_be_is_in_no_generation(claims: dict[str, int]) -> None:
-    """It moved the run past the last number that a record can have, or had all nodes make lists without end."""
+    """Such a claim moved the run past the last number of a record, or had all nodes make lists without end."""
 
     async def main() -> None:
         control, keys = StoreWorld().control(), RunKeys("job")
