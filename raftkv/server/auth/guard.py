@@ -115,37 +115,46 @@ class Guard:
         request = parse(call, method.request, data)
         if request is None:
             return
-        if row.valid_in_pieces is not None and len(data) > BYTES_AT_ONCE:
-            self._admit_sliced(row, handler, call, data, request)
+        in_pieces = row.valid_in_pieces
+
+        def let_in(_credential: Credential | None) -> None:
+            handler(call, data)
+
+        if in_pieces is None or len(data) <= BYTES_AT_ONCE:
+            self._ask_row(row, call, partial(self._check, row, request, call), let_in)
             return
+
+        def check() -> Work[None]:
+            yield from in_pieces(request, self._txn_operations_max)
+            yield
+
+        ask = partial(self._ask_row, row, call, partial(self._check_caller, row, request, call), let_in)
+        self._when_checked(check(), None, call, ask)
+
+    def _ask_row(
+        self,
+        row: Row,
+        call: UnaryCall,
+        check: Callable[[], tuple[Credential | None, Left]],
+        let_in: Callable[[Credential | None], None],
+    ) -> None:
+        """Let a call in, or refuse it; a token that is not known here yet is waited for, and asked about once more.
+
+        Arguments:
+            row: says how refusals are worded.
+            call: to be answered.
+            check: finds the caller, and asks the row.
+            let_in: given what the caller has shown.
+        """
         try:
-            _, left = self._check(row, request, call)
+            credential, left = check()
         except TokenAheadError as ahead:
-            self._wait(ahead, call, lambda: self._admit(method, row, handler, call, data))
+            again = partial(self._ask_row, row, call, check, let_in)
+            self._spawn(self._admit_later(ahead, call, again), call)
         except errors.StatusError as error:
             fail(call, error)
         else:
-            self._when_checked(left, row, call, lambda: handler(call, data))
-
-    def _admit_sliced(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
-        """Let a long request in, or refuse it, when it is found to be valid in itself."""
-
-        def check() -> Work[None]:
-            if row.valid_in_pieces is not None:
-                yield from row.valid_in_pieces(request, self._txn_operations_max)
-            yield
-
-        def let_in() -> None:
-            try:
-                _, left = self._check_caller(row, request, call)
-            except TokenAheadError as ahead:
-                self._wait(ahead, call, let_in)
-            except errors.StatusError as error:
-                fail(call, error)
-            else:
-                self._when_checked(left, row, call, lambda: handler(call, data))
-
-        self._when_checked(check(), None, call, let_in)
+            self._when_checked(left, row, call, partial(let_in, credential))
 
     def _when_checked(self, left: Left, row: Row | None, call: UnaryCall, go_on: Callable[[], None]) -> None:
         """Do what is left of a check in slices, then go on.
@@ -199,28 +208,17 @@ class Guard:
             request = parse(call, method.request, data)
             if request is None:
                 return
-            credential: Credential | None = None
-            left: Left = None
-            try:
-                if self._auth.is_enabled:
-                    credential, left = self._check(row, request, call)
-            except TokenAheadError as ahead:
-                self._wait(ahead, call, lambda: guarded(call, data))
-                return
-            except errors.StatusError as error:
-                fail(call, error)
-                return
 
-            def go_on() -> None:
+            def check() -> tuple[Credential | None, Left]:
+                return self._check(row, request, call) if self._auth.is_enabled else (None, None)
+
+            def let_in(credential: Credential | None) -> None:
                 self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
                 handler(call, data)
 
-            self._when_checked(left, row, call, go_on)
+            self._ask_row(row, call, check, let_in)
 
         return guarded
-
-    def _wait(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
-        self._spawn(self._admit_later(ahead, call, again), call)
 
     def _spawn(self, waiting: Coroutine[Any, Any, None], call: ServerCall) -> None:
         task = asyncio.get_running_loop().create_task(waiting)

@@ -120,20 +120,17 @@ class LiveCall:
 
     def read_refusal(self, key: bytes, range_end: bytes) -> str:
         """Return why the client may not begin to watch an interval, in etcd's words; empty: it may."""
-        if not self._calls.auth.is_enabled:
-            return ""
-        try:
-            self._calls.rights.check_read(self.caller(), key, range_end)
-        except errors.StatusError as error:
-            return _reason(error)
-        return ""
+        return self._refusal(self.caller, key, range_end)
 
     def refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
         """Why the client may not go on to watch an interval, by the users of now: they may change amid a look."""
+        return self._refusal(self._present, key, range_end)
+
+    def _refusal(self, caller: Callable[[], Caller | None], key: bytes, range_end: bytes) -> str:
         if not self._calls.auth.is_enabled:
             return ""
         try:
-            self._calls.rights.check_read(self._present(), key, range_end)
+            self._calls.rights.check_read(caller(), key, range_end)
         except errors.StatusError as error:
             return _reason(error)
         return ""

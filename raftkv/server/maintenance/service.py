@@ -30,7 +30,7 @@ from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.responder import PendingWrite, Responder, fail, parse
+from raftkv.server.services.responder import PendingWrite, Responder, parse
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
 
@@ -224,15 +224,9 @@ class MaintenanceService:
 
     def alarm(self, call: UnaryCall, data: bytes) -> None:
         """List, raise or disarm alarms."""
-        request = parse(call, rpc_pb2.AlarmRequest, data)
-        if request is None:
-            return
-        try:
-            check.check_alarm(request)
-        except errors.StatusError as error:
-            fail(call, error)
-            return
-        self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
+        request = parse(call, rpc_pb2.AlarmRequest, data, check.check_alarm)
+        if request is not None:
+            self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
     async def hash(self, _request: rpc_pb2.HashRequest, call: UnaryCall) -> bytes:
         """Hash of the whole database of this member, with everything in it that was answered before.

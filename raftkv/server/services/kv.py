@@ -24,8 +24,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server.services.responder import Growth, PendingRead, PendingWrite, Responder, fail, parse
-from raftkv.storage.mvcc_range import PinnedView
+from raftkv.server.services.responder import PendingRead, PendingWrite, Responder, fail, parse
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.KV"]
@@ -52,22 +51,6 @@ class _PendingCompaction(PendingWrite):
             fail(self.call, outcome.error)
         else:
             self.service.applier.when_compacted(lambda: self.service.reply(self.call, self.service.revision()))
-
-
-def _range_in_pieces(
-    request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth, body: list[bytes]
-) -> Work[ranges.Answer]:
-    return ranges.in_pieces(view, request, growth, body)
-
-
-def _txn_in_pieces(
-    request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth, body: list[bytes]
-) -> Work[ranges.Answer]:
-    return txn.read_in_pieces(view, request, growth, body)
-
-
-def _check_get(rights: Rights, caller: Caller | None, get: plain.PlainGet) -> None:
-    rights.check_read(caller, get.key, b"")
 
 
 class KVService:
@@ -101,15 +84,9 @@ class KVService:
         if get is not None:
             self._read(call, get, get.serializable, self._serve_get)
             return
-        request = parse(call, rpc_pb2.RangeRequest, data)
-        if request is None:
-            return
-        try:
-            check.check_range(request)
-        except errors.StatusError as error:
-            fail(call, error)
-            return
-        self._read(call, request, request.serializable, self._serve_range)
+        request = parse(call, rpc_pb2.RangeRequest, data, check.check_range)
+        if request is not None:
+            self._read(call, request, request.serializable, self._serve_range)
 
     def _read(self, call: UnaryCall, request: Any, serializable: bool, serve: Callable[[UnaryCall, Any], None]) -> None:
         """Serve a read as soon as this member is recent enough for it."""
@@ -130,7 +107,7 @@ class KVService:
             return
         try:
             if self._auth.is_enabled:
-                self._responder.check_again(call, lambda rights, caller: _check_get(rights, caller, get))
+                self._responder.check_again(call, lambda rights, caller: rights.check_read(caller, get.key, b""))
             revision, body = ranges.get(self._store, get.key)
         except Exception as error:
             self._responder.refuse_read(call, error)
@@ -154,7 +131,7 @@ class KVService:
                     answer = ranges.execute_small(self._store, request, KEYS_AT_ONCE, BYTES_AT_ONCE)
                 if answer is None:
                     size = self._store.known_count(request.key, request.range_end)
-                    self._responder.read_in_slices(call, partial(_range_in_pieces, request), size, check_rights)
+                    self._responder.read_in_slices(call, partial(ranges.in_pieces, request=request), size, check_rights)
                     return
                 revision, body = answer
             else:
@@ -175,23 +152,15 @@ class KVService:
         if put is not None:
             self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, put))
             return
-        request = parse(call, rpc_pb2.PutRequest, data)
+        request = parse(call, rpc_pb2.PutRequest, data, check.check_put)
         if request is not None:
-            self._write(call, Kind.PUT, data, request, check.check_put)
+            self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, request))
 
     def delete_range(self, call: UnaryCall, data: bytes) -> None:
         """Delete an interval."""
-        request = parse(call, rpc_pb2.DeleteRangeRequest, data)
+        request = parse(call, rpc_pb2.DeleteRangeRequest, data, check.check_delete_range)
         if request is not None:
-            self._write(call, Kind.DELETE_RANGE, data, request, check.check_delete_range)
-
-    def _write(self, call: UnaryCall, kind: int, data: bytes, request: Any, checks: Callable[[Any], None]) -> None:
-        try:
-            checks(request)
-        except errors.StatusError as error:
-            fail(call, error)
-            return
-        self._responder.propose(call, kind, data, PendingWrite(self._responder, call, request))
+            self._responder.propose(call, Kind.DELETE_RANGE, data, PendingWrite(self._responder, call, request))
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a txn of ranges alone stays out of the log."""
@@ -245,7 +214,7 @@ class KVService:
                 return
         size = self._txn_size(request)
         if size > KEYS_OF_TXN_AT_ONCE or self._responder.slices.is_late:
-            self._responder.read_in_slices(call, partial(_txn_in_pieces, request), size, check_rights)
+            self._responder.read_in_slices(call, partial(txn.read_in_pieces, request=request), size, check_rights)
             return
         try:
             outcome = self._applier.read_txn(request)

@@ -34,7 +34,6 @@ from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
-from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
 
@@ -145,19 +144,26 @@ def fail(call: UnaryCall, error: errors.StatusError) -> None:
         call.fail(error.code, str(error))
 
 
-def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
-    """Return the request, or None after the call was refused because its bytes are none.
+def parse(call: UnaryCall, message: type[Any], data: bytes, check: Callable[[Any], object] | None = None) -> Any | None:
+    """Return the request, or None after the call was refused, because its bytes are none or a check refused it.
 
     Arguments:
         call: to be refused.
         message: type of the request.
         data: its bytes.
+        check: raises StatusError for a request that can never be done.
     """
     try:
-        return message.FromString(data)
+        request = message.FromString(data)
+        if check is not None:
+            check(request)
     except DecodeError as error:
         call.fail(errors.INTERNAL, f"grpc: error unmarshalling request: {error}")
-        return None
+    except errors.StatusError as error:
+        fail(call, error)
+    else:
+        return request
+    return None
 
 
 class Growth:
@@ -295,7 +301,7 @@ class Responder:
     def read_in_slices(
         self,
         call: UnaryCall,
-        read: Callable[[PinnedView, Growth, list[bytes]], Work[ranges.Answer]],
+        read: Callable[..., Work[ranges.Answer]],
         size: int,
         check: Callable[[Rights, Caller | None], None],
     ) -> None:
@@ -303,8 +309,8 @@ class Responder:
 
         Arguments:
             call: to be answered.
-            read: begins it on a view of the present; calls the growth with the bytes that it gathers, and keeps these
-                in the list.
+            read: begins it on a view of the present; calls ``grow`` with the bytes that it gathers, and keeps these in
+                the list ``body``.
             size: about how many keys it looks at.
             check: asks the rights of a caller, when the read begins: it may have waited, and the present have changed.
         """
@@ -315,7 +321,10 @@ class Responder:
             self.check_again(call, check)
             growth, body, began_s = self.growth(call), list[bytes](), perf_counter()
             try:
-                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))
+                # A lambda: the compiled generator needs a function within it, or cannot be closed once it has ended.
+                revision, pieces = yield from hold(
+                    self.applier.store.pin, lambda view: read(view, grow=growth, body=body)
+                )
             except BaseException:
                 # It is given up, or its caller has gone.
                 if growth.held_bytes > response.DROPPED_BYTES:
