@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from raftkv.client.operations import Fence
 
 T = TypeVar("T")
+Call = Callable[[ReplicatedStore], Coroutine[Any, Any, T]]
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
 """TCPStore's."""
@@ -68,7 +69,7 @@ class _Shared:
         self._users = 0
         self._store: tuple[Any, ReplicatedStore] | None = None
 
-    def run(self, call: Any, timeout_s: float) -> Any:
+    def run(self, call: Call[T], timeout_s: float) -> T:
         """Run ``call(store)`` on the client's loop, within a time.
 
         Arguments:
@@ -156,8 +157,7 @@ class Store(TorchStore):
             key: of the value.
             value: text or bytes.
         """
-        pair = _bytes(key), _bytes(value)
-        self._run("set", [key], lambda store: store.set_many([pair]))
+        self._run("set", [key], lambda store: store.set_many([(_bytes(key), _bytes(value))]))
 
     def get(self, key: str) -> bytes:
         """Return a value; waits for it, as long as the store's timeout.
@@ -165,9 +165,7 @@ class Store(TorchStore):
         Raises:
             DistStoreError: it was not set in time.
         """
-        name = _bytes(key)
-        found: bytes = self._run("wait", [key], lambda store: store.wait_value(name))
-        return found
+        return self._run("wait", [key], lambda store: store.wait_value(_bytes(key)))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number; absent is 0. Returns the sum; no other caller gets the same one by the same addition.
@@ -179,9 +177,7 @@ class Store(TorchStore):
         Raises:
             DistStoreError: the value is no number.
         """
-        name, number = _bytes(key), int(amount)
-        total: int = self._run("add", [key], lambda store: store.add(name, number))
-        return total
+        return self._run("add", [key], lambda store: store.add(_bytes(key), int(amount)))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Put bytes behind a value; absent is empty.
@@ -190,13 +186,11 @@ class Store(TorchStore):
             key: of the value.
             value: what to add to it.
         """
-        name, more = _bytes(key), _bytes(value)
-        self._run("append", [key], lambda store: store.append(name, more))
+        self._run("append", [key], lambda store: store.append(_bytes(key), _bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Tell whether all the keys have values, now."""
-        names = [_bytes(key) for key in keys]
-        return not self._run("check", keys, lambda store: store.missing(names))
+        return not self._run("check", keys, lambda store: store.missing([_bytes(key) for key in keys]))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until every key has had a value.
@@ -208,8 +202,7 @@ class Store(TorchStore):
         Raises:
             DistStoreError: some were not set in time.
         """
-        names = [_bytes(key) for key in keys]
-        self._run("wait", keys, lambda store: store.wait(names), timeout)
+        self._run("wait", keys, lambda store: store.wait([_bytes(key) for key in keys]), timeout)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write a value if the present one is what is expected; with nothing expected, if there is none.
@@ -223,19 +216,15 @@ class Store(TorchStore):
             The value that is there now; if there is none, what was expected.
         """
         name, old, new = _bytes(key), _bytes(expected), _bytes(desired)
-        found: bytes = self._run("compare_set", [key], lambda store: store.compare_set(name, old, new))
-        return found
+        return self._run("compare_set", [key], lambda store: store.compare_set(name, old, new))
 
     def delete_key(self, key: str) -> bool:
         """Delete a value; tells whether there was one."""
-        name = _bytes(key)
-        existed: bool = self._run("delete_key", [key], lambda store: store.delete(name))
-        return existed
+        return self._run("delete_key", [key], lambda store: store.delete(_bytes(key)))
 
     def num_keys(self) -> int:
         """Count the keys."""
-        count: int = self._run("num_keys", [], lambda store: store.count())
-        return count
+        return self._run("num_keys", [], lambda store: store.count())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys; waits for each, as ``get`` does."""
@@ -248,8 +237,7 @@ class Store(TorchStore):
                 for name, value in zip(names, found, strict=True)
             ]
 
-        values: list[bytes] = self._run("wait", keys, read)
-        return values
+        return self._run("wait", keys, read)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Write several values.
@@ -305,7 +293,7 @@ class Store(TorchStore):
         limit: timedelta = self.timeout  # type: ignore[attr-defined, unused-ignore]
         return limit
 
-    def _run(self, what: str, keys: Sequence[str], call: Any, timeout: timedelta | None = None) -> Any:
+    def _run(self, what: str, keys: Sequence[str], call: Call[T], timeout: timedelta | None = None) -> T:
         limit = self._limit if timeout is None else timeout
         try:
             return self._shared.run(call, limit.total_seconds())
