@@ -83,11 +83,7 @@ class Store:
     """The replicated key-value state of one member, with its history. ``Store.open`` makes one."""
 
     def __init__(
-        self,
-        backend: Backend,
-        writer: Writer,
-        operations_max: int,
-        on_fatal: Callable[[BaseException], None],
+        self, backend: Backend, writer: Writer, operations_max: int, on_fatal: Callable[[BaseException], None]
     ) -> None:
         self.backend = backend
         self._operations_max = operations_max

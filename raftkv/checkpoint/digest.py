@@ -61,11 +61,7 @@ class _Crc32c:
         return f"{self._value:08x}"
 
 
-ALGORITHMS: Final[dict[str, Callable[[], Hasher]]] = {
-    SHA256: hashlib.sha256,
-    BLAKE2B: hashlib.blake2b,
-    CRC32C: _Crc32c,
-}
+ALGORITHMS: Final[dict[str, Callable[[], Hasher]]] = {SHA256: hashlib.sha256, BLAKE2B: hashlib.blake2b, CRC32C: _Crc32c}
 """Name of each algorithm, and what makes its hasher."""
 
 

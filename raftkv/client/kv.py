@@ -259,12 +259,7 @@ class Bulk(KV):
     """Calls for many keys."""
 
     async def put_many(
-        self,
-        items: Pairs,
-        *,
-        lease: LeaseLike | None = None,
-        window: int = WINDOW,
-        timeout_s: float | None = None,
+        self, items: Pairs, *, lease: LeaseLike | None = None, window: int = WINDOW, timeout_s: float | None = None
     ) -> list[PutResult]:
         """Write many keys; results in the order of ``items``.
 

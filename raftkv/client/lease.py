@@ -532,13 +532,7 @@ class Session:
         error: why it is not established at present; None while it is.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        ttl: float,
-        on_lost: OnSession | None,
-        on_established: OnSession | None,
-    ) -> None:
+    def __init__(self, scope: Scope, ttl: float, on_lost: OnSession | None, on_established: OnSession | None) -> None:
         self.generation = 0
         self.error: Exception | None = None
         self._scope = scope

@@ -141,9 +141,7 @@ class Publishing:
         if newest is not None and newest.id == self._id:
             return newest  # an earlier copy of this txn has done it
         raise self._conflict(
-            number,
-            found,
-            "this publisher was silent for too long" if own is None else "another publisher was faster",
+            number, found, "this publisher was silent for too long" if own is None else "another publisher was faster"
         )
 
     def _conflict(self, number: int, found: KeyValue | None, why: str) -> PublishConflict:

@@ -74,11 +74,7 @@ class Source:
     """
 
     def __init__(
-        self,
-        store: Store,
-        keys: DatasetKeys,
-        directory: SharedDirectory | None,
-        cache: Memory[bytes],
+        self, store: Store, keys: DatasetKeys, directory: SharedDirectory | None, cache: Memory[bytes]
     ) -> None:
         self.reads = 0
         self._store = store

@@ -230,8 +230,5 @@ def _repeated() -> str:
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
 
 
-OPTIONS: Final = (
-    ("grpc.service_config", _repeated()),
-    ("grpc.max_receive_message_length", -1),
-)
+OPTIONS: Final = (("grpc.service_config", _repeated()), ("grpc.max_receive_message_length", -1))
 """Options of a channel with which grpcio does as the library: it repeats what may be repeated, and limits no answer."""

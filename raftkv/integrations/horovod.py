@@ -268,10 +268,7 @@ class Scopes:
     async def _write(self, call: Any, round_revision: int, writes: Sequence[rpc_pb2.RequestOp]) -> bool:
         """Write, unless another generation has begun."""
         fence = rpc_pb2.Compare(
-            key=self._round_key,
-            target=rpc_pb2.Compare.MOD,
-            result=rpc_pb2.Compare.EQUAL,
-            mod_revision=round_revision,
+            key=self._round_key, target=rpc_pb2.Compare.MOD, result=rpc_pb2.Compare.EQUAL, mod_revision=round_revision
         )
         return await self._txn(call, [fence], writes)
 

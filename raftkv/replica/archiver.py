@@ -368,10 +368,5 @@ def make_archiver(
     else:
         return None
     return Archiver(
-        wal,
-        disk,
-        applied,
-        store,
-        timeout_s=config.wal_archive_timeout_s,
-        held_bytes_max=config.wal_archive_held_bytes,
+        wal, disk, applied, store, timeout_s=config.wal_archive_timeout_s, held_bytes_max=config.wal_archive_held_bytes
     )

@@ -241,11 +241,7 @@ class StoreMetrics(Collector):
             ("etcd_mvcc_txn_total", "Total number of txns seen by this member.", self._txns()),
             ("etcd_mvcc_range_total", ranges, store.ranges_total),
             ("etcd_debugging_mvcc_range_total", ranges, store.ranges_total),
-            (
-                "etcd_debugging_mvcc_db_compaction_keys_total",
-                "Total number of db keys compacted.",
-                store.dropped_total,
-            ),
+            ("etcd_debugging_mvcc_db_compaction_keys_total", "Total number of db keys compacted.", store.dropped_total),
         )
 
 

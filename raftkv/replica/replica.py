@@ -475,11 +475,7 @@ class Replica:
             ("disk_backend_commit", "The latency distributions of commit called by backend.", self._commits),
             ("disk_backend_defrag", "The latency distribution of backend defragmentation.", self._defragmentations),
             ("mvcc_hash", "The latency distribution of storage hash operation.", hashes.durations),
-            (
-                "mvcc_hash_rev",
-                "The latency distribution of storage hash by revision operation.",
-                hashes.durations_at,
-            ),
+            ("mvcc_hash_rev", "The latency distribution of storage hash by revision operation.", hashes.durations_at),
             ("snap_db_fsync", "The latency distributions of fsyncing .snap.db file", receiver.syncs),
             ("snap_db_save_total", "The total latency distributions of v3 snapshot save", receiver.saves),
         ):

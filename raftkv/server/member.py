@@ -260,10 +260,7 @@ class Member:
             responder, durable.store, config.quota_bytes or 0, replica.defragmenter, replica.hashes
         ).register(server)
         self._snapshot_service = SnapshotService(
-            durable.store,
-            durable.backend,
-            replica.damaged,
-            lambda call: responder.check_again(call, Rights.check_root),
+            durable.store, durable.backend, replica.damaged, lambda call: responder.check_again(call, Rights.check_root)
         )
         self._snapshot_service.register(server)
         QuotaService(responder, replica.throttle).register(server)

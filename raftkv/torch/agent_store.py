@@ -244,10 +244,7 @@ class AgentStore(Store):
         """
         if key.startswith(_ROLE_INFO):
             self._role_info = value.encode() if isinstance(value, str) else value
-        self._unless_over(
-            lambda: self._store.set(key, value),
-            None,
-        )
+        self._unless_over(lambda: self._store.set(key, value), None)
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is there; a stand-in when the generation is over, see the module."""
@@ -265,10 +262,7 @@ class AgentStore(Store):
         Arguments:
             keys, values: equally many.
         """
-        self._unless_over(
-            lambda: self._store.multi_set(list(keys), list(values)),
-            None,
-        )
+        self._unless_over(lambda: self._store.multi_set(list(keys), list(values)), None)
 
     def add(self, key: str, amount: int) -> int:
         """Count; 0 when the generation is over.

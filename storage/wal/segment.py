@@ -138,12 +138,7 @@ def encode_head(
         the buffers to write in order, and the checksum of the frame.
     """
     body = b"".join(
-        (
-            encode_segment_head(head),
-            encode_metadata(metadata),
-            encode_hard_state(hard_state),
-            encode_snapshot(snapshot),
-        )
+        (encode_segment_head(head), encode_metadata(metadata), encode_hard_state(hard_state), encode_snapshot(snapshot))
     )
     return encode_frame(body, 0, 0, previous, 0)
 

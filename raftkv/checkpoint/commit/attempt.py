@@ -52,16 +52,7 @@ from raftkv.checkpoint.keys import (
     check_durable,
     check_file_name,
 )
-from raftkv.checkpoint.records import (
-    AttemptRecord,
-    Checkpoint,
-    Deleting,
-    FileRecord,
-    Hold,
-    Latest,
-    Prepared,
-    Reference,
-)
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Deleting, FileRecord, Hold, Latest, Prepared, Reference
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control import Control, below, until_answered
 from raftkv.client.lease import farewell_s

@@ -15,10 +15,7 @@ from typing import Final
 from raftkv.checkpoint.commit.summary import usable
 from raftkv.checkpoint.keys import METRICS_MAX, STEP_MAX
 
-_STEP: Final = (
-    re.compile(r"step[=_-]?(\d{1,12})(?!\d)"),
-    re.compile(r"(?:^|[-_.=])(\d{1,12})(?:\.[A-Za-z]\w*)?$"),
-)
+_STEP: Final = (re.compile(r"step[=_-]?(\d{1,12})(?!\d)"), re.compile(r"(?:^|[-_.=])(\d{1,12})(?:\.[A-Za-z]\w*)?$"))
 
 
 @dataclass(frozen=True)

@@ -167,13 +167,7 @@ class Lighthouse:
         if name not in self.jobs:
             config = self._config
             self.jobs[name] = Job(
-                check_job(name),
-                self._kv,
-                self.id,
-                self.lease,
-                config.rules,
-                config.timing,
-                started_s=self._started_s,
+                check_job(name), self._kv, self.id, self.lease, config.rules, config.timing, started_s=self._started_s
             )
         return self.jobs[name]
 

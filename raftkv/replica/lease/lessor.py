@@ -39,15 +39,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NO_LIMIT, Entry, StateRole
 from raftkv.replica.lease.graces import ConnectionLost
 from raftkv.replica.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
-from raftkv.replica.lease.renewals import (
-    FAILED_AT_ONCE,
-    RENEW_MAX,
-    Done,
-    Expiry,
-    PendingKeepAlive,
-    Renewals,
-    fail_each,
-)
+from raftkv.replica.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, Done, Expiry, PendingKeepAlive, Renewals, fail_each
 from raftkv.replica.lease.times import BEAT_S, FRESH, PATIENCE_S, LeaseClock, LeaseTimes
 from raftkv.replica.node.leadership import ELECTIONS
 from raftkv.replica.node.node import Node

@@ -327,13 +327,7 @@ class SnapshotReceiver:
             self._writers.pop(path, None)
         self.saves.observe(time.perf_counter() - began_s)
         _log.info("received a snapshot at %d from %x: %d bytes", meta.index, message.from_id, header.size_bytes)
-        return Message(
-            MessageType.SNAPSHOT,
-            to=message.to_id,
-            from_=message.from_id,
-            term=message.term,
-            snapshot=meta,
-        )
+        return Message(MessageType.SNAPSHOT, to=message.to_id, from_=message.from_id, term=message.term, snapshot=meta)
 
     def _check_offset(self, path: Path, header: raft_pb2.SnapshotChunk) -> None:
         """Refuse a stream that goes on behind what is here, or for which there is no room."""
@@ -482,12 +476,7 @@ class Installer:
         is_installing: whether a database is being installed.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        directory: Path,
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, store: Store, directory: Path, on_fatal: Callable[[BaseException], None]) -> None:
         self._store = store
         self._directory = directory
         self.on_received: list[Beside] = []

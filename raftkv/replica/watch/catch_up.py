@@ -45,11 +45,7 @@ class CatchUp:
     """
 
     def __init__(
-        self,
-        store: Store,
-        header: Callable[[int], bytes],
-        synced: Callable[[Watcher], None],
-        wake: Callable[[], None],
+        self, store: Store, header: Callable[[int], bytes], synced: Callable[[Watcher], None], wake: Callable[[], None]
     ) -> None:
         self._store = store
         self._header = header

@@ -171,12 +171,7 @@ class MaintenanceService:
     """
 
     def __init__(
-        self,
-        responder: Responder,
-        store: Store,
-        quota_bytes: int,
-        defragmenter: Defragmenter,
-        hashes: Hashes,
+        self, responder: Responder, store: Store, quota_bytes: int, defragmenter: Defragmenter, hashes: Hashes
     ) -> None:
         self._responder = responder
         self._store = store

@@ -158,11 +158,7 @@ class LeaseService:
         return await self._responder.slices.result(lambda: _listed(head, ends, _lease_status), size, queue)
 
     def when_checked(
-        self,
-        left: Work[None],
-        done: Callable[[], None],
-        failed: Callable[[errors.StatusError], None],
-        queue: Identity,
+        self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None], queue: Identity
     ) -> None:
         """Do what is left of a check.
 

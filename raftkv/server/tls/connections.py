@@ -53,10 +53,7 @@ class OpenConnections:
     """
 
     def __init__(
-        self,
-        check: Callable[[ssl.SSLObject], None],
-        ended: Callable[[str, str], None],
-        wall_clock: Callable[[], float],
+        self, check: Callable[[ssl.SSLObject], None], ended: Callable[[str, str], None], wall_clock: Callable[[], float]
     ) -> None:
         self._check = check
         self._ended = ended

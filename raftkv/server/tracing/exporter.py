@@ -51,10 +51,7 @@ CLOSE_S: Final = 1.0
 _KINDS: Final = {INTERNAL: SpanKind.INTERNAL, SERVER: SpanKind.SERVER, CLIENT: SpanKind.CLIENT}
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _FAULTS: Final = frozenset(
-    (
-        *(Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL),
-        *(Code.UNAVAILABLE, Code.DATA_LOSS),
-    )
+    (*(Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL), *(Code.UNAVAILABLE, Code.DATA_LOSS))
 )
 """Codes that are a server's fault (OpenTelemetry's conventions for gRPC): its span is marked as an error."""
 

@@ -43,10 +43,7 @@ class Events:
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        on_noted: list[Callable[[int, bool, str], None]],
-        clock: Callable[[], float] = time.time,
+        self, replica: Replica, on_noted: list[Callable[[int, bool, str], None]], clock: Callable[[], float] = time.time
     ) -> None:
         self._replica = replica
         self._clock = clock

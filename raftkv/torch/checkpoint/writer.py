@@ -199,12 +199,7 @@ class Writer(FileSystemWriter):
         claim = self._link.claim()
         self._write_trackers()  # who died between a commit and its trackers has left those of the commit before
         self._attempt = self._link.registry.begin(
-            claim,
-            self.step,
-            world_size=world_size,
-            kind=self._kind,
-            parent=self._parent,
-            metadata=self._metadata,
+            claim, self.step, world_size=world_size, kind=self._kind, parent=self._parent, metadata=self._metadata
         )
         return claim.token, self._attempt.record.encode()
 

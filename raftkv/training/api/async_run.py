@@ -517,12 +517,7 @@ async def _as_worker(
 
 
 async def _as_node(
-    kv: Client,
-    config: RunConfig,
-    timeout_s: float | None,
-    on_progress: OnProgress | None,
-    own: bool,
-    checkpoints: str,
+    kv: Client, config: RunConfig, timeout_s: float | None, on_progress: OnProgress | None, own: bool, checkpoints: str
 ) -> Run:
     clock = asyncio.get_running_loop().time
     began = clock()

@@ -185,11 +185,7 @@ def _tf(place: _Place) -> dict[str, str]:
         for slot in range(member.slots):
             port = ports[slot] if slot < len(ports) else TF_PORT + slot
             workers.append(join_address(member.address or member.host, port))
-    config = {
-        "cluster": {"worker": workers},
-        "task": {"type": "worker", "index": place.rank},
-        "environment": "cloud",
-    }
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}, "environment": "cloud"}
     return {"TF_CONFIG": json.dumps(config, separators=(",", ":"))}
 
 

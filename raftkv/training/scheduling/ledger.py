@@ -115,12 +115,7 @@ class ClusterAdmission:
         self._runs: dict[str, Reflector] = {}
 
     async def request(
-        self,
-        run_id: str,
-        candidates: Sequence[Node],
-        min_nodes: int,
-        max_nodes: int,
-        guards: Sequence[Compare] = (),
+        self, run_id: str, candidates: Sequence[Node], min_nodes: int, max_nodes: int, guards: Sequence[Compare] = ()
     ) -> SlotGrant | None:
         """Say what the run would run on, and learn what of it may run now.
 

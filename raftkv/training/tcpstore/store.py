@@ -308,10 +308,7 @@ class Writer:
         self._marks = 0
 
     async def commit(
-        self,
-        conditions: Sequence[Compare],
-        operations: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
+        self, conditions: Sequence[Compare], operations: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> Outcome:
         """Do the operations, once, if the conditions hold; else the others, which only read.
 
