@@ -146,7 +146,7 @@ BRANCHES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(BRANCHES, BRANCHES)
 def test_duplicates_are_those_of_the_plain_rule(then: list[Any], otherwise: list[Any]) -> None:
     request = txn(then=then, otherwise=otherwise)

@@ -216,6 +216,6 @@ def test_only_frozen_members_are_named_with_their_reason(frozen):
     async def scenario():
         async with Client(frozen, options) as client:
             with pytest.raises(ContextDeadlineExceededError, match="timed out connecting"):
-                await client.call(methods.RANGE, READ, timeout_s=2)
+                await client.call(methods.RANGE, READ, timeout_s=1)
 
     run(scenario)

@@ -18,6 +18,7 @@ from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.read_lease import LEASE_NS, RATE_ERROR, ReadLease
 from raftkv.raft.types import ConfState, HardState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
+from tests.long import long_except
 
 from .member import FixedRandom, Member
 
@@ -156,8 +157,10 @@ def play(seed: int, starts_within_lease: bool = True) -> World:
     return world
 
 
-def test_no_schedule_shows_a_stale_read() -> None:
-    assert sum(play(seed).served for seed in range(SCHEDULES)) > 10_000
+@pytest.mark.parametrize("first", long_except([0, SCHEDULES // 2], [0]))
+def test_no_schedule_shows_a_stale_read(first: int) -> None:
+    seeds = range(first, first + SCHEDULES // 2)
+    assert sum(play(seed).served for seed in seeds) > 5_000
 
 
 def commits_are_not_held_back(patch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ def test_a_client_that_leaves_takes_the_process_and_the_pin_with_it(member: Memb
 
 
 def test_a_client_that_takes_nothing_is_given_up(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "STALL_MAX_S", 2.0)
+    monkeypatch.setattr(snapshot, "STALL_MAX_S", 0.5)
     with pytest.raises(RpcError, match="given up: the client took less than 256 KiB/s"):
         asyncio.run(member.send(Call(asyncio.Event().wait)))
     assert member.pins() == 0

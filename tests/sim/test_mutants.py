@@ -46,7 +46,7 @@ LATE = {
 FIRST_SEEDS = {
     "applied mark not kept": 8,
     "applied mark not read": 12,
-    "batch closed in the middle of an entry": 8,
+    "batch closed in the middle of an entry": 22,
     "commits of a new leader not held back": 12,
     "compacted history passed over": 5,
     "compaction drops what is current": 3,

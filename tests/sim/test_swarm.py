@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.long import long_except
 from tests.sim.__main__ import main, summary
 from tests.sim.corners import CORNERS, failpoint_corner, run_corner
 from tests.sim.nemesis import DEFRAGMENTING, FAULTS, REACHED
-from tests.sim.swarm import draw, run_seed
+from tests.sim.swarm import draw, run_seed, year
 
 SEEDS_COUNT = 600
 SHORT_SEEDS_COUNT = 20
@@ -58,12 +59,19 @@ PLAYED = {corner for corner, seed, _ in regressions() if (corner, seed) not in S
 @pytest.mark.parametrize(
     ("corner", "seeds"),
     long_except(
-        [(corner, seeds) for corner in sorted(set(CORNERS) - {"draw", "floods"}) for seeds in (1, 6)],
-        [(corner, 1) for corner in set(CORNERS) - PLAYED - {"floods"}],
+        [(corner, seeds) for corner in sorted(set(CORNERS) - {"draw", "floods", "year"}) for seeds in (1, 6)],
+        [(corner, 1) for corner in set(CORNERS) - PLAYED - {"floods", "year"}],
     ),
 )
 def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seed", "duration_s"), long_except([(1, 120.0), (4, 1800.0)], [(1, 120.0)]))
+def test_half_an_hour_of_a_clusters_year(seed: int, duration_s: float) -> None:
+    """Begin one, and play one that an operator changes; ``python -m tests.sim --year`` goes on with the year."""
+    report = run_seed(seed, replace(year(seed), duration_s=duration_s))
+    assert report.violation is None, f"seed {seed}: {report.violation}"
 
 
 @pytest.mark.interpreted

@@ -28,7 +28,7 @@ from torch.distributed.elastic.utils.store import barrier
 
 import raftkv
 from raftkv.errors import ConfigError
-from raftkv.torch import rendezvous
+from raftkv.torch import agent_store, rendezvous
 from raftkv.torch.agent_store import AgentStore, GenerationEnded, connect_store, host_store
 from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
@@ -407,9 +407,10 @@ def test_a_store_whose_node_is_gone_is_no_error_once_the_run_says_so() -> None:
         assert found.result(WAIT_S) == b""
 
 
-def test_a_host_that_has_frozen_is_waited_for_only_while_the_generation_lasts() -> None:
+def test_a_host_that_has_frozen_is_waited_for_only_while_the_generation_lasts(monkeypatch) -> None:
     import socket
 
+    monkeypatch.setattr(agent_store, "_PROBE_TIMEOUT_S", 0.2)
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as deaf, ThreadPoolExecutor(1) as pool:  # accepts, never answers
         connecting = pool.submit(connect_store, "127.0.0.1", deaf.getsockname()[1], over.is_set)

@@ -189,7 +189,8 @@ def test_a_daemon_of_torchft_that_was_started_after_a_restore_gives_out_no_id_ag
     play(tmp_path, (), scenario)
 
 
-@pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
 def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async def scenario(kv, save, go_back) -> None:
         await save()

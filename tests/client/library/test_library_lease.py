@@ -395,7 +395,7 @@ def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
 
 def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
     async def scenario(kv):
-        session = await kv.session(ttl=6)  # renewed every 2 s, which is when it learns of the end
+        session = await kv.session(ttl=3)  # renewed every second, which is when it learns of the end
         await session.keep("kept", "1")
         begun, _ = hold_puts_of(session)
         await kv.revoke(session.id)

@@ -11,7 +11,7 @@ from tests.cli.runner import run_ctl
 from tests.compat.store import COMPACTED, EMPTY_KEY, EVERYTHING, FUTURE, Store, compact, get, put
 
 RANGE_STREAM = "etcdserverpb.KV/RangeStream"
-KEYS = [b"k%03d" % number for number in range(300)]
+KEYS = [b"k%03d" % number for number in range(120)]
 
 
 def _merged(store: Store, request: rpc_pb2.RangeRequest) -> tuple[rpc_pb2.RangeResponse, list[Any]]:
@@ -48,10 +48,10 @@ def test_the_chunks_merge_to_the_range(raftkv_store: Store) -> None:
         assert whole == expected, options
         assert len(parts[0].kvs) <= 10, options
         assert not any(part.HasField("header") or part.more or part.count for part in parts[:-1]), options
-    request = get(*EVERYTHING, revision=raftkv_store.at(150))
+    request = get(*EVERYTHING, revision=raftkv_store.at(60))
     whole, _ = _merged(raftkv_store, request)
     assert whole == raftkv_store.wire.call("etcdserverpb.KV/Range", request).message
-    assert whole.count == 150
+    assert whole.count == 60
 
 
 def test_large_values_come_in_several_messages(raftkv_store: Store) -> None:

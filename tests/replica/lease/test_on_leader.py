@@ -755,7 +755,7 @@ def test_a_response_of_another_length_is_no_answer() -> None:
 @pytest.mark.parametrize(("leader", "error"), [(NONE, errors.NoLeaderError), (FIRST, errors.RequestTimeoutError)])
 def test_request_without_a_leader_in_time_fails_as_in_etcd(leader: int, error: type[errors.StatusError]) -> None:
     async def scenario(follower: Follower) -> None:
-        follower.node.settings = NodeSettings(ME, 0.1, -2.45)  # a request is given up after 0.1 s
+        follower.lessor._timeout_s = 0.1
         follower.channels.clear()
         follower.node.follow(leader)
         asked = Asked(1)

@@ -64,7 +64,7 @@ def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_mor
         with pytest.raises(
             JoinTimeout, match=r"take generation 2 of 1 node, a record of \d+ bytes: .*request is too large"
         ):
-            await second.next_world(2.0)
+            await second.next_world(1.0)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     lines = [record.getMessage() for record in caplog.records if "cannot go on" in record.getMessage()]
