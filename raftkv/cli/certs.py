@@ -35,11 +35,11 @@ from raftkv.server.tls.issue import (
     Authority,
     general_name,
     name_directory,
+    private_directory,
     replace_files,
     write_new,
     write_pair,
 )
-from raftkv.storage.datadir import ensure_private_directory
 
 # -- folder ---------------------------------------------------------------------------------------------------------
 #
@@ -94,7 +94,7 @@ class Folder:
     def __init__(self, path: str, *, is_new: bool) -> None:
         if not is_new and not Path(path).exists():
             raise ConfigError(f"{path} is not there")
-        self._path = Path(ensure_private_directory(path))
+        self._path = private_directory(path)
 
     def make(self, members: Mapping[str, Sequence[str]], clients: Sequence[str], days: int, ca_days: int) -> list[Made]:
         """Make authorities, unless they are there, and certificates for members and clients that have none.
@@ -147,7 +147,7 @@ class Folder:
         return [_read("authority", certificate)]
 
     def _make_client(self, name: str, days: int) -> list[Made]:
-        ensure_private_directory(self._path / "clients")
+        private_directory(self._path / "clients")
         certificate = self._client(name)
         write_pair(self._load("ca").issue(name, days), certificate, certificate.with_suffix(".key"))
         return [_read("client", certificate)]
@@ -161,13 +161,13 @@ class Folder:
         # All of it or nothing: what has half of its files can be neither made nor renewed.
         making, folder = self._path / f".{name}.new", self.member_folder(name)
         shutil.rmtree(making, ignore_errors=True)
-        ensure_private_directory(making)
+        private_directory(making)
         try:
             write_pair(server, making / "server.crt", making / "server.key")
             write_pair(peer, making / "peer.crt", making / "peer.key")
             for authority in ("ca.crt", "peer-ca.crt"):
                 write_new(making / authority, (self._path / authority).read_bytes())
-            ensure_private_directory(folder.parent)
+            private_directory(folder.parent)
             name_directory(making, folder)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)

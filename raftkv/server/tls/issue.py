@@ -161,8 +161,8 @@ def with_self_signed(config: ServerConfig) -> ServerConfig:
 
 
 def _own(config: ServerConfig, kind: str, files: TLSFiles, hosts: Sequence[str]) -> TLSFiles:
-    ensure_private_directory(config.data_dir)
-    folder = Path(ensure_private_directory(Path(config.data_dir) / "fixtures" / kind))
+    private_directory(config.data_dir)
+    folder = private_directory(Path(config.data_dir) / "fixtures" / kind)
     certificate, key = folder / "cert.pem", folder / "key.pem"
     if not (certificate.exists() and key.exists()) or _is_over(certificate):
         certificate.unlink(missing_ok=True)
@@ -228,6 +228,11 @@ def write_new(path: Path, data: bytes) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def private_directory(path: str | Path) -> Path:
+    """Make a directory that only its owner may use, and those above it; return where it is."""
+    return Path(ensure_private_directory(path))
 
 
 def name_directory(made: Path, path: Path) -> None:
