@@ -1,8 +1,8 @@
 """The arbiter at work: one node of the run sees all the others, and writes what ``arbiter`` decides.
 
 Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. All have the condition that
-``round``, ``state`` and ``arbiter`` are as this node has seen them, and, while a member is gone, that no node has
-registered since:
+``round``, ``state`` and ``arbiter`` are as this node has seen them, and that members that are gone here have not come
+back meanwhile:
 
     break:  state = broken, and a fault for each lost member
     finish: state = closed
@@ -45,6 +45,7 @@ from raftkv.training.records import (
     SUCCEEDED,
     Fault,
     GenerationRecord,
+    Member,
     Node,
     RunKeys,
 )  # fmt: skip
@@ -414,8 +415,7 @@ class ArbiterDriver:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
             seen = self._as_seen()  # with the view: what changes while it is decided speaks against the decision
-            if view.lost():
-                seen.append(self._no_node_since())
+            seen += self._still_gone(view.lost())
             decision = await self._decide(view)
             if decision is None:
                 self._refusal, self._asked = "", _ANYTHING
@@ -497,10 +497,13 @@ class ArbiterDriver:
             mod_revision(self._keys.arbiter) == self.revision,
         ]
 
-    def _no_node_since(self) -> Compare:
-        """Return the condition that no node has registered since: a member that is gone here may have come back."""
+    def _still_gone(self, lost: Sequence[Member]) -> list[Compare]:
+        """Return the condition that none has registered again: the watch of nodes may be behind the record."""
+        if len(lost) <= FAULTS_MAX:
+            return [version(self._keys.node(member.id)) == 0 for member in lost]
+        # Of so many, that no node has: others that register now make it be decided again.
         newest = max((item.mod_revision for item in self._reflectors[0].items.values()), default=0)
-        return mod_revision(self._keys.nodes, prefix=True) < newest + 1
+        return [mod_revision(self._keys.nodes, prefix=True) < newest + 1]
 
     def _break(self, view: View, decision: Break) -> list[Operation]:
         now = time.time()
