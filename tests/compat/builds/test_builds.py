@@ -73,7 +73,7 @@ def test_members_of_both_builds_in_one_cluster() -> None:
     mixed.members[0].server = INTERPRETED
     with mixed, Cluster(INTERPRETED) as alone, Wire(alone.endpoints) as oracle, Wire(mixed.endpoints) as tested:
         player = requests.Player(oracle, tested, SEED)
-        player.run(1_500)
+        player.run(800)
         hashes = player.hashes_of_one_history(500)
         programs = stream_programs.Player(oracle, tested, SEED).run(2)
     assert player.report.differences == [], player.report.describe()
