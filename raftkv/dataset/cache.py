@@ -208,7 +208,7 @@ class SharedDirectory:
         status = item.stat(follow_symlinks=False)
         if is_digest(item.name):
             found.append((status.st_mtime, status.st_size, item.path))
-        elif item.name.startswith(".") and now - status.st_mtime > _LEFT_OVER_S:
+        elif is_digest(item.name[1:].partition(".")[0]) and now - status.st_mtime > _LEFT_OVER_S:
             os.unlink(item.path)
 
     @contextlib.contextmanager

@@ -150,6 +150,19 @@ def test_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     assert shared.get(digest) == each
 
 
+@pytest.mark.parametrize("name", [".bashrc", ".env.99999", "notes", f".{'0' * 10}.1", "x.7", ".7"])
+def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    """The directory may be one that is there, as a home: all its files whose names begin with a dot were deleted."""
+    kept = tmp_path / name
+    kept.write_bytes(b"of another program")
+    os.utime(kept, (0, 0))
+    shared = SharedDirectory(tmp_path, 1)
+    for digest, each in blobs(3).items():
+        shared.put(digest, each)
+    shared.trim()
+    assert kept.read_bytes() == b"of another program"
+
+
 def test_memory_keeps_what_was_used_last() -> None:
     cache: Memory[str] = Memory(30)
     for name in "abc":
