@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.filesystems import open_file, sync
 from raftkv.checkpoint.storage.place import Place
@@ -137,11 +138,12 @@ def _link(path: str, target: str) -> None:
 
 
 def _remove_dangling(directory: str) -> None:
-    """Remove the links to checkpoints that were deleted."""
+    """Remove the links to checkpoints that were deleted; another program's may lead to a disk that is away just now."""
     for entry in os.scandir(directory):
         if entry.name.startswith("iter_") and entry.is_symlink() and not os.path.exists(entry.path):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.path)
+                if AttemptId.of_directory(os.path.basename(os.readlink(entry.path))) is not None:
+                    os.unlink(entry.path)
 
 
 def _says(path: str, text: str) -> bool:
