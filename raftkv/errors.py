@@ -141,207 +141,161 @@ class StatusError(RaftKVError):
     def __init__(self, text: str | None = None) -> None:
         super().__init__(self.text if text is None else text)
 
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        """Take class attributes from the head of a class: ``class NoLeaderError(_Unavailable, text="…")``."""
+        super().__init_subclass__()
+        for name, value in attributes.items():
+            setattr(cls, name, value)
 
-class _InvalidArgument(StatusError):
-    code = INVALID_ARGUMENT
+
+class _InvalidArgument(StatusError, code=INVALID_ARGUMENT):
+    """Errors with this code."""
 
 
-class InvalidStalenessError(_InvalidArgument):
+class InvalidStalenessError(
+    _InvalidArgument, text="raftkv: metadata raftkv-max-staleness-ms must be a whole number of milliseconds, 0 or more"
+):
     """A bound of how old a read may be that is none; etcd has no such bounds."""
 
-    text = "raftkv: metadata raftkv-max-staleness-ms must be a whole number of milliseconds, 0 or more"
 
-
-class EmptyKeyError(_InvalidArgument):
+class EmptyKeyError(_InvalidArgument, text="etcdserver: key is not provided"):
     """A request without a key."""
 
-    text = "etcdserver: key is not provided"
 
-
-class KeyNotFoundError(_InvalidArgument):
+class KeyNotFoundError(_InvalidArgument, text="etcdserver: key not found"):
     """``ignore_value`` or ``ignore_lease`` on a key that does not exist; also an operation of a txn left empty."""
 
-    text = "etcdserver: key not found"
 
-
-class ValueProvidedError(_InvalidArgument):
+class ValueProvidedError(_InvalidArgument, text="etcdserver: value is provided"):
     """``ignore_value`` together with a value."""
 
-    text = "etcdserver: value is provided"
 
-
-class LeaseProvidedError(_InvalidArgument):
+class LeaseProvidedError(_InvalidArgument, text="etcdserver: lease is provided"):
     """``ignore_lease`` together with a lease."""
 
-    text = "etcdserver: lease is provided"
 
-
-class TooManyOperationsError(_InvalidArgument):
+class TooManyOperationsError(_InvalidArgument, text="etcdserver: too many operations in txn request"):
     """A txn with more operations in a list than ``max-txn-ops``."""
 
-    text = "etcdserver: too many operations in txn request"
 
-
-class DuplicateKeyError(_InvalidArgument):
+class DuplicateKeyError(_InvalidArgument, text="etcdserver: duplicate key given in txn request"):
     """One branch of a txn writes a key twice."""
 
-    text = "etcdserver: duplicate key given in txn request"
 
-
-class InvalidClientAPIVersionError(_InvalidArgument):
+class InvalidClientAPIVersionError(_InvalidArgument, text="etcdserver: invalid client api version"):
     """Metadata ``client-api-version`` is not text."""
 
-    text = "etcdserver: invalid client api version"
 
-
-class InvalidSortOptionError(_InvalidArgument):
+class InvalidSortOptionError(_InvalidArgument, text="etcdserver: invalid sort option"):
     """A sort order or target outside its enum."""
 
-    text = "etcdserver: invalid sort option"
 
-
-class InvalidAlarmError(_InvalidArgument):
+class InvalidAlarmError(_InvalidArgument, text="raftkv: unknown alarm or action"):
     """An alarm or an action on alarms outside its enum. etcd panics on it, on every member and for good."""
 
-    text = "raftkv: unknown alarm or action"
 
-
-class TooManyChangesError(_InvalidArgument):
+class TooManyChangesError(_InvalidArgument, text="raftkv: the request makes too many changes for one revision"):
     """One request changes more keys than a revision can hold."""
 
-    text = "raftkv: the request makes too many changes for one revision"
 
-
-class TooManyComparedError(_InvalidArgument):
+class TooManyComparedError(_InvalidArgument, text="raftkv: the compares of the txn look at too many keys"):
     """The compares of one txn look at more keys than every member can look at while others wait."""
 
-    text = "raftkv: the compares of the txn look at too many keys"
 
-
-class MalformedEntryError(_InvalidArgument):
+class MalformedEntryError(_InvalidArgument, text="raftkv: the request in the log cannot be decoded"):
     """The body of a log entry is no request of its kind: refused alike by all, without effect."""
 
-    text = "raftkv: the request in the log cannot be decoded"
 
-
-class BadMemberURLsError(_InvalidArgument):
+class BadMemberURLsError(_InvalidArgument, text="etcdserver: given member URLs are invalid"):
     """Peer URLs that are missing or malformed."""
 
-    text = "etcdserver: given member URLs are invalid"
 
-
-class RequestTooLargeError(_InvalidArgument):
+class RequestTooLargeError(_InvalidArgument, text="etcdserver: request is too large"):
     """A write larger than ``max-request-bytes``."""
 
-    text = "etcdserver: request is too large"
+
+class _OutOfRange(StatusError, code=OUT_OF_RANGE):
+    """Errors with this code."""
 
 
-class _OutOfRange(StatusError):
-    code = OUT_OF_RANGE
-
-
-class CompactedError(_OutOfRange):
+class CompactedError(_OutOfRange, text="etcdserver: mvcc: required revision has been compacted"):
     """A revision below the compact revision; ``revision`` is the compact revision where it is known."""
-
-    text = "etcdserver: mvcc: required revision has been compacted"
 
     def __init__(self, revision: int = 0) -> None:
         super().__init__()
         self.revision = revision
 
 
-class FutureRevisionError(_OutOfRange):
+class FutureRevisionError(_OutOfRange, text="etcdserver: mvcc: required revision is a future revision"):
     """A revision that does not exist yet."""
 
-    text = "etcdserver: mvcc: required revision is a future revision"
 
-
-class LeaseTTLTooLargeError(_OutOfRange):
+class LeaseTTLTooLargeError(_OutOfRange, text="etcdserver: too large lease TTL"):
     """A TTL above 9,000,000,000 s."""
 
-    text = "etcdserver: too large lease TTL"
 
-
-class NoSpaceError(StatusError):
+class NoSpaceError(StatusError, code=RESOURCE_EXHAUSTED, text="etcdserver: mvcc: database space exceeded"):
     """The quota is used up and the NOSPACE alarm is on."""
 
-    code = RESOURCE_EXHAUSTED
-    text = "etcdserver: mvcc: database space exceeded"
 
-
-class UnwrittenError(StatusError):
+class UnwrittenError(
+    StatusError,
+    code=RESOURCE_EXHAUSTED,
+    text="raftkv: the disk has no room for what was written before: free some space, and ask again",
+):
     """The request reads the database itself, which has no room for the writes before it."""
 
-    code = RESOURCE_EXHAUSTED
-    text = "raftkv: the disk has no room for what was written before: free some space, and ask again"
 
-
-class QuotaExceededError(NoSpaceError):
+class QuotaExceededError(NoSpaceError, text=""):
     """A prefix has a quota, and would take more. The text begins as etcd's of a full database, and names the prefix."""
 
-    text = ""
 
-
-class TooManyQuotasError(StatusError):
+class TooManyQuotasError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too many quotas of prefixes"):
     """Too many prefixes have a quota already."""
 
-    code = RESOURCE_EXHAUSTED
-    text = "raftkv: too many quotas of prefixes"
 
-
-class InvalidQuotaError(_InvalidArgument):
+class InvalidQuotaError(
+    _InvalidArgument, text="raftkv: a quota has a prefix of at most 256 bytes, and limits of 0 (none) or more"
+):
     """A quota that makes no sense."""
 
-    text = "raftkv: a quota has a prefix of at most 256 bytes, and limits of 0 (none) or more"
 
-
-class QuotaNotFoundError(StatusError):
+class QuotaNotFoundError(StatusError, code=NOT_FOUND, text="raftkv: no quota of this prefix"):
     """A quota to be removed that is not there."""
 
-    code = NOT_FOUND
-    text = "raftkv: no quota of this prefix"
 
-
-class InvalidLimitError(_InvalidArgument):
+class InvalidLimitError(
+    _InvalidArgument,
+    text="raftkv: a limit is of a user, certificate, address, role, prefix, or each, with a name of 1 to 256 bytes",
+):
     """A limit that makes no sense."""
 
-    text = "raftkv: a limit is of a user, certificate, address, role, prefix, or each, with a name of 1 to 256 bytes"
 
-
-class LimitNotFoundError(StatusError):
+class LimitNotFoundError(StatusError, code=NOT_FOUND, text="raftkv: no limit of this name"):
     """A limit to be removed that is not there."""
 
-    code = NOT_FOUND
-    text = "raftkv: no limit of this name"
 
-
-class TooManyLimitsError(StatusError):
+class TooManyLimitsError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too many limits"):
     """Too many limits are set already."""
 
-    code = RESOURCE_EXHAUSTED
-    text = "raftkv: too many limits"
 
-
-class ResponseTooLargeError(StatusError):
+class ResponseTooLargeError(
+    StatusError,
+    code=RESOURCE_EXHAUSTED,
+    text="raftkv: the events of one revision are too large for a response: watch smaller ranges or without prev_kv",
+):
     """The events of one revision for one watcher are more than a connection may have waiting."""
 
-    code = RESOURCE_EXHAUSTED
-    text = "raftkv: the events of one revision are too large for a response: watch smaller ranges or without prev_kv"
 
-
-class TooManyRequestsError(StatusError):
+class TooManyRequestsError(StatusError, text="etcdserver: too many requests"):
     """Apply lags too far behind commit; UNKNOWN on the wire, as etcd sends it."""
 
-    text = "etcdserver: too many requests"
 
-
-class ShareError(TooManyRequestsError):
+class ShareError(TooManyRequestsError, code=RESOURCE_EXHAUSTED):
     """The caller holds its share of a budget for all (``rpc/shares``); the text names the limit."""
 
-    code = RESOURCE_EXHAUSTED
 
-
-class LimitedError(TooManyRequestsError):
+class LimitedError(TooManyRequestsError, code=RESOURCE_EXHAUSTED):
     """The caller asks faster than an operator allows; exactly etcd's text, so that its clients know the error.
 
     Arguments:
@@ -349,393 +303,274 @@ class LimitedError(TooManyRequestsError):
         again_ms: when a request would be taken.
     """
 
-    code = RESOURCE_EXHAUSTED
-
     def __init__(self, limit: str, again_ms: int) -> None:
         super().__init__()
         self.trailers = ((RETRY_AFTER, b"%d" % again_ms), (LIMIT_NAME, limit.encode("unicode_escape")))
 
 
-class LeaseNotFoundError(StatusError):
+class LeaseNotFoundError(StatusError, code=NOT_FOUND, text="etcdserver: requested lease not found"):
     """A lease that does not exist."""
 
-    code = NOT_FOUND
-    text = "etcdserver: requested lease not found"
 
-
-class MemberNotFoundError(StatusError):
+class MemberNotFoundError(StatusError, code=NOT_FOUND, text="etcdserver: member not found"):
     """A member id that the cluster does not know."""
 
-    code = NOT_FOUND
-    text = "etcdserver: member not found"
+
+class _FailedPrecondition(StatusError, code=FAILED_PRECONDITION):
+    """Errors with this code."""
 
 
-class _FailedPrecondition(StatusError):
-    code = FAILED_PRECONDITION
-
-
-class LeaseExistsError(_FailedPrecondition):
+class LeaseExistsError(_FailedPrecondition, text="etcdserver: lease already exists"):
     """A lease id in use."""
 
-    text = "etcdserver: lease already exists"
 
-
-class MemberExistsError(_FailedPrecondition):
+class MemberExistsError(_FailedPrecondition, text="etcdserver: member ID already exist"):
     """A member id in use."""
 
-    text = "etcdserver: member ID already exist"
 
-
-class PeerURLExistsError(_FailedPrecondition):
+class PeerURLExistsError(_FailedPrecondition, text="etcdserver: Peer URLs already exists"):
     """A peer URL in use."""
 
-    text = "etcdserver: Peer URLs already exists"
 
-
-class NotEnoughStartedMembersError(StatusError):
+class NotEnoughStartedMembersError(
+    StatusError, text="etcdserver: re-configuration failed due to not enough started members"
+):
     """A membership change that would lose the quorum; UNKNOWN on the wire, as etcd sends it."""
 
-    text = "etcdserver: re-configuration failed due to not enough started members"
 
-
-class MemberNotLearnerError(_FailedPrecondition):
+class MemberNotLearnerError(_FailedPrecondition, text="etcdserver: can only promote a learner member"):
     """Promotion of a member that votes already."""
 
-    text = "etcdserver: can only promote a learner member"
 
-
-class LearnerNotReadyError(_FailedPrecondition):
+class LearnerNotReadyError(
+    _FailedPrecondition, text="etcdserver: can only promote a learner member which is in sync with leader"
+):
     """Promotion of a learner that lags."""
 
-    text = "etcdserver: can only promote a learner member which is in sync with leader"
 
-
-class TooManyLearnersError(_FailedPrecondition):
+class TooManyLearnersError(_FailedPrecondition, text="etcdserver: too many learner members in cluster"):
     """More learners than ``max-learners``."""
 
-    text = "etcdserver: too many learner members in cluster"
 
-
-class ConfChangeRefusedError(_FailedPrecondition):
+class ConfChangeRefusedError(_FailedPrecondition, text="raftkv: the members cannot be changed like this now"):
     """A change of members that does not follow on the present configuration of Raft."""
 
-    text = "raftkv: the members cannot be changed like this now"
 
-
-class NotCapableError(_FailedPrecondition):
+class NotCapableError(_FailedPrecondition, text="etcdserver: not capable"):
     """Something that not all members are known to understand yet: one runs an older version."""
 
-    text = "etcdserver: not capable"
 
-
-class ClusterIDMismatchError(_FailedPrecondition):
+class ClusterIDMismatchError(_FailedPrecondition, text="etcdserver: cluster ID mismatch"):
     """A peer of another cluster."""
 
-    text = "etcdserver: cluster ID mismatch"
 
-
-class AuthNotEnabledError(_FailedPrecondition):
+class AuthNotEnabledError(_FailedPrecondition, text="etcdserver: authentication is not enabled"):
     """Authentication asked of a cluster without it."""
 
-    text = "etcdserver: authentication is not enabled"
 
-
-class NotLeaderError(_FailedPrecondition):
+class NotLeaderError(_FailedPrecondition, text="etcdserver: not leader"):
     """Only the leader can do this."""
 
-    text = "etcdserver: not leader"
 
-
-class NotSupportedForLearnerError(_FailedPrecondition):
+class NotSupportedForLearnerError(_FailedPrecondition, text="etcdserver: rpc not supported for learner"):
     """A learner serves only serializable reads and Status."""
 
-    text = "etcdserver: rpc not supported for learner"
 
-
-class BadLeaderTransfereeError(_FailedPrecondition):
+class BadLeaderTransfereeError(_FailedPrecondition, text="etcdserver: bad leader transferee"):
     """The target of a leader transfer does not vote."""
 
-    text = "etcdserver: bad leader transferee"
 
-
-class LeaderTransferTimeoutError(StatusError):
+class LeaderTransferTimeoutError(
+    StatusError, text="etcdserver: request timed out, leader transfer took too long", definite=False
+):
     """Leadership was not taken over in time; it may be yet. UNKNOWN on the wire, as etcd sends it."""
 
-    text = "etcdserver: request timed out, leader transfer took too long"
-    definite = False
 
-
-class WrongDowngradeVersionFormatError(_InvalidArgument):
+class WrongDowngradeVersionFormatError(_InvalidArgument, text="etcdserver: wrong downgrade target version format"):
     """A version that is no ``MAJOR.MINOR``."""
 
-    text = "etcdserver: wrong downgrade target version format"
 
-
-class InvalidDowngradeTargetVersionError(_InvalidArgument):
+class InvalidDowngradeTargetVersionError(_InvalidArgument, text="etcdserver: invalid downgrade target version"):
     """A version that is not the minor version before the cluster's."""
 
-    text = "etcdserver: invalid downgrade target version"
 
-
-class DowngradeInProcessError(_FailedPrecondition):
+class DowngradeInProcessError(_FailedPrecondition, text="etcdserver: cluster has a downgrade job in progress"):
     """The cluster has a downgrade job already."""
 
-    text = "etcdserver: cluster has a downgrade job in progress"
 
-
-class NoInflightDowngradeError(_FailedPrecondition):
+class NoInflightDowngradeError(_FailedPrecondition, text="etcdserver: no inflight downgrade job"):
     """There is no downgrade job to cancel."""
 
-    text = "etcdserver: no inflight downgrade job"
 
-
-class UserEmptyError(_InvalidArgument):
+class UserEmptyError(_InvalidArgument, text="etcdserver: user name is empty"):
     """A request without a user, where users are asked for; also a user without a name."""
 
-    text = "etcdserver: user name is empty"
 
-
-class RoleEmptyError(_InvalidArgument):
+class RoleEmptyError(_InvalidArgument, text="etcdserver: role name is empty"):
     """A role without a name."""
 
-    text = "etcdserver: role name is empty"
 
-
-class AuthFailedError(_InvalidArgument):
+class AuthFailedError(_InvalidArgument, text="etcdserver: authentication failed, invalid user ID or password"):
     """A user that does not exist, or a wrong password: the answer does not tell which."""
 
-    text = "etcdserver: authentication failed, invalid user ID or password"
 
-
-class PermissionNotGivenError(_InvalidArgument):
+class PermissionNotGivenError(_InvalidArgument, text="etcdserver: permission not given"):
     """A grant without a permission."""
 
-    text = "etcdserver: permission not given"
 
-
-class InvalidAuthManagementError(_InvalidArgument):
+class InvalidAuthManagementError(_InvalidArgument, text="etcdserver: invalid auth management"):
     """A change that would leave no user who may change users, or an interval that holds no key."""
 
-    text = "etcdserver: invalid auth management"
 
-
-class AuthOldRevisionError(_InvalidArgument):
+class AuthOldRevisionError(_InvalidArgument, text="etcdserver: revision of auth store is old"):
     """Users or roles changed between the check of a request and its execution: to be tried again."""
 
-    text = "etcdserver: revision of auth store is old"
 
-
-class NoPasswordUserError(StatusError):
+class NoPasswordUserError(StatusError, text="auth: authentication failed, password was given for no password user"):
     """A password for a user that has none. UNKNOWN on the wire, as etcd sends it."""
 
-    text = "auth: authentication failed, password was given for no password user"
 
-
-class UserNameTooLongError(_InvalidArgument):
+class UserNameTooLongError(_InvalidArgument, text="raftkv: a user's name may have 65535 bytes"):
     """A name that does not fit into an entry of the log."""
 
-    text = "raftkv: a user's name may have 65535 bytes"
 
-
-class InvalidPasswordError(_InvalidArgument):
+class InvalidPasswordError(_InvalidArgument, text="raftkv: the password cannot be used"):
     """A password, or the hash of one, that cannot be set; says why."""
 
-    text = "raftkv: the password cannot be used"
 
-
-class PasswordTooLongError(StatusError):
+class PasswordTooLongError(StatusError, text="bcrypt: password length exceeds 72 bytes"):
     """More than bcrypt looks at. UNKNOWN on the wire, as etcd sends it."""
 
-    text = "bcrypt: password length exceeds 72 bytes"
 
-
-class TokenNotSignedError(StatusError):
+class TokenNotSignedError(StatusError, text="auth: token signing attempted with verify-only key"):
     """This member can verify tokens, but has no key to sign one. UNKNOWN on the wire, as etcd sends it."""
 
-    text = "auth: token signing attempted with verify-only key"
 
-
-class RootUserNotExistError(_FailedPrecondition):
+class RootUserNotExistError(_FailedPrecondition, text="etcdserver: root user does not exist"):
     """Users cannot be asked for before there is one who may do everything."""
 
-    text = "etcdserver: root user does not exist"
 
-
-class RootRoleNotExistError(_FailedPrecondition):
+class RootRoleNotExistError(_FailedPrecondition, text="etcdserver: root user does not have root role"):
     """The user root has not the role root."""
 
-    text = "etcdserver: root user does not have root role"
 
-
-class UserAlreadyExistError(_FailedPrecondition):
+class UserAlreadyExistError(_FailedPrecondition, text="etcdserver: user name already exists"):
     """A user name in use."""
 
-    text = "etcdserver: user name already exists"
 
-
-class UserNotFoundError(_FailedPrecondition):
+class UserNotFoundError(_FailedPrecondition, text="etcdserver: user name not found"):
     """No such user."""
 
-    text = "etcdserver: user name not found"
 
-
-class RoleAlreadyExistError(_FailedPrecondition):
+class RoleAlreadyExistError(_FailedPrecondition, text="etcdserver: role name already exists"):
     """A role name in use."""
 
-    text = "etcdserver: role name already exists"
 
-
-class RoleNotFoundError(_FailedPrecondition):
+class RoleNotFoundError(_FailedPrecondition, text="etcdserver: role name not found"):
     """No such role."""
 
-    text = "etcdserver: role name not found"
 
-
-class RoleNotGrantedError(_FailedPrecondition):
+class RoleNotGrantedError(_FailedPrecondition, text="etcdserver: role is not granted to the user"):
     """The user has not the role."""
 
-    text = "etcdserver: role is not granted to the user"
 
-
-class PermissionNotGrantedError(_FailedPrecondition):
+class PermissionNotGrantedError(_FailedPrecondition, text="etcdserver: permission is not granted to the role"):
     """The role has no permission for just this interval."""
 
-    text = "etcdserver: permission is not granted to the role"
 
-
-class AuthLimitError(StatusError):
+class AuthLimitError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too many users, roles or permissions"):
     """More users, roles or permissions than there may be; says which."""
 
-    code = RESOURCE_EXHAUSTED
-    text = "raftkv: too many users, roles or permissions"
 
-
-class InvalidAuthTokenError(StatusError):
+class InvalidAuthTokenError(StatusError, code=UNAUTHENTICATED, text="etcdserver: invalid auth token"):
     """An unknown or expired token."""
 
-    code = UNAUTHENTICATED
-    text = "etcdserver: invalid auth token"
 
-
-class PermissionDeniedError(StatusError):
+class PermissionDeniedError(StatusError, code=PERMISSION_DENIED, text="etcdserver: permission denied"):
     """The user may not do this."""
 
-    code = PERMISSION_DENIED
-    text = "etcdserver: permission denied"
+
+class _Unavailable(StatusError, code=UNAVAILABLE):
+    """Errors with this code."""
 
 
-class _Unavailable(StatusError):
-    code = UNAVAILABLE
-
-
-class NoLeaderError(_Unavailable):
+class NoLeaderError(_Unavailable, text="etcdserver: no leader"):
     """The member knows no leader."""
 
-    text = "etcdserver: no leader"
 
-
-class LeaderChangedError(_Unavailable):
+class LeaderChangedError(_Unavailable, text="etcdserver: leader changed", definite=False):
     """The leader changed while the request waited."""
 
-    text = "etcdserver: leader changed"
-    definite = False
 
-
-class StoppedError(_Unavailable):
+class StoppedError(_Unavailable, text="etcdserver: server stopped", definite=False):
     """The member is stopping."""
 
-    text = "etcdserver: server stopped"
-    definite = False
 
-
-class RequestTimeoutError(_Unavailable):
+class RequestTimeoutError(_Unavailable, text="etcdserver: request timed out", definite=False):
     """The request was not committed in time; it may still be."""
 
-    text = "etcdserver: request timed out"
-    definite = False
 
-
-class LeaderFailTimeoutError(_Unavailable):
+class LeaderFailTimeoutError(
+    _Unavailable, text="etcdserver: request timed out, possibly due to previous leader failure", definite=False
+):
     """As ``RequestTimeoutError``, and the leader was lost meanwhile."""
 
-    text = "etcdserver: request timed out, possibly due to previous leader failure"
-    definite = False
 
-
-class ConnectionLostTimeoutError(_Unavailable):
+class ConnectionLostTimeoutError(
+    _Unavailable, text="etcdserver: request timed out, possibly due to connection lost", definite=False
+):
     """As ``RequestTimeoutError``, and the connection to the leader was lost meanwhile."""
 
-    text = "etcdserver: request timed out, possibly due to connection lost"
-    definite = False
 
-
-class WaitAppliedTimeoutError(_Unavailable):
+class WaitAppliedTimeoutError(
+    _Unavailable, text="etcdserver: request timed out, waiting for the applied index took too long"
+):
     """A linearizable read waited too long for the log to be applied."""
 
-    text = "etcdserver: request timed out, waiting for the applied index took too long"
 
-
-class SnapshotGivenUpError(_Unavailable):
+class SnapshotGivenUpError(_Unavailable, text="raftkv: the snapshot was given up"):
     """A snapshot that could not be sent to its end; the text says why. What was received is of no use."""
 
-    text = "raftkv: the snapshot was given up"
 
-
-class DamagedError(_Unavailable):
+class DamagedError(
+    _Unavailable,
+    text="raftkv: this member's database is damaged, and what was asked for cannot be read here: ask another member",
+):
     """A read met a record that is not what was written; another member has it whole."""
 
-    text = "raftkv: this member's database is damaged, and what was asked for cannot be read here: ask another member"
 
-
-class UnhealthyError(_Unavailable):
+class UnhealthyError(_Unavailable, text="etcdserver: unhealthy cluster"):
     """Too few members are connected for a membership change."""
 
-    text = "etcdserver: unhealthy cluster"
 
-
-class CorruptClusterError(StatusError):
+class CorruptClusterError(StatusError, code=DATA_LOSS, text="etcdserver: corrupt cluster"):
     """The CORRUPT alarm is on."""
 
-    code = DATA_LOSS
-    text = "etcdserver: corrupt cluster"
 
-
-class ContextDeadlineExceededError(StatusError):
+class ContextDeadlineExceededError(
+    StatusError, code=DEADLINE_EXCEEDED, text="context deadline exceeded", definite=False
+):
     """The deadline of the request passed while it waited; the text has no prefix, as in etcd."""
 
-    code = DEADLINE_EXCEEDED
-    text = "context deadline exceeded"
-    definite = False
 
-
-class SessionExpiredError(StatusError):
+class SessionExpiredError(StatusError, text="mutex: session is expired"):
     """The caller's key in the queue of a lock is gone: its lease ended while it waited."""
 
-    text = "mutex: session is expired"
 
-
-class ElectionNotLeaderError(StatusError):
+class ElectionNotLeaderError(StatusError, text="election: not leader"):
     """The leader key of an election is not the caller's, or not any more."""
 
-    text = "election: not leader"
 
-
-class ElectionNoLeaderError(StatusError):
+class ElectionNoLeaderError(StatusError, text="election: no leader"):
     """The election has no leader."""
 
-    text = "election: no leader"
 
-
-class MissingLeaderKeyError(StatusError):
+class MissingLeaderKeyError(StatusError, text='"leader" field must be provided'):
     """A request about a leadership that does not say which."""
 
-    text = '"leader" field must be provided'
 
-
-class UnimplementedError(StatusError):
+class UnimplementedError(StatusError, code=UNIMPLEMENTED):
     """A request that this service does not offer; the text says what."""
-
-    code = UNIMPLEMENTED
 
 
 def explain(error: BaseException) -> str:
