@@ -259,7 +259,7 @@ class Cluster:
         return status
 
     def close(self) -> None:
-        """Kill whatever runs."""
+        """Kill every member that runs."""
         self.kill([*self.members, *self.removed])
         if self.disks is not None:
             self.disks.close()

@@ -1,4 +1,4 @@
-"""Asks which of the locked packages have known holes, and says plainly when nobody answers.
+"""Asks which of the locked packages have known holes, and says plainly when no service answers.
 
     python requirements/audit.py requirements/runtime.lock ...      0: none known; 1: some; 2: could not be asked
 

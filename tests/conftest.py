@@ -87,7 +87,7 @@ def _is_named(item: pytest.Item, names: list[str]) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let a failure tell of servers that ended though nobody had asked them to: their last words say why."""
+    """Let a failure tell of servers that ended without being asked to: their last words say why."""
     report = yield
     if report.failed:
         report.sections += [("a server has ended", words) for words in procs.ended_members()]

@@ -93,7 +93,7 @@ class Relay:
             target.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cut everything; whoever comes is refused."""
+        """Cut everything; new connections are refused."""
         self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

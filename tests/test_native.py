@@ -178,7 +178,7 @@ def imported_by(module: str) -> Iterator[str]:
 
 
 def needed_by(package: str) -> Iterator[str]:
-    """Yield the packages that one asks for, whatever the machine."""
+    """Yield the packages that one asks for, on any machine."""
     for text in metadata.requires(package) or []:
         if "extra ==" not in text:
             yield re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]

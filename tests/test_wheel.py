@@ -1,4 +1,4 @@
-"""The wheel, as somebody installs it who has no clone: everything is in it, and the programs serve."""
+"""The wheel, as a user installs it who has no clone: everything is in it, and the programs serve."""
 
 from __future__ import annotations
 

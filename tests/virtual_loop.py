@@ -109,7 +109,7 @@ class Scheduler:
 
     @contextlib.contextmanager
     def ambient(self) -> Iterator[None]:
-        """While it lasts, ``time.time`` is that of whoever runs, and no id is drawn from real chance."""
+        """While it lasts, ``time.time`` is that of the program that runs, and no id is drawn from real chance."""
         wall, token = time.time, secrets.token_hex
         names = random.Random(self.random.random())
         time.time = lambda: WALL_AT_START_S + self._local()
@@ -168,7 +168,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._wake()
 
     def crash(self) -> None:
-        """End it in the middle of whatever it does."""
+        """End it in the middle of its work."""
         self.crashed = True
 
     def crash_after(self, steps: int) -> None:

@@ -54,7 +54,7 @@ class Canvas:
             self._parts.append(f'<text {place} fill="{colour}"{weight}>{escape(line)}</text>')
 
     def lane(self, y: float, name: str, begin: float = LEFT, end: float | None = None, colour: str = LIGHT) -> None:
-        """Draw the time line of somebody, with the name to its left."""
+        """Draw the time line of a party, with the name to its left."""
         self.text(begin - 12, y + 4, name, anchor="end")
         stop = self.width - 20 if end is None else end
         self._parts.append(f'<path d="M{begin:g} {y:g}H{stop:g}" stroke="{colour}" stroke-width="2"/>')
@@ -83,7 +83,7 @@ class Canvas:
             self.text(x, begin - 6, text, colour, 12, "middle")
 
     def cross(self, x: float, y: float, text: str = "") -> None:
-        """Draw what ends somebody."""
+        """Draw what ends a party."""
         self._parts.append(f'<path d="M{x - 7:g} {y - 7:g}l14 14m0 -14l-14 14" stroke="{RED}" stroke-width="3"/>')
         if text:
             self.text(x, y - 14, text, RED, 12, "middle")

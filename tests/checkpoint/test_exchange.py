@@ -40,7 +40,7 @@ class _Lease:
 
 
 class Leasing(FakeControl):
-    """A control that grants leases, which nobody needs to keep alive."""
+    """A control that grants leases, which need not be kept alive."""
 
     def __init__(self, world: Kept) -> None:
         super().__init__(world, world.control()._rng, 0.0)
@@ -318,7 +318,7 @@ def test_a_directory_in_place_that_was_not_committed_is_left_alone(
 def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leave the manifest of a committed checkpoint alone: it was written over, and nobody could load that one."""
+    """Leave the manifest of a committed checkpoint alone: it was written over, and could not be loaded any more."""
 
     async def story() -> None:
         world, old = Kept(tmp_path), _foreign(tmp_path / "old")
@@ -342,7 +342,7 @@ def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
 
 
 def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Path) -> None:
-    """Go on where somebody died while he wrote it, or right after."""
+    """Go on where a process died while it wrote it, or right after."""
 
     async def story() -> None:
         world = Kept(tmp_path)

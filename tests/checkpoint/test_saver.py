@@ -153,7 +153,7 @@ def test_a_link_to_a_directory_is_no_part_of_a_checkpoint(registry, tmp_path):
 
 @pytest.mark.parametrize("is_same_disk", [True, False])
 def test_a_link_is_not_moved_for_what_it_leads_to(registry, tmp_path, monkeypatch, is_same_disk):
-    """Commit no link: the bytes stayed where they were, for anybody to delete."""
+    """Commit no link: the bytes stayed where they were, for any program to delete."""
     if not is_same_disk:
         monkeypatch.setattr(transfer, "_rename", lambda *_: False)
     folder = made.write(tmp_path / "out/checkpoint-4", {"model.pt": b"m"})

@@ -123,7 +123,7 @@ def test_no_other_cluster_is_asked_where_all_is_left_out(server: NameServer) -> 
 async def test_a_certificate_is_for_the_domain_where_records_are_not_believed(
     server: NameServer, tmp_path: Path, certificate: str, insecure: bool, is_taken: bool
 ) -> None:
-    """Whoever can forge records can name a host of its own, for which it may have a certificate."""
+    """An attacker who can forge records can name a host of its own, for which it may have a certificate."""
     room = Room(tmp_path)
     room.issue("server", [certificate])
     port_of = Server()

@@ -361,7 +361,7 @@ def test_odd_words_of_the_server_are_one_line(words: str, code: int, line: str) 
 
 @pytest.mark.long
 def test_a_client_url_that_cannot_be_reached_hides_no_other_member() -> None:
-    """A member may advertise a socket file, which only its machine has: a traceback, or no answer of anybody."""
+    """A member may advertise a socket file, which only its machine has: a traceback, or no answer at all."""
     cluster = Cluster(RAFTKV)
     (member,) = cluster.members
     member.flags = [*member.flags, f"--advertise-client-urls={member.client_url},unix://a:1"]

@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
     """Standard output of a person."""
 
     def isatty(self) -> bool:
-        """Say that somebody looks."""
+        """Say that a terminal is there."""
         return True
 
 

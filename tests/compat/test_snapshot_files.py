@@ -1,4 +1,4 @@
-"""Snapshot files between etcd 3.5 (3.5.1, and 3.5.30 where it is) and raftkv, both ways: nobody is locked in.
+"""Snapshot files between etcd 3.5 (3.5.1, and 3.5.30 where it is) and raftkv, both ways: users are not locked in.
 
     etcd --etcdctl save--> FILE 1 --raftkvutl restore--> raftkv --raftkvctl save--> FILE 2 --etcdutl restore--> etcd
 

@@ -1,4 +1,4 @@
-"""Reading: what is cached is not read again, a pass keeps its version, and nobody takes an old head for the newest."""
+"""Reading: what is cached is not read again, a pass keeps its version, and an old head is not taken for the newest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing and collecting: the head is moved by one txn, and no chunk that somebody needs is ever deleted."""
+"""Publishing and collecting: the head is moved by one txn, and no chunk that a reader needs is ever deleted."""
 
 from __future__ import annotations
 

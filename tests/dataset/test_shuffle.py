@@ -63,7 +63,7 @@ def test_seed_and_epoch_change_the_order() -> None:
 
 
 class Told(list[int]):
-    """Call somebody whenever it is read, as if another thread came in between."""
+    """Call a function whenever it is read, as if another thread came in between."""
 
     def __init__(self, counts: list[int]) -> None:
         super().__init__(counts)

@@ -47,7 +47,7 @@ BORROWERS = ("torchft", "jax", "nvrx", "trainers", "s3", "kubernetes")
 
 
 class InstallError(Exception):
-    """An environment could not be made, or a test wants one that nobody made; the text says what to do."""
+    """An environment could not be made, or a test wants one that was not made; the text says what to do."""
 
 
 def interpreter(name: str) -> Path:

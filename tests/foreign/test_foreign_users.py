@@ -33,7 +33,7 @@ Clusters = tuple[Cluster, Cluster]
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
-    """Certificates: of the server, of the user alice, and of somebody who is no user."""
+    """Certificates: of the server, of the user alice, and of a client that is no user."""
     room = Room(tmp_path_factory.mktemp("certificates"))
     for name in ("server", "alice", "nobody"):
         room.issue(name)

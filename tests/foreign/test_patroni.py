@@ -14,6 +14,6 @@ from tests.procs import RAFTKV
 
 @pytest.mark.long
 def test_a_node_that_dies_is_replaced_and_comes_back_and_no_row_is_lost() -> None:
-    """Rows are counted after each fault; whoever did not take over in time fails the wait for it."""
+    """Rows are counted after each fault; a node that did not take over in time fails the wait for it."""
     installed.program("psql")
     assert len(run(RAFTKV)) == 4

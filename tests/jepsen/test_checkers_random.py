@@ -1,4 +1,4 @@
-"""The checkers against histories nobody thought of: legal ones pass, falsified ones are flagged or still true.
+"""The checkers against histories that no author thought of: legal ones pass, falsified ones are flagged or still true.
 
 "Still true" is decided by definitions too slow to use: replaying at the claimed revisions and comparing all pairs of
 operations in time (replay), and trying all orders of all subsets (linearizability).

@@ -19,7 +19,7 @@ from raftkv.storage.failpoints import SITES
 from tests.long import long_except
 
 BUSY = Settings(size=3, snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
-"""Members that cut their log short, so that whoever was down is sent the whole database."""
+"""Members that cut their log short, so that a member that was down is sent the whole database."""
 
 ONE = Settings(size=1)
 
@@ -60,7 +60,7 @@ def test_every_failpoint_is_crashed_at_or_named_with_the_test_that_does() -> Non
 OF_THE_CORE = tuple(point for point in failpoints.Crash.targets if point.startswith("raft"))
 ON_THREE = tuple(dict.fromkeys((*OF_THE_CORE, *failpoints.RECEIVING)))
 POINTS = {3: ON_THREE, 1: tuple(point for point in failpoints.Crash.targets if point not in ON_THREE)}
-"""Where the disk is concerned a member that is alone has nobody who knows what it forgot, and costs a third."""
+"""Where the disk is concerned a member that is alone has no peer that knows what it forgot, and costs a third."""
 
 
 @pytest.mark.long

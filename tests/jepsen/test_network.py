@@ -119,7 +119,7 @@ def test_a_connection_ends_with_the_network_however_young_it_is(turns: int) -> N
 @pytest.mark.long
 def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
     async def ends(seed: int) -> list[bool]:
-        """Whether the dialler, and whoever was dialled, hear of the end."""
+        """Whether both ends, the dialler first, hear of the end."""
         relay_port, port = free_ports(2)
         dialled: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         server = await asyncio.start_server(lambda *both: dialled.put_nowait(both), "127.0.0.1", port)

@@ -24,7 +24,7 @@ ETCD = Settings(system="etcd", size=1, heartbeat_ms=20, election_ms=200)
 
 
 def run_quietly(**options: Any) -> Report:
-    """One run on a cluster of one without faults, short, the folder removed whatever the verdict."""
+    """One run on a cluster of one without faults, short, the folder removed after any verdict."""
     defaults = {"settings": ETCD, "nemesis": "", "time_s": 1.0, "acked_min": 50, "seed": 5}
     return asyncio.run(run(Options(**(defaults | options))))
 
@@ -94,7 +94,7 @@ class RemembersReads(Client):
 
 
 class LiesAboutRevisions(Client):
-    """Says that reads saw the newest revision, whatever they saw: for the search, which believes values only."""
+    """Says that reads saw the newest revision, which may be false: for the search, which believes values only."""
 
     async def _send(self, operation: Operation) -> None:
         await super()._send(operation)

@@ -16,7 +16,7 @@ from jepsen.db import Settings
 from jepsen.runner import Options, run
 
 BUSY = Settings(snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
-"""Members that cut their log short, so that whoever was away is sent the whole database, and watchers go on from it."""
+"""Members that cut their log short, so that one that was away gets the whole database, and watchers go on from it."""
 
 MANY = Settings(flags=("--max-learners=60", "--strict-reconfig-check=false"))
 

@@ -1,4 +1,4 @@
-"""The archive of a log: every closed segment is there before it is deleted, whatever fails; nothing waits for it."""
+"""The archive of a log: every closed segment is there before it is deleted, after any failure; nothing waits for it."""
 
 from __future__ import annotations
 

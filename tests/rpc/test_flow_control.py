@@ -1,4 +1,4 @@
-"""Slow ends: what they make the other end hold is bounded, and nobody else is slowed down."""
+"""Slow ends: what they make the other end hold is bounded, and no other connection is slowed down."""
 
 from __future__ import annotations
 

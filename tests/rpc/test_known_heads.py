@@ -1,4 +1,4 @@
-"""Heads that came before: whatever is read without h11 means what h11 reads in it."""
+"""Heads that came before: one that is read without h11 means what h11 reads in it."""
 
 from __future__ import annotations
 

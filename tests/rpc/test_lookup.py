@@ -1,4 +1,4 @@
-"""Names of hosts while DNS does not answer: nobody waits for a lookup beyond its own limit, least of all an exit."""
+"""Names of hosts while DNS does not answer: no caller waits for a lookup beyond its own limit, least of all an exit."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Stage:
         return f"127.0.0.1:{self.cluster.members[0].peer_port}"
 
     def call(self, method: str, request: object, user: str = "") -> Answer:
-        """Call as a user; as nobody without one."""
+        """Call as a user, or without one."""
         metadata = (("token", self.tokens[user]),) if user else ()
         return self.wire.call(method, request, metadata=metadata)
 

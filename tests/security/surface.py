@@ -107,7 +107,7 @@ def continuation_flood(stage: Stage) -> bool:
 
 
 def settings_flood(stage: Stage) -> bool:
-    """Settings, each of which must be acknowledged, to a server whose answers nobody reads."""
+    """Settings, each of which must be acknowledged, to a server whose answers are not read."""
     return not _ends_the_connection(stage, [_greeting(), *[raw.settings() * 1000] * (FLOOD_FRAMES // 1000)])
 
 
@@ -189,7 +189,7 @@ def _tells_metrics(stage: Stage) -> bool:
 
 
 def names_that_are_no_text(stage: Stage) -> bool:
-    """Texts of requests that are not UTF-8: what is no message must not become a user, or stop anybody."""
+    """Texts of requests that are not UTF-8: what is no message must not become a user, or stop a member."""
     for method, payload in (
         ("etcdserverpb.Auth/UserAdd", b"\x0a\x02\xff\xfe\x12\x01x"),
         ("etcdserverpb.Auth/RoleAdd", b"\x0a\x02\xff\xfe"),
@@ -203,7 +203,7 @@ def names_that_are_no_text(stage: Stage) -> bool:
 
 
 def readable_files(stage: Stage) -> bool:
-    """Whoever has an account on the machine looks into the data directory."""
+    """A user with an account on the machine looks into the data directory."""
     directory = stage.cluster.members[0].data_dir
     return any(path.stat().st_mode & 0o077 for path in (directory, *directory.rglob("*")))
 

@@ -36,7 +36,7 @@ class Secure:
     """The endpoint where nothing is asked for."""
 
     def answers(self, listener: str, name: str) -> bool:
-        """Whether a plain request with somebody's certificate gets any answer."""
+        """Whether a plain request with a user's certificate gets any answer."""
         context = ssl.create_default_context(cafile=self.files("ca.crt"))
         if name:
             context.load_cert_chain(self.files(f"{name}.crt"), self.files(f"{name}.key"))
@@ -52,7 +52,7 @@ class Secure:
 
     @contextlib.contextmanager
     def open(self, listener: str, name: str) -> Iterator[ssl.SSLSocket]:
-        """A connection with somebody's certificate that has been answered, and stays open."""
+        """A connection with a user's certificate that has been answered, and stays open."""
         context = ssl.create_default_context(cafile=self.files("ca.crt"))
         context.load_cert_chain(self.files(f"{name}.crt"), self.files(f"{name}.key"))
         with (
@@ -64,7 +64,7 @@ class Secure:
             yield sock
 
     def post(self, path: str, body: bytes, name: str, *headers: str) -> tuple[int, bytes]:
-        """Status and body of a request to the gateway with somebody's certificate."""
+        """Status and body of a request to the gateway with a user's certificate."""
         context = ssl.create_default_context(cafile=self.files("ca.crt"))
         context.load_cert_chain(self.files(f"{name}.crt"), self.files(f"{name}.key"))
         connection = http.client.HTTPSConnection("127.0.0.1", self.ports["client"], context=context, timeout=10)
@@ -74,7 +74,7 @@ class Secure:
             return response.status, response.read()
 
     def ctl(self, *words: str, name: str = "") -> int:
-        """Exit status of a command over gRPC: with somebody's certificate, or as root."""
+        """Exit status of a command over gRPC: with a user's certificate, or as root."""
         if not name:
             return run_ctl([f"--endpoints={self.plain}", "--user=root:secret", *words]).code
         keys = (f"--cert={self.files(f'{name}.crt')}", f"--key={self.files(f'{name}.key')}")
@@ -137,7 +137,7 @@ def test_ghsa_3wh4_raftkv_refuses_a_revoked_certificate_everywhere(raftkv: Secur
 
 
 def _ends(sock: ssl.SSLSocket, timeout_s: float) -> bool:
-    """Whether the other end closes a connection within so many seconds, whatever it sends before."""
+    """Whether the other end closes a connection within so many seconds, also if it sends something before."""
     sock.settimeout(timeout_s)
     try:
         while sock.recv(65_536):
@@ -195,7 +195,7 @@ NOBODY = (b"user name is empty", b"CommonName of client sending a request agains
 
 
 def test_cve_2018_16886_a_certificate_names_nobody_at_the_gateway(with_users: Secure) -> None:
-    """Before etcd 3.3.11 whoever came over the gateway was the user of its certificate; 3.5.1 refuses them all."""
+    """Before etcd 3.3.11 any client of the gateway was the user of its certificate; 3.5.1 refuses them all."""
     assert with_users.ctl("put", "foo", "bar", name="alice") == 0, "over gRPC the certificate names alice"
     for path in ("/v3/kv/put", "/v3beta/kv/put"):
         for header in ("Accept: */*", "Grpc-Metadata-grpcgateway-accept: ", "Grpc-Metadata-x: y"):

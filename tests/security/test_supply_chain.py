@@ -126,7 +126,7 @@ def _calls(name: str) -> set[str]:
 
 @pytest.mark.long
 def test_no_bytes_become_code() -> None:
-    """Whatever a peer, a client, a file or a registry says: nothing is unpickled, evaluated or loaded unsafely."""
+    """Nothing that a peer, a client, a file or a registry says is unpickled, evaluated or loaded unsafely."""
     listed = subprocess.run(
         ["git", "ls-files", "raftkv", "storage"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()

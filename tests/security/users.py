@@ -1,4 +1,4 @@
-"""Attacks of users on each other: what somebody who may touch ``foo`` alone gets of the rest."""
+"""Attacks of users on each other: what a user who may touch ``foo`` alone gets of the rest."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def _open_to(stage: Stage, user: str) -> list[str]:
 
 
 def calls_of_nobody(stage: Stage) -> bool:
-    """Members, alarms, leases and the history, for whoever reaches the port."""
+    """Members, alarms, leases and the history, for any client that reaches the port."""
     return bool(_open_to(stage, ""))
 
 
 def alarm_by_anybody(stage: Stage) -> bool:
-    """An alarm that stops all writes, raised by whoever reaches the port."""
+    """An alarm that stops all writes, raised by any client that reaches the port."""
     alarm = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc_pb2.NOSPACE)
     raised = stage.call("etcdserverpb.Maintenance/Alarm", alarm).code == "OK"
     alarm.action = rpc_pb2.AlarmRequest.DEACTIVATE
@@ -260,7 +260,7 @@ def long_password(stage: Stage) -> bool:
 
 
 def forged_token(stage: Stage) -> bool:
-    """Tokens that nobody gave out: other letters, an unsigned JWT, somebody's with one letter changed."""
+    """Tokens that no member gave out: other letters, an unsigned JWT, a user's with one letter changed."""
     unsigned = "eyJhbGciOiJub25lIn0.eyJ1c2VybmFtZSI6InJvb3QiLCJyZXZpc2lvbiI6OX0."
     secret, _, index = stage.tokens["root"].partition(".")
     near = secret[:-1] + ("x" if secret[-1] != "x" else "y")

@@ -1,4 +1,4 @@
-"""Starts: of two first ones on a directory one becomes the member; nobody starts as one with the data of another."""
+"""Starts: of two first ones on a directory one becomes the member; none starts as one with the data of another."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_start_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> Non
 
 
 def test_the_data_of_another_member_is_refused_by_name(tmp_path: Path) -> None:
-    """Refuse exchanged disks by name: each member said only that nobody answers it."""
+    """Refuse exchanged disks by name: each member said only that no other answers it."""
     _close(_open(_config(tmp_path)))
     with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of member b \("):
         _open(_config(tmp_path, "b"))

@@ -1,4 +1,4 @@
-"""Maintenance.Snapshot: one state, whole or with an error, whatever is written and whoever reads meanwhile."""
+"""Maintenance.Snapshot: one state, whole or with an error, with writes and slow readers beside it."""
 
 from __future__ import annotations
 

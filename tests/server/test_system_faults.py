@@ -190,7 +190,7 @@ def _process() -> Iterator[None]:
 
 
 class Watched:
-    """Notes what reaches nobody: tracebacks in the log, and errors of threads and tasks."""
+    """Notes failures that no caller sees: tracebacks in the log, and errors of threads and tasks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog

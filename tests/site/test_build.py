@@ -1,4 +1,4 @@
-"""The site as it is built: strict, quiet, without a request to anybody, each link and anchor in it leads somewhere."""
+"""The site as it is built: strict, quiet, without a request elsewhere, each link and anchor in it leads somewhere."""
 
 from __future__ import annotations
 

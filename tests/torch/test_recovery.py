@@ -251,7 +251,7 @@ class FakeRun:
         self.published = value
 
     def barrier(self, name: str) -> None:
-        """Alone: nobody to wait for."""
+        """Alone: there is no rank to wait for."""
 
     def rejoin(self) -> None:
         self.generation += 1

@@ -14,7 +14,7 @@ from raftkv.torch.interrupt import Waits, WorkLost
 
 
 class Stuck:
-    """A work that nobody completes, until ``ends_after`` slices have passed."""
+    """A work that is not completed, until ``ends_after`` slices have passed."""
 
     def __init__(self, ends_after: int = sys.maxsize, error: Exception | None = None) -> None:
         self.waited: list[timedelta] = []

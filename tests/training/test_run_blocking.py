@@ -130,7 +130,7 @@ def test_a_forked_child_has_no_part_in_it(cluster):
 
 
 def test_a_program_that_never_leaves_its_run_ends_in_silence(cluster):
-    """Its node is gone with its client; that it cannot register again is no news to anybody."""
+    """Its node is gone with its client; that it cannot register again need not be told."""
     program = "import sys, raftkv.training; run = raftkv.training.join('unleft', endpoints=sys.argv[1])"
     words = [sys.executable, "-c", program, ",".join(cluster.endpoints)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

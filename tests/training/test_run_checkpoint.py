@@ -303,7 +303,7 @@ def outcome_of(attempt: Attempt) -> object:
 @pytest.mark.parametrize("wait", [prepared, outcome_of])
 @pytest.mark.parametrize("how", ["leaves", "closes"])
 def test_waits_end_with_the_generation_without_a_next_claim(ranks, wait, how):
-    """Whoever waits is one of those without whom no next generation begins."""
+    """A rank that waits is one of those without whom no next generation begins."""
     registry, world = ranks[0].checkpoints, ranks[0].world
     attempt = registry.begin(registry.claim_run(world.generation, world.revision, world.fence), 1, world_size=2)
     with ThreadPoolExecutor() as threads:

@@ -293,7 +293,7 @@ def test_fault_during_an_outage_costs_one_generation() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("duration_s", [0.9, 2.0, 10.0, 100.0])
 def test_losing_the_way_to_the_store_ends_nothing_either(duration_s: float) -> None:
-    """The store is well and lets every lease end: whoever is back first gives the others time."""
+    """The store is well and lets every lease end: the node that is back first gives the others time."""
     for seed in range(1, 4):
         with scenario(4, seed=seed) as run:
             run.forms(4)

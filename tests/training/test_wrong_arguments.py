@@ -1,4 +1,4 @@
-"""Whatever a program gives to a public function is taken, or refused in words; it fails nowhere deep inside."""
+"""Any argument that is given to a public function is taken, or refused in words; it fails nowhere deep inside."""
 
 from __future__ import annotations
 

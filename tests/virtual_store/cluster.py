@@ -1,4 +1,4 @@
-"""The cluster in time: when leases end, when nobody answers.
+"""The cluster in time: when leases end, when no member answers.
 
 Owns the server's clock of leases, outages and elections. Keys are ``store.py``'s, the way to the cluster is
 ``network.py``'s.
@@ -61,11 +61,11 @@ class Cluster:
 
     @property
     def leads(self) -> bool:
-        """Somebody answers."""
+        """A member answers."""
         return self.up and not self.electing
 
     def when_led(self, action: Callable[[], None]) -> None:
-        """Do something as soon as somebody leads."""
+        """Do something as soon as a member leads."""
         if self.electing:
             self._waiting.append(action)
         else:
@@ -123,13 +123,13 @@ class Cluster:
     # ---- bad luck
 
     def outage(self, duration_s: float) -> None:
-        """Nobody can reach it for so long; then it is back with everything it knew."""
+        """No client can reach it for so long; then it is back with everything it knew."""
         self.up = False
         self.breaks += 1
         self._trouble(duration_s)
 
     def election(self, duration_s: float) -> None:
-        """Nobody leads for so long."""
+        """No member leads for so long."""
         self.electing = True
         self._trouble(duration_s)
 

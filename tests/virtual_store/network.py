@@ -30,7 +30,7 @@ from .cluster import Cluster
 from .store import Store
 
 RETRY_S = 0.2
-"""How often a client knocks where nobody answers."""
+"""How often a client knocks where no member answers."""
 
 
 def unavailable(definite: bool) -> StatusError:
@@ -374,7 +374,7 @@ class SimControl:
         deletes: bool = True,
         cluster_id: int = 0,
     ) -> Callable[[], None]:
-        """Implement ``Control.watch``; whoever is simulated wants deletions."""
+        """Implement ``Control.watch``; all simulated programs want deletions."""
         self._link.calls["watch"] += 1
         return SimWatch(self._link, (to_bytes(key), to_bytes(end)), start_revision, on_events, on_lost).cancel
 

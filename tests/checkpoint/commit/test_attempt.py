@@ -1,4 +1,4 @@
-"""Attempts: what becomes of them, whoever dies, waits, repeats or disagrees."""
+"""Attempts: what becomes of them when ranks die, wait, repeat or disagree."""
 
 from __future__ import annotations
 

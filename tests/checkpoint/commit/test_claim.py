@@ -1,4 +1,4 @@
-"""Claims: one for a generation, whoever asks first, and none before it is of any use."""
+"""Claims: one for a generation, for the first that asks, and none before it is of any use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of txns that arrive late: whatever was sent may be applied again at any later moment, and changes nothing."""
+"""Copies of txns that arrive late: all that was sent may be applied again at any later moment, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch of commits: each once, in order, from a revision on, whatever gets lost."""
+"""The watch of commits: each once, in order, from a revision on, though connections get lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups: what is there is found, whatever else lies beside it, and however much."""
+"""Lookups: what is there is found among any other files, however many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that take ranges: in the committed history every sample is used once, whoever dies, and whatever gets lost."""
+"""Ranks that take ranges: in committed history every sample is used once, though ranks die and answers get lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that step together: in the committed history every sample of an epoch is used once, whatever happens."""
+"""Ranks that step together: in the committed history every sample of an epoch is used once, after any failure."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Kept(World):
         return await attempt.commit(metrics=metrics)
 
     async def next_generation(self) -> None:
-        """Somebody else claims the run, and decides what was left."""
+        """Another program claims the run, and decides what was left."""
         registry = self.registry()
         self._claims[RUN] = await registry.claim()
         await registry.take_over(self._claims[RUN])

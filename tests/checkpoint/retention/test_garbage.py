@@ -1,4 +1,4 @@
-"""What dead attempts have left: which bytes are nobody's, and which only look like it."""
+"""What dead attempts have left: which bytes belong to no checkpoint, and which only look like it."""
 
 from __future__ import annotations
 

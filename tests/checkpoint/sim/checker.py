@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: checked at every revision of the store and at every change of the bytes.
+"""What must hold at all times: checked at every revision of the store and at every change of the bytes.
 
 P0  nothing raises what it does not promise
 P1  a record exists only of what every rank has prepared, as it was prepared, and only under a fence that holds

@@ -15,7 +15,7 @@ from raftkv.checkpoint.storage.place import Found
 
 
 class Guard(Protocol):
-    """Whoever has something to say about bytes."""
+    """A part that has something to say about bytes."""
 
     def writes(self, path: str, before: bytes | None, after: bytes) -> None: ...
 

@@ -1,4 +1,4 @@
-"""One simulated run: generations of ranks and everybody around them, faults by seed, then calm.
+"""One simulated run: generations of ranks and all programs around them, faults by seed, then calm.
 
 simulation = Simulation(draw(17))
 outcome = simulation.play()
@@ -133,7 +133,7 @@ class Simulation:
         return programs.rank_of(generation, rank)
 
     def _crew(self) -> None:
-        """Everybody who works beside the ranks."""
+        """All programs that work beside the ranks."""
         for number in range(self.settings.collectors):
             self.crews[f"collector{number}"] = (programs.collect, "job")
         for number in range(self.settings.readers):
@@ -144,7 +144,7 @@ class Simulation:
             self.crews[name] = (programs.evaluate(name), "job")
 
     def _look(self) -> None:
-        """Who is gone is started again: ranks as another generation, everybody else as they were."""
+        """Who is gone is started again: ranks as another generation, other programs as they were."""
         if self.is_over:
             return
         if self.is_broken(self.generations[-1]):
@@ -231,7 +231,7 @@ class Simulation:
         self._end()
 
     def _end(self) -> None:
-        """All ranks are gone; whoever comes next decides what they have left, and collects."""
+        """All ranks are gone; the next generation decides what they have left, and collects."""
         self.is_over = True
         for process in self.live:
             if not process.name.startswith("watcher"):
@@ -309,11 +309,11 @@ class Simulation:
         return process is not None
 
     def outage(self) -> bool:
-        """Nobody can reach the cluster."""
+        """No rank can reach the cluster."""
         return self._trouble("outage", 3.0)
 
     def election(self) -> bool:
-        """Nobody leads for a while."""
+        """No member leads for a while."""
         return self._trouble("election", 1.5)
 
     def _trouble(self, kind: str, most_s: float) -> bool:
@@ -351,7 +351,7 @@ FAULTS = (
 
 
 async def janitor(process: Process) -> None:
-    """Decide and collect what everybody has left."""
+    """Decide and collect what all of them have left."""
     process.claim = await process.registry.claim()
     await programs._resume(process)
     for _ in range(2):

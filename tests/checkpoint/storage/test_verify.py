@@ -137,7 +137,7 @@ def test_a_manifest_that_was_changed_is_refused(place: Place, damage: Callable[[
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside"])
 def test_a_manifest_never_leads_out_of_the_directory(place: Place, name: str) -> None:
-    """Even one whose digest the record has: whoever wrote the record wrote the manifest."""
+    """Even one whose digest the record has: the writer of the record wrote the manifest."""
     Place(place.uri.removesuffix("/job")).write("outside", b"secret")
     checkpoint = saved(place, DATA)
     hostile = place.read(MANIFEST).replace(b"a.bin", name.encode())

@@ -144,7 +144,7 @@ def test_a_damaged_manifest_costs_its_own_backup_alone(damage: bytes, tmp_path: 
 
 
 def test_a_point_in_time_is_reached_from_the_newest_backup_before_it(tmp_path: Path) -> None:
-    """An archive of the log leads forward only, and at night nobody knows which backup is old enough."""
+    """An archive of the log leads forward only, and at night no operator knows which backup is old enough."""
     place = Place(str(tmp_path / "b"))
     old, middle, new = (replace(backup(NOW_S + at * DAY_S), revision=10 * at, index=10 * at) for at in (1, 2, 3))
     for one in (old, middle, new):

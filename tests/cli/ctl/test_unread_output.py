@@ -1,4 +1,4 @@
-"""Output that nobody takes: ``raftkv --help | head -1`` and its kind end without a word, a full disk with one line."""
+"""Output without a reader: ``raftkv --help | head -1`` and its kind end without a word, a full disk with one line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ANSWERS = [
 
 
 def run_unread(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """A program whose output nobody takes: the other end of its pipe is closed before it starts."""
+    """A program whose output has no reader: the other end of its pipe is closed before it starts."""
     reading, writing = os.pipe()
     os.close(reading)
     try:

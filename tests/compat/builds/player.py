@@ -33,7 +33,7 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Program
 
 INTERPRETED = Program("raftkv", (sys.executable, "-m", "tests.compat.builds.interpreted"))
-"""A member that runs interpreted, whatever lies beside the sources."""
+"""A member that runs interpreted, also with compiled modules beside the sources."""
 
 WATCH = "etcdserverpb.Watch/Watch"
 FENCE = 1 << 40

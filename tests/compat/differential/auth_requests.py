@@ -73,7 +73,7 @@ HOLES: Final = {
 
 @dataclass(frozen=True)
 class Call:
-    """A request of somebody."""
+    """A request of a user."""
 
     who: str
     method: str
@@ -117,7 +117,7 @@ class AuthPlayer:
         self.report = Report()
 
     def _lease_keys(self, lease: int) -> list[bytes]:
-        """The keys of a lease, by the oracle, which shows them to anybody."""
+        """The keys of a lease, by the oracle, which shows them to any user."""
         request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
         answer = self._sides[0].call(LEASE + "LeaseTimeToLive", request)
         return list(answer.message.keys) if answer.message is not None else []
@@ -175,7 +175,7 @@ class AuthPlayer:
         self.report.differences.append("\n".join(lines))
 
     def _tokens_of(self, who: str) -> tuple[str, str] | None:
-        """Tokens of both for somebody; None: without."""
+        """Tokens of both for a user; None: without."""
         # With a token and without users, 3.5.1 answers as to a bad one; 3.6 does not look at it.
         if who == NOBODY or not self.model.is_enabled:
             return None
@@ -415,7 +415,7 @@ def _alone(put: rpc_pb2.PutRequest) -> rpc_pb2.TxnRequest:
 
 
 def _is_invalid(request: rpc_pb2.TxnRequest) -> bool:
-    """Whether a txn is refused for what it is, whoever sends it."""
+    """Whether a txn is refused for what it is, from any user."""
     try:
         check_txn(request, OPERATIONS_MAX)
     except StatusError:

@@ -261,7 +261,7 @@ class Generator:
         return Op("recipe", election_pb2.LeaderRequest(name=self.random.choice((*NAMES, b"nobody"))))
 
     def observe(self) -> Op:
-        """An observer, if anybody leads."""
+        """An observer, if there is a leader."""
         return Op("observe", election_pb2.LeaderRequest(name=self.random.choice(NAMES)))
 
     def give_up(self) -> Op:

@@ -97,7 +97,7 @@ class Waiting:
         return side.mirror.create_revision(self.key) != self.create_revision
 
     def must_end(self, side: Side) -> bool:
-        """Whether nobody is before it any more."""
+        """Whether it is the first of the queue."""
         older = side.mirror.oldest(self.prefix)
         return older is None or older.create_revision >= self.create_revision
 

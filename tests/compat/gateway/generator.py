@@ -189,7 +189,7 @@ class Generator:
         return str(number) if self._often(50) else number
 
     def contest(self) -> bytes:
-        """A name that nobody has used, so that nobody waits."""
+        """A name that was never used, so that no client waits."""
         self.contests += 1
         return b"contest-%d" % self.contests
 
@@ -219,7 +219,7 @@ class Generator:
         return Request("POST", target, self._with_odd_value(message, kept), None, user)
 
     def _with_odd_value(self, message: dict[str, Any], kept: tuple[str, ...]) -> bytes:
-        """One value, at whatever depth, is of another kind."""
+        """One value, at any depth, is of another kind."""
         places = [place for place in _places(message) if place[1] not in kept]
         if not places:
             return json.dumps(message).encode() if kept else json.dumps(self.random.choice(ODD)).encode()

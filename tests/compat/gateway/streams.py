@@ -78,7 +78,7 @@ class Watching:
     after: Sequence[tuple[str, dict[str, Any]]]
 
     def play(self, side: Side) -> Lines:
-        """Return the head, then what was told: each event by itself, and whatever else a line says."""
+        """Return the head, then what was told: each event by itself, and all else that a line says."""
         for path, message in self.before:
             side.must(path, **message)
         key = self.create["key"]

@@ -47,7 +47,7 @@ ROWS: dict[str, tuple[str, Any, tuple[str, str], tuple[str, str]]] = {
 
 @pytest.fixture(scope="module", params=[ETCD_FAST, RAFTKV], ids=lambda program: program.name)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A server of its own: an alarm is everybody's."""
+    """A server of its own: an alarm is of all clients."""
     program: Program = request.param
     with Cluster(program) as cluster:
         yield cluster

@@ -66,7 +66,7 @@ class Callers:
         return self.ask(LOCK, lock_pb2.LockRequest(name=name, lease=lease_id))
 
     def campaign(self, lease_id: int, value: bytes) -> Answer:
-        """Campaign where nobody leads, or as the leader."""
+        """Campaign where there is no leader, or as the leader."""
         return self.ask(CAMPAIGN, election_pb2.CampaignRequest(name=b"e", lease=lease_id, value=value))
 
     def kvs(self, key: bytes, range_end: bytes = b"") -> list[kv_pb2.KeyValue]:

@@ -68,7 +68,7 @@ class _Blocks:
 
     @staticmethod
     def _refuses(theirs: hpack.Decoder, block: bytes) -> None:
-        """What we refuse is refused by others too, or is a number of more octets than anybody needs."""
+        """What we refuse is refused by others too, or is a number of more octets than any client needs."""
         try:
             theirs.decode(block, raw=True)
         except (hpack.HPACKError, UnicodeDecodeError):

@@ -66,7 +66,7 @@ def _records() -> list[bytes]:
 
 
 def _blob(data: bytes) -> None:
-    """Input: what is stored under its own digest, as a publisher that is somebody else's may."""
+    """Input: what is stored under its own digest, as another publisher may."""
     digest = hashlib.sha256(data).hexdigest()
     raw = codec.unseal(digest, data)
     (codec.decode_node if raw[:1] == b"N" else codec.decode_chunk)(digest, raw)

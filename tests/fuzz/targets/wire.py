@@ -64,7 +64,7 @@ class _Pipe(asyncio.Transport):
         self.close()
 
     def feed(self, data: bytes) -> None:
-        """Hand bytes to whatever protocol the connection speaks by now."""
+        """Hand bytes to the protocol that the connection speaks by now."""
         at = 0
         while at < len(data) and not self._closing:
             if isinstance(self._protocol, asyncio.BufferedProtocol):

@@ -142,7 +142,7 @@ def test_files_can_stay_where_they_are_if_they_lie_there_alone(registry, output)
 
 
 def test_unimportable_checkpoint_does_not_stop_the_others(registry, output, raftkv_client):
-    """Refuse it and go on: the import ended there, and what it had done before was told to nobody."""
+    """Refuse it and go on: the import ended there, and what it had done before was not told."""
     made.write(output / "checkpoint-50", made.trainer(50))
     (output / "checkpoint-50/extra.json").symlink_to("trainer_state.json")
     raftkv.checkpoint.Registry(raftkv_client, "other").import_directory(f"{output}/checkpoint-100", in_place=True)

@@ -31,7 +31,7 @@ SETTINGS = NodeSettings(ME, 60.0, 600.0)
 
 
 class Caller(Waiter):
-    """Somebody who waits for a proposal."""
+    """A caller that waits for a proposal."""
 
     def __init__(self, request: Any = None) -> None:
         super().__init__(request)

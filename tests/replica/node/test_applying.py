@@ -1,4 +1,4 @@
-"""Entries that take long are applied in slices: the loop goes on, nobody sees them half done, and they end as one."""
+"""Entries that take long are applied in slices: the loop goes on, none is seen half done, and they end as one."""
 
 from __future__ import annotations
 

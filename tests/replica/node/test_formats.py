@@ -119,7 +119,7 @@ def test_a_database_of_another_term_than_its_log_is_refused(tmp_path: Path) -> N
 
 
 def test_a_damaged_format_number_asks_for_no_other_version(tmp_path: Path) -> None:
-    """Whoever reads "run a later raftkv" looks for one, and not at the disk."""
+    """An operator who reads "run a later raftkv" looks for one, and not at the disk."""
     config = ServerConfig(data_dir=str(tmp_path / "data"))
     _open_and_close(config)
     mark = tmp_path / "data/member/snap/applied"

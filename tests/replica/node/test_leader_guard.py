@@ -60,7 +60,7 @@ async def test_calls_that_insist_end_with_the_leader_and_all_with_the_member() -
 
 @on_loop
 async def test_a_turn_ends_some_of_very_many_streams_and_none_when_a_leader_is_found() -> None:
-    """A member that ends 60,000 streams at once hears nobody for a second, and takes no part in the election."""
+    """A member that ends 60,000 streams at once hears no member for a second, and takes no part in the election."""
     node = SimpleNamespace(leader=NONE, settings=SimpleNamespace(election_s=0.001))
     guard, turns = LeaderGuard(cast(Node, node)), Turns()
     calls = [call(INSISTS) for _ in range(2_000)]

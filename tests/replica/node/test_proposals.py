@@ -1,4 +1,4 @@
-"""Who waits for what, and what happens to proposals that nobody waits for any more."""
+"""Who waits for what, and what happens to proposals without a caller that waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How proposals leave a member: in messages and turns of bounded size, none lost, whatever waits for a leader."""
+"""How proposals leave a member: in messages and turns of bounded size, none lost while they wait for a leader."""
 
 from __future__ import annotations
 

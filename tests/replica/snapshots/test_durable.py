@@ -1,4 +1,4 @@
-"""Whoever waits for the database to have what was written gets an error when its disk is full."""
+"""A caller that waits for the database to have what was written gets an error when its disk is full."""
 
 from __future__ import annotations
 

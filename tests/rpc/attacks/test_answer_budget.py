@@ -1,4 +1,4 @@
-"""Answers that nobody reads: what they may take, of a connection and of the process, and who has to go."""
+"""Answers that no client reads: what they may take, of a connection and of the process, and who has to go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of requests are given back in whatever way their calls end: random calls, plain and compressed, on three
+"""Bytes of requests are given back however their calls end: random calls, plain and compressed, on three
 connections of one process, and nothing is counted when none of them is left.
 """
 

@@ -116,7 +116,7 @@ def test_a_header_that_waits_leaves_though_no_window_is_open() -> None:
 
 
 def test_nothing_is_looked_at_after_the_end() -> None:
-    """The rest of 256 KiB that an attacker has sent would be work for nobody."""
+    """The rest of 256 KiB that an attacker has sent would be work without use."""
     engine, heard = served()
     heard.on_ping = lambda: engine.fail(11, b"too_many_pings")
     engine.receive(raw.frame(raw.PING, 0, 0, bytes(8)) + requests(1, 5))
@@ -183,7 +183,7 @@ def test_answers_to_thousands_of_cancelled_calls_do_not_end_a_clients_connection
 
 
 def test_requests_that_differ_by_their_timeout_are_looked_at_once() -> None:
-    """And what is remembered of them is bounded, whatever their fields are."""
+    """And what is remembered of them is bounded, for any fields."""
     engine, heard = served()
     one = -1
 

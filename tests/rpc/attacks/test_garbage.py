@@ -16,7 +16,7 @@ CALLS = 200
 
 
 class Waiter:
-    """Holds its call, as whoever answers later does."""
+    """Holds its call, as a handler that answers later does."""
 
     def __init__(self, call: UnaryCall) -> None:
         self.call = call

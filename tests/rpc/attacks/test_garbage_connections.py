@@ -1,4 +1,4 @@
-"""Connections that have gone are freed at once, whatever they were: the server's collector hardly ever runs."""
+"""Connections that have gone are freed at once, of every kind: the server's collector hardly ever runs."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_damaged_data_ends_its_call_alone() -> None:
 
 
 def test_messages_of_nothing_do_not_hold_up_what_is_behind_them() -> None:
-    """Clients leave them plain, whatever they compress else."""
+    """Clients leave them plain, though they compress others."""
     end = End()
     end.core.receive(asked(1, HEARD, frame(b"") * 3, 0) + raw.message(1, packed(5), raw.END_STREAM))
     assert end.heard.said == [0, 0, 0, 5, "half-closed"]

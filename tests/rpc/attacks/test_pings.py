@@ -1,4 +1,4 @@
-"""When a client may ping: whatever leaves as part of an answer forgives its pings, and nothing else does.
+"""When a client may ping: each frame that leaves as part of an answer forgives its pings, and nothing else does.
 
 grpc-go sends a ping for its bandwidth estimate each time DATA arrives and no such ping is under way, so a large
 answer is met by as many pings as it needs windows. A client like that is played here frame by frame, without a socket.

@@ -1,4 +1,4 @@
-"""Answers of plain HTTP over HTTP/2 that nobody reads: they count with those of gRPC, and wait no longer."""
+"""Answers of plain HTTP over HTTP/2 that no client reads: they count with those of gRPC, and wait no longer."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def heads(client: raw.RawClient) -> None:
 
 @on_loop
 async def test_calls_count_until_their_answers_have_left() -> None:
-    """A client that opens no window had a member keep 2,000 small answers a connection, and nobody counted them."""
+    """A client that opens no window had a member keep 2,000 small answers a connection, and no budget counted them."""
     async with s.echo_server() as echo:
         client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
         client.send(calls(s.UNARY))
@@ -68,7 +68,7 @@ async def test_calls_do_not_count_once_they_are_answered() -> None:
 )
 @on_loop
 async def test_a_refusal_repeats_little_of_what_is_refused(name: bytes, value: bytes) -> None:
-    """An octet of HPACK can name 4 KB, each of which may be nine in a message that nobody reads."""
+    """An octet of HPACK can name 4 KB, each of which may be nine in a message that no handler reads."""
     fields = (*((key, found) for key, found in raw.GRPC_HEADERS if key != name), (name, value))
     fields = tuple(sorted(fields, key=lambda field: not field[0].startswith(b":")))
     async with s.echo_server() as echo:

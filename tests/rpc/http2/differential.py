@@ -346,7 +346,7 @@ def last_fields(actions: Sequence[Action]) -> Headers:
 
 
 def reason(actions: Sequence[Action], ours: Step, theirs: Step, difference: str) -> str:
-    """Why ours differs from nghttp2 over the last action, and rightly; empty: nobody knows."""
+    """Why ours differs from nghttp2 over the last action, and rightly; empty: it is not known."""
     action = actions[-1]
     if action[0] == "trailers" and difference == "sent":
         return "trailers need no window (6.9); the binding of nghttp2 sends them by way of a body"

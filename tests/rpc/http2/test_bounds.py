@@ -1,4 +1,4 @@
-"""What one peer can make a connection do and keep: steps for each octet, and octets of memory, whatever it sends.
+"""What one peer can make a connection do and keep: steps for each octet, and octets of memory, for any input.
 
 Steps are lines of Python that ran, so that a busy machine changes nothing.
 """
@@ -197,7 +197,7 @@ def test_answers_that_nobody_reads_are_bounded() -> None:
 
 
 def test_stream_errors_answer_with_less_than_they_cost() -> None:
-    """What is sent for malformed requests, DATA of nobody and RST_STREAM is shorter than what was received."""
+    """What is sent for malformed requests, DATA of no stream and RST_STREAM is shorter than what was received."""
     for one in (headers(1, TRAILERS), frame(DATA, 0, 1, b""), reset(1)):
         end = ServerEnd()
         end.feed(headers(1))

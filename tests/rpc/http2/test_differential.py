@@ -26,7 +26,7 @@ def test_other_engines_make_the_same_of_the_same_frames(is_server: bool) -> None
 
 @pytest.mark.parametrize("seed", [23_667, 46_647, 2_059_952, 2_073_521, 2_089_056])
 def test_a_connection_that_once_differed(seed: int) -> None:
-    """Three have trailers, of which a server tells nobody, one a setting of RFC 9218, the last a blank in a path."""
+    """Three have trailers, which no handler is given, one a setting of RFC 9218, the last a blank in a path."""
     _run(is_server=True, frames=1, seed=seed)
 
 

@@ -307,7 +307,7 @@ def test_encoding_of_others_is_decoded(seed: int) -> None:
 
 
 def test_secrets_are_never_indexed() -> None:
-    """Section 7.1.3: neither here nor by anybody on the way."""
+    """Section 7.1.3: neither here nor by a proxy on the way."""
     for name in (b"authorization", b"cookie", b"token"):
         block = Encoder([]).encode(((name, b"secret"),))
         assert block[0] & 0xF0 == 0x10

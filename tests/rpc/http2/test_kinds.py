@@ -46,7 +46,7 @@ def test_each_request_is_heard_as_it_was_sent() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_remembered_kind_is_judged_as_one_that_is_new(seed: int) -> None:
-    """Whatever comes before: a request on an old connection is taken or refused as on a fresh one."""
+    """After anything that came before, a request on an old connection is taken or refused as on a fresh one."""
     rng = Random(seed)
     client = Client()
     more = [

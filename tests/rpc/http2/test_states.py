@@ -289,7 +289,7 @@ def test_goaway_ends_the_calls_that_nobody_has_seen() -> None:
 
 
 def test_rst_stream_is_sent_once_and_answers_nothing() -> None:
-    """Section 5.4.2: no RST_STREAM answers an RST_STREAM, and one is enough for whatever comes of a stream."""
+    """Section 5.4.2: no RST_STREAM answers an RST_STREAM, and one is enough for all that comes of a stream."""
     end = ServerEnd()
     end.feed(headers(1) + reset(1) + reset(1))
     assert end.verdict == "taken"

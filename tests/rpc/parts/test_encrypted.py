@@ -164,7 +164,7 @@ async def test_bytes_before_a_broken_record_are_delivered(certificates: Certific
 async def test_a_broken_tls_connection_that_is_not_read_is_cut(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that is closing waits for what it has to send; of a broken one nobody watched that it leaves."""
+    """A connection that is closing waits for what it has to send; of a broken one nothing watched that it leaves."""
     async with connected(certificates) as (echo, tls):
         monkeypatch.setattr(tls._below, "get_write_buffer_size", lambda: 1)
         closed: list[str] = []

@@ -1,4 +1,4 @@
-"""Who is watched is served, a bounded number a turn; nobody else is."""
+"""Watched sockets are served, a bounded number a turn, and no others."""
 
 from __future__ import annotations
 

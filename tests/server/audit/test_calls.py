@@ -1,4 +1,4 @@
-"""What is noted of calls and of plain HTTP, at each level, whoever refuses or leaves."""
+"""What is noted of calls and of plain HTTP, at each level, also where a call is refused or left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of the audit log: its rights, its rotation, and what happens when the disk or somebody else interferes."""
+"""The file of the audit log: its rights, its rotation, and what happens when the disk or another process interferes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_file_that_was_moved_or_deleted_is_opened_anew(tmp_path: Path) -> None
 
 
 def test_a_name_that_is_no_file_for_a_while_costs_no_line(tmp_path: Path) -> None:
-    """Whoever writes lines meets an error that passes, as of a full disk: another would end its thread for good."""
+    """The thread of the file meets an error that passes, as of a full disk: another would end its thread for good."""
     path = tmp_path / "audit.log"
     file = AuditFile(str(path))
     file.write(b"1\n")

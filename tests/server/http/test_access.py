@@ -208,7 +208,7 @@ def test_under_tls_the_own_origin_is_proved() -> None:
     ("origin", "status"), [("", 200), ("http://page.example", 200), ("http://evil.example", 403), ("null", 403)]
 )
 def test_pages_open_websockets_only_where_they_may_change_things(origin: str, status: int) -> None:
-    """A browser asks nobody before it opens one, and lets the page read all that comes."""
+    """A browser asks for no permission before it opens one, and lets the page read all that comes."""
     headers = (*websocket.HANDSHAKE, ("origin", origin))
     assert _ask(_access(cors=("http://page.example",)), headers, path="/v3/watch")[0] == status
 

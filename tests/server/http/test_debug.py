@@ -34,7 +34,7 @@ async def _else(_request: HttpRequest) -> HttpResponse:
 
 
 class Nobody:
-    """Nobody is asked for."""
+    """Users are not asked for."""
 
     def check_root(self, request: HttpRequest) -> bytes:
         return b""

@@ -1,4 +1,4 @@
-"""The queue of the log: nobody waits long, nothing is lost that could be written, and a full disk stops nothing."""
+"""The queue of the log: no caller waits long, nothing is lost that could be written, and a full disk stops nothing."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_killed_member_has_lost_no_line(tmp_path):
 
 
 def test_a_reader_of_standard_error_that_stands_still_holds_nobody_up():
-    """The pipe is full: nobody reads it."""
+    """The pipe is full: it has no reader."""
     reader, writer = os.pipe()
     handler = ThreadedHandler(LineStream(writer))
     logger = logger_of(handler)

@@ -54,7 +54,7 @@ def test_a_place_has_some_lines_and_then_one_a_second() -> None:
 
 @pytest.mark.parametrize(("name", "values"), [("raftkv.server", ()), ("other", (7,))])
 def test_places_that_look_like_one_are_told_apart_by_their_texts(name: str, values: tuple[int, ...]) -> None:
-    """Lines of compiled code seem to come from whoever called it: the loop, for nearly all of them."""
+    """Lines of compiled code seem to come from its caller: the loop, for nearly all of them."""
     kept = Kept(Repeats(lambda: 0.0))
     logger = logging.Logger(name)
     logger.addHandler(kept)

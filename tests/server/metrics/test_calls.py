@@ -1,4 +1,4 @@
-"""Calls are counted under the names of go-grpc-prometheus, whatever becomes of them."""
+"""Calls are counted under the names of go-grpc-prometheus, those that fail too."""
 
 from __future__ import annotations
 

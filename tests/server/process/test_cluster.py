@@ -79,7 +79,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(cluster: Cluster) -> Iterator[Three]:
-    """The cluster, whole, whatever the test before did to it."""
+    """The cluster, whole again after what the test before did to it."""
     for member in cluster.members:
         if member.environment:
             member.kill()

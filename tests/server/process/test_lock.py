@@ -1,4 +1,4 @@
-"""Locks on real members that die, stop and change leaders while somebody waits; and what the fencing token is for."""
+"""Locks on real members that die, stop and change leaders while a client waits; and what the fencing token is for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _lock(wire: Wire, lease_id: int, member: int) -> Pending:
 
 
 def _wait_in_queue(wire: Wire, member: int) -> Pending:
-    """Somebody holds the lock, and somebody else waits for it at a member."""
+    """One client holds the lock, and another waits for it at a member."""
     assert _lock(wire, HOLDER, member).answer().code == "OK"
     waiting = _lock(wire, WAITER, member)
     wait_for(lambda: value_of(wire, "n/2", member) is not None, "the waiter's key")

@@ -49,7 +49,7 @@ def metrics_endpoint(member: Member) -> str:
 
 
 def answer(endpoint: str, path: str) -> tuple[int, str]:
-    """Status and body; 0 while nobody listens."""
+    """Status and body; 0 while no process listens."""
     try:
         status, _, body = http_get(endpoint, path)
     except (OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""No request, whatever its fields hold, harms the cluster: all members live, serve and agree after thousands."""
+"""No request harms the cluster with any values in its fields: all members live, serve and agree after thousands."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def again(registry: Registry) -> Any:
 
 
 def load(registry: Registry) -> Any:
-    """With whatever number of ranks."""
+    """With any number of ranks."""
     loaded = state(0)
     loaded.pop(f"rng.{dist.get_rank()}")
     last = resume(registry, loaded, verify="all")

@@ -1,4 +1,4 @@
-"""What workers print: whole lines, none lost at the end, and nobody waits for a reader."""
+"""What workers print: whole lines, none lost at the end, and no worker waits for a reader."""
 
 from __future__ import annotations
 

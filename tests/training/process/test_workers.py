@@ -58,7 +58,7 @@ def shows_its_environment(pid: int) -> bool:
 
 
 def let_go(worker: subprocess.Popen[bytes]) -> None:
-    """The worker's ``input()`` returns; nobody waits for it yet."""
+    """The worker's ``input()`` returns; no caller waits for it yet."""
     if worker.stdin is not None:
         worker.stdin.write(b"\n")
         worker.stdin.flush()

@@ -1,4 +1,4 @@
-"""The arbiter's rules: whatever it sees, a generation begins safely, and it begins when it can."""
+"""The arbiter's rules: in any view a generation begins safely, and it begins when it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks: a permutation whatever the members, and Horovod's terms."""
+"""Ranks: a permutation for any members, and Horovod's terms."""
 
 from __future__ import annotations
 

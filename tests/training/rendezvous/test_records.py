@@ -1,4 +1,4 @@
-"""Records: what is written is read again, and what somebody else wrote is an error and nothing worse."""
+"""Records: what is written is read again, and what another program wrote is an error and nothing worse."""
 
 from __future__ import annotations
 

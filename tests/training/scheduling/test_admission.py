@@ -233,7 +233,7 @@ def check_nothing_lies_idle(ledger: Ledger, free: dict[str, int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12)), min_size=2, max_size=5), st.integers(5, 30))
 def test_growth_is_fair_by_weight(runs: list[tuple[int, int]], room: int) -> None:
-    """Max-min fairness: nobody below its maximum has less for its weight than another had before its last slot."""
+    """Max-min fairness: no run below its maximum has less for its weight than another had before its last slot."""
     ledger = Ledger()
     for number, (weight, high) in enumerate(runs):
         ledger = ask(ledger, f"r{number}", *["h"] * 12, high=high, weight=weight)

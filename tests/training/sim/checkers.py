@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SUCCESSES = ("finished", SUCCEEDED)
 TAKEN_OVER = "started anew"
-"""Reason of a state with which a node takes over a run that nobody is in."""
+"""Reason of a state with which a node takes over a run without nodes."""
 TOLD_WITHIN_S = 4.0
 """From the moment that a generation is over and a member connected, to ``nodes_waiting``: the watch alone."""
 
@@ -228,7 +228,7 @@ class RunChecker:
     # ---- P5, from time to time
 
     def look(self) -> None:
-        """Whether everybody who must know that a generation is over does."""
+        """Whether all nodes that must know that a generation is over do."""
         now = self.cluster.scheduler.now
         if self.state is None or not self.cluster.leads:
             return

@@ -192,11 +192,11 @@ class Faults:
     # ---- the cluster
 
     def outage(self) -> bool:
-        """Nobody can reach the cluster."""
+        """No node can reach the cluster."""
         return self._trouble(self.simulation.cluster.outage, self.random.choice((0.3, 2.0, 10.0)))
 
     def election(self) -> bool:
-        """Nobody leads for a while."""
+        """No member leads for a while."""
         return self._trouble(self.simulation.cluster.election, self.random.uniform(0.1, 1.5))
 
     def _trouble(self, begin: Callable[[float], None], most_s: float) -> bool:

@@ -189,7 +189,7 @@ class Simulation:
                 return
 
     def idle(self, duration_s: float = IDLE_S) -> None:
-        """Require the second half of P9: nothing is written while nothing happens, and nobody calls."""
+        """Require the second half of P9: nothing is written while nothing happens, and no node calls."""
         revision, calls = self.cluster.store.revision, self.calls()
         fenced = self.checker.fenced_writes
         self.pass_time(duration_s)
@@ -234,7 +234,7 @@ class Simulation:
         )
 
     def heal(self) -> None:
-        """From here on the network is good, and whoever is missing for the minimum is started."""
+        """From here on the network is good, and nodes that the minimum lacks are started."""
         for agent in self.live:
             agent.link.weather = CALM
             agent.fails = agent.leaves = False
@@ -245,7 +245,7 @@ class Simulation:
             self.add_agent().link.weather = CALM
 
     def close_run(self) -> None:
-        """All workers end well: everybody must go, and nothing but what outlives a run may stay."""
+        """All workers end well: all nodes must go, and nothing but what outlives a run may stay."""
         members = self.members
         if not members:
             return
@@ -264,7 +264,7 @@ class Simulation:
             self.checker.fail("P6", f"keys are left behind: {self.left_behind()}")
 
     def left_behind(self) -> list[str]:
-        """Keys of the run that are there though nobody is, other than those that stay."""
+        """Keys of the run that are there though no node is, other than those that stay."""
         keys = RunKeys(RUN_ID)
         stay = {keys.round, keys.state} | ({keys.head} if self.settings.earlier_share else set())
         return [key.decode() for key in sorted(self.cluster.store.items) if key.decode() not in stay]

@@ -47,7 +47,7 @@ class Directed(Simulation):
             raise Broken("\n".join([f"{text}: {self.describe()}", *self.checker.log[-60:]]))
 
     def forms(self, count: int) -> None:
-        """Let the generation form that everybody is in, and all calls come to rest."""
+        """Let the generation form that all nodes are in, and all calls come to rest."""
         self.settle(20.0, stable_s=1.0)
         self.require(len(self.members) == count, f"not {count} members")
 

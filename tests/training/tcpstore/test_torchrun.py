@@ -84,7 +84,7 @@ def _kill_leader(cluster: LocalCluster) -> None:
 
 @contextmanager
 def _ended(agents: list[subprocess.Popen[bytes]], directory: Path) -> Iterator[None]:
-    """Nobody is left behind, whatever happens."""
+    """No process is left behind by any failure."""
     try:
         yield
     finally:

@@ -139,7 +139,7 @@ async def together(*replicas: Replica, **fields: Any) -> torchft_pb2.Quorum:
 
 
 async def joined(newcomer: Replica, *others: Replica) -> torchft_pb2.Quorum:
-    """Steps of the others until one is with the newcomer: a quorum that has lost nobody waits for nobody."""
+    """Steps of the others until one is with the newcomer: a quorum that has lost no replica waits for none."""
     joining = asyncio.ensure_future(newcomer.quorum())
     while newcomer.name not in names(quorum := await together(*others)):
         assert not joining.done()

@@ -1,4 +1,4 @@
-"""When replicas form a quorum: the rule against torchft's own words, and what must hold whatever the view."""
+"""When replicas form a quorum: the rule against torchft's own words, and what must hold in every view."""
 
 from __future__ import annotations
 

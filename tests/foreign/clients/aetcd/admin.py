@@ -1,4 +1,4 @@
-"""aetcd: status, members, alarms; users that nobody has made."""
+"""aetcd: status, members, alarms; users that do not exist."""
 
 from __future__ import annotations
 

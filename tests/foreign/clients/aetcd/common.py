@@ -47,7 +47,7 @@ async def next_events(report: Report, events: AsyncIterator[Any], count: int) ->
 
 
 async def until(condition: Callable[[], Awaitable[bool]], client: aetcd.Client, report: Report) -> None:
-    """Ask again until `condition` holds; between two tries, wait for a key that nobody writes."""
+    """Ask again until `condition` holds; between two tries, wait for a key that is never written."""
     for _ in range(int(WAIT_S / 0.1)):
         if await condition():
             return

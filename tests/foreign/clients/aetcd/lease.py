@@ -38,7 +38,7 @@ async def chosen_id(report: Report) -> None:
 
 
 async def expiry(report: Report) -> None:
-    """A lease that nobody refreshes takes its key away, not before its time; one that is refreshed keeps it."""
+    """A lease that is not refreshed takes its key away, not before its time; one that is refreshed keeps it."""
     async with connect(report) as client:
         begun = time.monotonic()
         left, kept = await client.lease(2), await client.lease(2)

@@ -1,4 +1,4 @@
-"""python etcd3: status, members, alarms, hash; users that nobody has made."""
+"""python etcd3: status, members, alarms, hash; users that do not exist."""
 
 from __future__ import annotations
 

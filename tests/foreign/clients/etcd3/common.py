@@ -70,7 +70,7 @@ def metadata(report: Report, raw: Any) -> list[int]:
 
 
 def until(condition: Callable[[], bool], client: etcd3.Etcd3Client, report: Report) -> None:
-    """Ask again until `condition` holds; between two tries, wait for a key that nobody writes."""
+    """Ask again until `condition` holds; between two tries, wait for a key that is never written."""
     for _ in range(int(WAIT_S / 0.1)):
         if condition():
             return

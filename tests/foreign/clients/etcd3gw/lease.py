@@ -25,7 +25,7 @@ def life(report: Report) -> None:
 
 
 def expiry(report: Report) -> None:
-    """A lease that nobody refreshes takes its key away, not before its time; one that is refreshed keeps it."""
+    """A lease that is not refreshed takes its key away, not before its time; one that is refreshed keeps it."""
     client = connect(report)
     begun = time.monotonic()
     left, kept = client.lease(2), client.lease(2)

@@ -20,7 +20,7 @@ async def keys(connection: Any, name: bytes, wanted: int) -> int:
 
 
 async def time_out(report: Report) -> None:
-    """Whoever waits no longer leaves nothing behind; the lock is free when its holder leaves."""
+    """A client that waits no longer leaves nothing behind; the lock is free when its holder leaves."""
     name = key(report, "mutex")
     async with connect(report) as c:
         async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60)) as holder:
