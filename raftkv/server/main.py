@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from time import monotonic, time
+from time import time
 from typing import Final
 
 from raftkv.config import ServerConfig
@@ -24,7 +24,7 @@ from raftkv.errors import (
     explain,
 )
 from raftkv.loop.cycle_free import collect_in_small_passes, look_at_young_objects
-from raftkv.loop.turns import LoopTurns, TurnSelector
+from raftkv.loop.turns import LoopTurns, MemberLoop, TurnSelector
 from raftkv.native import is_compiled
 from raftkv.replica.node.bootstrap import is_new
 from raftkv.server import descriptors
@@ -48,12 +48,6 @@ _AFTER_DAMAGE: Final = "remove this member and add it anew (raftkv join), or res
 
 SWITCH_INTERVAL_S: Final = 0.000_5
 """How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """The loop. Its clock is read several times for each request, so it is the C function itself, without a wrapper."""
-
-    time = staticmethod(monotonic)
 
 
 def run(
@@ -111,7 +105,7 @@ def serve(
 
             check_installed()
         selector = TurnSelector(LoopTurns())
-        with asyncio.Runner(loop_factory=lambda: _Loop(selector)) as runner:
+        with asyncio.Runner(loop_factory=lambda: MemberLoop(selector)) as runner:
             received, failure = runner.run(_serve(config, selector, extend_http, on_ready))
     except CorruptionError as error:
         return _complain(f"{error}; {_AFTER_DAMAGE}")

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import socket
 import sys
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from raftkv.loop.turns import TURN_LIMIT_S, LoopTurns, TurnSelector, name_work
-from tests.procs import RAFTKV, Cluster, http_get
+from raftkv.loop.turns import TURN_LIMIT_S, LoopTurns, MemberLoop, TurnSelector, name_work
+from tests.procs import PATIENCE_S, RAFTKV, Cluster, http_get
+
+T = TypeVar("T")
 
 
 def _run(turns: LoopTurns, block_s: float) -> None:
@@ -21,7 +28,7 @@ def _run(turns: LoopTurns, block_s: float) -> None:
         blocked.wait(block_s)
         await asyncio.sleep(0)
 
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(TurnSelector(turns))) as runner:
+    with asyncio.Runner(loop_factory=lambda: MemberLoop(TurnSelector(turns))) as runner:
         runner.run(work())
 
 
@@ -58,7 +65,7 @@ def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(caplog: pytes
 
     with (
         caplog.at_level(logging.WARNING),
-        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
+        asyncio.Runner(loop_factory=lambda: MemberLoop(selector)) as runner,
     ):
         runner.run(work())
     assert not caplog.records
@@ -91,6 +98,105 @@ def test_work_is_named_by_functions_of_raftkv_from_the_inside_out() -> None:
     exec("def inner(): return sys._getframe()\ndef outer(): return inner()", names)
     assert name_work(names["outer"]()) == "storage.index.inner < storage.index.outer"
     assert name_work(None) == ""
+
+
+class _Pipe:
+    """A socket that stays readable, and a reader that counts its calls."""
+
+    def __init__(self, most: int, on_last: Callable[[], object], on_call: Callable[[], object] = lambda: None) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.theirs.send(b"x")
+        self.calls, self._most, self._on_last, self._on_call = 0, most, on_last, on_call
+        asyncio.get_running_loop().add_reader(self.ours.fileno(), self._read)
+
+    def _read(self) -> None:
+        self.calls += 1
+        if self.calls == self._most:
+            self.close()
+            self._on_last()
+        self._on_call()
+
+    def close(self) -> None:
+        """Read no more."""
+        assert asyncio.get_running_loop().remove_reader(self.ours.fileno())
+        self.ours.close()
+        self.theirs.close()
+
+
+def _on_a_loop(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    with asyncio.Runner(loop_factory=lambda: MemberLoop(TurnSelector(LoopTurns()))) as runner:
+        return runner.run(main())
+
+
+def test_timers_threads_and_signals_interrupt_readers_that_have_always_something_to_read() -> None:
+    async def main() -> list[str]:
+        loop, seen, over = asyncio.get_running_loop(), list[str](), asyncio.Event()
+
+        def note(name: str) -> None:
+            seen.append(name)
+            if len(seen) == 3:
+                over.set()
+
+        loop.add_signal_handler(signal.SIGUSR1, note, "signal")
+        pipe = _Pipe(0, over.set)
+        loop.call_later(0.01, note, "timer")
+        threading.Timer(0.02, loop.call_soon_threadsafe, (note, "thread")).start()
+        threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        async with asyncio.timeout(PATIENCE_S):
+            await over.wait()
+        assert pipe.calls > 3
+        pipe.close()
+        loop.remove_signal_handler(signal.SIGUSR1)
+        return seen
+
+    assert sorted(_on_a_loop(main)) == ["signal", "thread", "timer"]
+
+
+def test_a_reader_schedules_calls_and_timers() -> None:
+    async def main() -> list[int]:
+        loop, seen, over = asyncio.get_running_loop(), list[int](), asyncio.Event()
+
+        def on_call() -> None:
+            loop.call_soon(seen.append, pipe.calls)
+
+        pipe = _Pipe(3, lambda: loop.call_later(0.001, over.set), on_call)
+        async with asyncio.timeout(PATIENCE_S):
+            await over.wait()
+        return seen
+
+    assert _on_a_loop(main) == [1, 2, 3]
+
+
+def test_a_reader_that_raises_is_reported_and_called_again() -> None:
+    async def main() -> list[str]:
+        loop, reported, over = asyncio.get_running_loop(), list[str](), asyncio.Event()
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+
+        def fail() -> None:
+            raise ValueError("unreadable")
+
+        _Pipe(2, over.set, fail)
+        async with asyncio.timeout(PATIENCE_S):
+            await over.wait()
+        return reported
+
+    assert _on_a_loop(main) == ["unreadable"] * 2
+
+
+def test_a_reader_stops_the_loop() -> None:
+    loop = MemberLoop(TurnSelector(LoopTurns()))
+
+    async def begin() -> _Pipe:
+        return _Pipe(0, lambda: None, loop.stop)
+
+    async def end(pipe: _Pipe) -> None:
+        pipe.close()
+
+    pipe = loop.run_until_complete(begin())
+    loop.run_forever()
+    assert pipe.calls
+    loop.run_until_complete(end(pipe))
+    loop.close()
 
 
 def test_a_member_tells_its_turns() -> None:
