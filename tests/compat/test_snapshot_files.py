@@ -30,7 +30,7 @@ from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program, find_to
 
 PASSWORD = "secret"
 LEASE_IDS, TTL_S = (1_000_001, 1_000_002), 7_200
-SMALL_KEYS, MANY_KEYS = 400, int(os.environ.get("RAFTKV_TEST_KEYS", "20000"))
+SMALL_KEYS, MANY_KEYS = 400, int(os.environ.get("RAFTKV_TEST_KEYS", "5000"))
 """``RAFTKV_TEST_KEYS=100000 pytest --all`` takes two minutes."""
 
 BUCKETS = (b"key", b"lease", b"alarm", b"auth", b"authUsers", b"authRoles")

@@ -82,7 +82,7 @@ def test_floods_hold_up_no_other_identity(seeds: int, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", long_except(REACHED, set(REACHED[1::9]) - {"walBeforeRepair"}))
 def test_a_member_may_die_at_every_failpoint(name: str) -> None:
-    for seed in range(1, FAILPOINT_SEEDS_MAX):
+    for seed in range(21 if "Repair" in name else 1, FAILPOINT_SEEDS_MAX):  # a log that needs repair is met there
         report = run_seed(seed, failpoint_corner(seed, name))
         assert report.violation is None, f"seed {seed}: {report.violation}"
         if report.deaths[name]:

@@ -37,9 +37,8 @@ def test_the_builds_are_what_they_are_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [SEED, SEED + 1])
-def test_odd_requests(seed: int) -> None:
-    report = play(seed, 1_500)
+def test_odd_requests() -> None:
+    report = play(SEED, 1_500)
     print(report.describe())
     assert report.differences == [], report.describe()
     assert len(report.played) >= 50
@@ -58,11 +57,11 @@ def sides(one: Cluster, other: Cluster) -> Iterator[tuple[Side, Side]]:
 def test_the_gateway() -> None:
     with clusters() as (one, other), sides(one, other) as pair:
         assert streams.run(pair, SEED, 15) == []
-        report = Player(*pair, Generator(SEED)).run(1_000)
+        report = Player(*pair, Generator(SEED)).run(500)
         assert report.differences == [], report.describe()
         for side in pair:
             add_users(side)
-        report = Player(*pair, Generator(SEED, USERS)).run(500)
+        report = Player(*pair, Generator(SEED, USERS)).run(250)
         assert report.differences == [], report.describe()
 
 
@@ -73,9 +72,9 @@ def test_members_of_both_builds_in_one_cluster() -> None:
     mixed.members[0].server = INTERPRETED
     with mixed, Cluster(INTERPRETED) as alone, Wire(alone.endpoints) as oracle, Wire(mixed.endpoints) as tested:
         player = requests.Player(oracle, tested, SEED)
-        player.run(800)
+        player.run(700)
         hashes = player.hashes_of_one_history(500)
-        programs = stream_programs.Player(oracle, tested, SEED).run(2)
+        programs = stream_programs.Player(oracle, tested, SEED).run(1)
     assert player.report.differences == [], player.report.describe()
     assert len(set(hashes)) == 1, f"HashKV of the one that is alone, then of each member: {hashes}"
     assert programs.differences == [], programs.describe()

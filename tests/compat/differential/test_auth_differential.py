@@ -13,7 +13,7 @@ from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 SEED = 20_261_123
-SHORT, LONG = 300, 1_500
+SHORT, LONG = 300, 1_200
 CHEAP = ("--bcrypt-cost", "4")
 
 

@@ -12,7 +12,7 @@ from jepsen.db import Settings
 from jepsen.runner import Options, run
 from tests.jepsen.clients.library import Beside, LibraryClient
 
-STORMS = {"pause-leader,offline-leader": 1, "kill,pause,network": 6}
+STORMS = {"pause-leader,offline-leader": 1, "kill,pause,network": 4}
 """Faults, and how many of them."""
 
 

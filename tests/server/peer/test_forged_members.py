@@ -27,7 +27,7 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 
 SEED = 20_261_127
-BATCHES = 70
+BATCHES = 40
 NUMBERS = (0, 0, 1, 2, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 SNAPSHOT_PATH = SERVICES["raftkvpb.Peer"]["InstallSnapshot"].path
 ANSWER_S = 0.3
