@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.auth.store import AuthStore
+from raftkv.errors import CODE_NAMES
 from raftkv.histograms import Buckets, counter, counters, doubling, gauge, gauges, histogram_family
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.admission import Admission
@@ -32,17 +33,6 @@ from raftkv.server.http.routes import HttpService
 
 _LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")
 _HANDLING_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_CODES: Final = dict(
-    enumerate(
-        (
-            *("OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists"),
-            *("PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented"),
-            *("Internal", "Unavailable", "DataLoss", "Unauthenticated"),
-        )
-    )
-)
-"""Names of the codes of gRPC, as grpc-go writes them."""
-
 _REQUEST_S: Final = doubling(0.001, 14)
 _SUCCESS: Final = ("false", "true")
 _REQUESTS: Final = {
@@ -87,7 +77,7 @@ class CallMetrics(Collector):
         handled = {
             (name, *labels): one.failed.get(code, 0) if code else one.answered
             for labels, one in counts.items()
-            for code, name in _CODES.items()
+            for code, name in CODE_NAMES.items()
         }
         yield counter("grpc_server_handled_total", text, handled, ["grpc_code", *_LABELS])
         unary = {labels for labels in counts if labels[2] == "unary"}
@@ -129,7 +119,7 @@ class CallMetrics(Collector):
         text = "The total number of stream failures from the local server."
         yield counter("etcd_network_server_stream_failures_total", text, failures, ["API", "Type"])
         refused = {
-            (_CODES[code],): sum(one.failed.get(code, 0) for one in counts.values())
+            (CODE_NAMES[code],): sum(one.failed.get(code, 0) for one in counts.values())
             for code in (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
         }
         yield counter(
