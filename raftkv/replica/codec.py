@@ -6,7 +6,7 @@ once and shared. Decoding is protobuf's; ``validate`` refuses decoded numbers th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count, groupby, repeat
 from operator import attrgetter
 from typing import Final
@@ -45,18 +45,20 @@ class BatchEncoder:
         self._entries: list[Entry] = []
         self._entries_bytes = b""
 
-    def batches(self, messages: Iterable[Message]) -> Iterator[bytes]:
-        """MessageBatches of about ``BATCH_BYTES`` at most; usually one."""
+    def batches(self, messages: Iterable[Message]) -> list[bytes]:
+        """Return MessageBatches of about ``BATCH_BYTES`` at most; usually one."""
+        batches: list[bytes] = []
         parts: list[bytes] = []
         size_bytes = 0
         for message in messages:
             part = field(1, self._message(message))
             if parts and size_bytes + len(part) > BATCH_BYTES:
-                yield b"".join(parts)
+                batches.append(b"".join(parts))
                 parts, size_bytes = [], 0
             parts.append(part)
             size_bytes += len(part)
-        yield b"".join(parts)
+        batches.append(b"".join(parts))
+        return batches
 
     def _message(self, message: Message) -> bytes:
         parts = [

@@ -102,7 +102,7 @@ def test_a_flush_that_fails_keeps_nobody_else_from_being_flushed() -> None:
     assert len(scheduled) == 1, "the cork is not held by the failure"
 
 
-def test_a_corked_channel_sends_when_flushed() -> None:
+def test_messages_that_a_stream_sends_at_once_are_in_order() -> None:
     async def scenario() -> None:
         server = Server()
         got: list[bytes] = []
@@ -123,11 +123,7 @@ def test_a_corked_channel_sends_when_flushed() -> None:
             stream = channel.stream("/test.Echo/Take", timeout_s=10.0)
             await stream.send(b"0")  # connects
             await begun.wait()
-            channel.corked = True
-            for number in (b"1", b"2"):
-                stream.send_nowait(number)
-            channel.corked = False
-            channel.flush()
+            stream.send_at_once([b"1", b"2"])
             stream.half_close()
             await asyncio.wait_for(ended.wait(), 90)
             assert got == [b"0", b"1", b"2"]

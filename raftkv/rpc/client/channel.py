@@ -80,8 +80,6 @@ class Channel:
         self._timer = WheelTimer(self._loop)
         self.failed_connects = 0
         """How many attempts have failed: each begins with another address of its target's name."""
-        self.corked = False
-        """Set by a caller that queues several messages and calls ``flush`` itself; else each turn flushes once."""
         self._core: ClientCore | None = None
         self._connections: set[ClientConnection] = set()
         self._queue: dict[UnaryFuture | ClientStream, None] = {}
@@ -328,11 +326,6 @@ class Channel:
             core.ping(TIMED_PING)
 
     # ---- what connections use
-
-    def flush(self) -> None:
-        """Send what was queued, now: for a caller that set ``corked`` and queued all it had."""
-        for connection in self._connections:
-            connection.flush()
 
     def opened(self, connection: ClientConnection) -> None:
         """Count a connection."""

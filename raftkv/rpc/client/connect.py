@@ -252,9 +252,8 @@ class ClientConnection(asyncio.Protocol):
     # ---- what the core calls
 
     def wake(self) -> None:
-        """Flush at the start of the loop's next turn, unless the channel's user does it."""
-        if not self._channel.corked:
-            self._loop.call_soon(self.flush)
+        """Flush at the start of the loop's next turn."""
+        self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Send what the core has."""

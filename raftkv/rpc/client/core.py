@@ -75,6 +75,9 @@ class ClientEvents(Protocol):
     def wake(self) -> None:
         """Have bytes pulled at the end of the turn."""
 
+    def flush(self) -> None:
+        """Pull bytes now."""
+
     def ready(self) -> None:
         """The server's SETTINGS have come: calls may start."""
 
@@ -89,6 +92,9 @@ class _Nobody:
     """Hears the events of a connection that has gone."""
 
     def wake(self) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
     def ready(self) -> None:
@@ -358,6 +364,10 @@ class ClientCore:
         if not self._dirty:
             self._dirty = True
             self._events.wake()
+
+    def flush(self) -> None:
+        """Have the shell pull now."""
+        self._events.flush()
 
     def ping(self, opaque: bytes) -> None:
         """Ping the server with eight bytes."""

@@ -16,7 +16,7 @@ be cancelled: use ``async with``, or call ``cancel``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -95,6 +95,15 @@ class ClientStream:
             await self._wait_drained()
         self.send_nowait(message)
 
+    def send_at_once(self, messages: Iterable[bytes]) -> None:
+        """Send request messages now, and not at the end of the turn: without waiting for room. RpcError as ``send``."""
+        core = self._core
+        if self.done or core is None:
+            raise self.error or RpcError(Code.CANCELLED, "the call has ended")
+        for message in messages:
+            self._queue(core, message)
+        core.flush()
+
     def send_nowait(self, message: bytes) -> None:
         """Queue a request message without waiting for room. RpcError as ``send``."""
         if self.done:
@@ -105,7 +114,8 @@ class ClientStream:
             self._early.append(message)
             self._early_bytes += len(message)
         else:
-            self._write(self._core, message)
+            self._queue(self._core, message)
+            self._core.wake()
 
     def half_close(self) -> None:
         """Send no more messages; the server sees the end of the request stream."""
@@ -165,7 +175,8 @@ class ClientStream:
         self._inbox.consume = partial(core.consume_of, self.stream_id)
         early, self._early, self._early_bytes = self._early, [], 0
         for message in early:
-            self._write(core, message)
+            self._queue(core, message)
+        core.wake()
         if self._half_closed:
             self._end_request(core)
         self.drained()
@@ -246,15 +257,14 @@ class ClientStream:
             if core is not None:
                 core.unwatch_drain(self)
 
-    def _write(self, core: ClientCore, message: bytes) -> None:
+    def _queue(self, core: ClientCore, message: bytes) -> None:
         try:
             if len(message) > _LARGE_BYTES:
                 core.h2.send_message(self.stream_id, message)
             else:
                 core.h2.send_data(self.stream_id, frame(message))
         except H2Error:
-            return  # the stream's end is about to be reported
-        core.wake()
+            pass  # the stream's end is about to be reported
 
     def _end_request(self, core: ClientCore) -> None:
         try:

@@ -194,14 +194,10 @@ class Peer:
             return
         try:
             # On the wire before this returns: followers write to their disks while this member writes to its own.
-            self.channel.corked = True
-            for batch in encoder.batches(messages):
-                stream.send_nowait(batch)
-                self.sent_bytes += len(batch)
-            self.channel.corked = False
-            self.channel.flush()
+            batches = encoder.batches(messages)
+            stream.send_at_once(batches)
+            self.sent_bytes += sum(map(len, batches))
         except RpcError:
-            self.channel.corked = False
             # The stream broke, and our own task does not know yet.
             self._stream = None
             self._drop()

@@ -37,17 +37,14 @@ class TracedEncoder(BatchEncoder):
         super().__init__()
         self._stages = stages
 
-    def batches(self, messages: Iterable[Message]) -> Iterator[bytes]:
+    def batches(self, messages: Iterable[Message]) -> list[bytes]:
         """Return what ``BatchEncoder`` does; the first batch has all contexts."""
         if self._stages.is_idle:
             return super().batches(messages)
         messages = list(messages)
-        return self._with(self._contexts(messages), super().batches(messages))
-
-    def _with(self, contexts: bytes, batches: Iterator[bytes]) -> Iterator[bytes]:
-        for batch in batches:
-            yield batch + contexts
-            contexts = b""
+        contexts = self._contexts(messages)
+        first, *others = super().batches(messages)
+        return [first + contexts, *others]
 
     def _contexts(self, messages: list[Message]) -> bytes:
         found = list(zip(self._traced(messages), range(CONTEXTS_MAX), strict=False))
