@@ -936,7 +936,7 @@ class Raft:
         """
         # A probe, which may be empty too, asks where the logs match: it needs its answer.
         quiet = self.config.quiet_commits and progress.state is REPLICATE
-        while self._maybe_send_append(id, progress, tell_commit, quiet):
+        while self._maybe_send_append(id, progress, tell_commit, quiet) and progress.next <= self.log.last_index:
             tell_commit = False
 
     def _maybe_send_append(self, id: int, progress: Progress, send_if_empty: bool, quiet: bool = False) -> bool:

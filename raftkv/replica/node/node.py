@@ -509,7 +509,7 @@ class Node(AwaitableNode):
                 return
             bytes_max = min(PROPOSE_BYTES_MAX, pace.left_bytes)
             unsent = self.proposals.take_unsent(bytes_max, pace.apply_s)
-            forwarded = self._forwarded.take(bytes_max)
+            forwarded = self._forwarded.take(bytes_max) if self._forwarded.size_bytes else []
             datas = [data for _, data in (*unsent, *forwarded)]
             if not datas:
                 return
