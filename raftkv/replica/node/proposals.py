@@ -472,18 +472,14 @@ class Pace:
         mark: what was proposed first in this round (see ``Node``); 0: nothing is under way.
         limit_bytes: of a round.
         left_bytes: of this round.
+        apply_s: how long it takes at least until what is proposed now is applied; 0: unknown.
     """
 
     def __init__(self) -> None:
         self.mark = 0
         self.began = 0.0
         self.limit_bytes = self.left_bytes = PACE_MIN_BYTES
-        self._shortest_s = math.inf
-
-    @property
-    def apply_s(self) -> float:
-        """How long it takes at least until what is proposed now is applied; 0: unknown."""
-        return 0.0 if math.isinf(self._shortest_s) else self._shortest_s
+        self.apply_s = 0.0
 
     def begin(self, mark: int, now: float) -> None:
         """Begin a round: something is proposed while nothing was under way."""
@@ -492,12 +488,12 @@ class Pace:
     def end(self, now: float) -> None:
         """What was proposed first is applied."""
         delay_s, used_bytes = now - self.began, self.limit_bytes - self.left_bytes
-        self._shortest_s = min(delay_s, self._shortest_s * SHORTEST_GROWTH)
-        if delay_s > 2 * self._shortest_s + PACE_DELAY_S:
+        self.apply_s = min(delay_s, self.apply_s * SHORTEST_GROWTH) if self.apply_s else delay_s
+        if delay_s > 2 * self.apply_s + PACE_DELAY_S:
             self.limit_bytes = max(PACE_MIN_BYTES, min(self.limit_bytes, used_bytes) // 2)
         elif used_bytes * 4 < self.limit_bytes:
             self.limit_bytes = max(PACE_MIN_BYTES, self.limit_bytes // 2)
-        elif used_bytes >= self.limit_bytes and delay_s <= self._shortest_s + PACE_DELAY_S:
+        elif used_bytes >= self.limit_bytes and delay_s <= self.apply_s + PACE_DELAY_S:
             self.limit_bytes = min(PACE_MAX_BYTES, self.limit_bytes * 2)
         self.mark, self.left_bytes = 0, self.limit_bytes
 
