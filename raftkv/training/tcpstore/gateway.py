@@ -165,6 +165,7 @@ class Connection(asyncio.Protocol):
         self._is_validated = False
         self._is_gone = False
         self._is_refused = False
+        self._is_open = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._speaking = asyncio.Lock()
@@ -172,6 +173,11 @@ class Connection(asyncio.Protocol):
         self._work: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
         self.peer = "a client"
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether it has said that it is a client of TCPStore."""
+        return self._is_validated
 
     @property
     def held_bytes(self) -> int:
@@ -187,6 +193,12 @@ class Connection(asyncio.Protocol):
         """Close it, without a word in the log."""
         self._transport.close()
 
+    def give_way(self) -> None:
+        """Close it at once, or as soon as it is open, without a word in the log."""
+        self._is_refused = True
+        if self._is_open:
+            self._transport.abort()
+
     def check(self, now: float) -> None:
         """Close it if it has waited for its client for too long; called every few seconds."""
         if now - self._unfinished_since > REQUEST_TIMEOUT_S:
@@ -201,6 +213,9 @@ class Connection(asyncio.Protocol):
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("the gateway serves streams")
         self._transport = transport
+        self._is_open = True
+        if self._is_refused:
+            transport.abort()
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a client"
 
@@ -576,7 +591,8 @@ class Gateway:
         self._lifetime = StoreLifetime(
             kv, config.prefix, config.linger_s, fresh=config.fresh, on_trouble=self._trouble.note
         )
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """The oldest first."""
         self._connections_max = connections_allowed()
         self._is_full = False
         self._budgets = Budgets()
@@ -633,15 +649,27 @@ class Gateway:
         for connection in connections:
             connection.close()
 
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection that has not introduced itself; False: all have."""
+        oldest = next((one for one in self._connections if not one.is_validated), None)
+        if oldest is None:
+            return False
+        self._forget(oldest)
+        oldest.give_way()
+        return True
+
     def _connection(self) -> asyncio.Protocol:
-        if len(self._connections) >= self._connections_max:
+        if len(self._connections) >= self._connections_max and not self._make_room():
             if not self._is_full:
                 _log.warning("connections are refused: there are %d, which is the limit", self._connections_max)
             self._is_full = True
             return _Refusal()
         self._is_full = False
-        connection = Connection(self._store, self._connections.discard, self._budgets)
-        self._connections.add(connection)
+        connection = Connection(self._store, self._forget, self._budgets)
+        self._connections[connection] = None
         return connection
 
 

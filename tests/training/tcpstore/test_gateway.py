@@ -93,6 +93,23 @@ def test_a_gateway_takes_the_descriptors_that_it_may_have(raftkv_cluster: LocalC
         process.communicate()
 
 
+def test_strangers_that_say_nothing_keep_no_client_out(raftkv_cluster: LocalCluster) -> None:
+    """They held all connections for a minute, and then again."""
+    process = start_gateway(raftkv_cluster.endpoints, before=("prlimit", "--nofile=160:160"))
+    try:
+        port = gateway_port(process)
+        first = RawClient(port)
+        assert first.ask(Op.PING, 7) == b"\7\0\0\0"
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(140)]
+        clients = [first, *(RawClient(port) for _ in range(5))]
+        assert all(client.ask(Op.PING, 7) == b"\7\0\0\0" for client in clients)
+        for connection in (*silent, *clients):
+            connection.close()
+    finally:
+        process.terminate()
+        process.communicate()
+
+
 # ---- writes
 
 
