@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from http.cookies import CookieError, SimpleCookie
 from time import perf_counter
 from typing import Final
 
@@ -141,10 +140,10 @@ def _authorization(request: HttpRequest) -> Headers:
     _, is_named, token = request.header("sec-websocket-protocol").partition(_BEARER + ",")
     if is_named:
         value = f"{_BEARER} {token.strip()}"
-    try:
-        cookie = SimpleCookie(request.header("cookie")).get(_COOKIE)
-    except CookieError:
-        cookie = None
-    if cookie is not None:
-        value = f"{_BEARER} {cookie.value}"
+    # As in Go, each part for itself: other programs of the host have cookies of all sorts.
+    for cookie in request.header("cookie").split(";"):
+        name, _, text = cookie.partition("=")
+        if name.strip() == _COOKIE:
+            value = " ".join((_BEARER, text.strip().strip('"')))
+            break
     return ((AUTHORIZATION, value.encode("latin-1", "replace")),) if value else ()

@@ -111,9 +111,23 @@ async def test_a_client_that_leaves_before_it_asks_leaves_nothing() -> None:
         ((("authorization", "no"), ("sec-websocket-protocol", "Bearer, tok")), b"Bearer tok", "Bearer"),
         ((("sec-websocket-protocol", "Bearer, no"), ("cookie", "a=b; token=tok")), b"Bearer tok", "Bearer"),
         ((("cookie", "a=b"),), None, None),
+        ((("cookie", 'prefs={"dark":true,"n":[1]};  token="tok" ; _ga[x]=1'),), b"Bearer tok", None),
+        ((("cookie", "plain; token=tok; token=of-another-path"),), b"Bearer tok", None),
         ((("grpc-metadata-token", "tok"), ("grpc-timeout", "0n")), None, None),
     ],
-    ids=["none", "subprotocol", "without space", "another", "header", "of two", "cookie", "another cookie", "metadata"],
+    ids=[
+        "none",
+        "subprotocol",
+        "without space",
+        "another",
+        "header",
+        "of two",
+        "cookie",
+        "another cookie",
+        "of all sorts",
+        "nameless",
+        "metadata",
+    ],
 )
 @on_loop
 async def test_the_token_of_a_handshake_is_that_of_the_call(
