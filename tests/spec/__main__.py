@@ -1,7 +1,7 @@
 """``python -m tests.spec``: is what the simulators do a behaviour of the specifications?
 
     python -m tests.spec --seeds 200            windows of 200 seeds; exit status 1 when one is rejected
-    python -m tests.spec --seeds 20 --of checkpoint     the same of checkpoints
+    python -m tests.spec --of generation        the same of training runs; checkpoint: of checkpoints
     python -m tests.spec --planted              planted bugs: which does TLC reject, and at which step
     python -m tests.spec --check Raft           model-check docs/spec/Raft.cfg
     python -m tests.spec --mutants              take each rule out of the specifications: TLC must notice
@@ -15,20 +15,31 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tests.checkpoint.sim.mutants import MUTANTS as CHECKPOINT_MUTANTS
 from tests.checkpoint.sim.swarm import run_seed as run_checkpoints
 from tests.checkpoint.sim.test_mutants import FIRST_SEEDS, SEEDS_MAX
 from tests.sim.corners import CORNERS
 from tests.sim.mutants import MUTANTS
+from tests.sim.mutants.registry import Patches
 from tests.sim.swarm import RunParameters, draw, run_seed
-from tests.spec import checkpoints
+from tests.spec import checkpoints, generations
 from tests.spec.recorder import Window, module, recording
 from tests.spec.tlc import check, check_broken, unreached
+from tests.training.sim.swarm import run_seed as run_generations
 
 BATCH = 16
 """Windows that one run of TLC compares; to read twice as many takes it more than twice as long."""
 MUTANT_SEEDS = 2
+STORE_SEEDS = 20
+IN_CHECKPOINTS = (
+    "no fence in prepare", "no fence in commit", "no fence in begin", "no fence in abort", "numbers given twice",
+    "prepare without a head", "commit without all ranks", "collector without holds",
+)  # fmt: skip
+"""Those that change which steps are taken; of others, as of damaged bytes, a trace says nothing."""
 
 
 def rejected(windows: list[Window]) -> dict[int, str]:
@@ -37,11 +48,71 @@ def rejected(windows: list[Window]) -> dict[int, str]:
     return {at: _line(windows[at], line) for at, line in found.items()}
 
 
-def rejected_checkpoints(traces: checkpoints.Traces) -> dict[int, str]:
-    """Do the same with windows of checkpoints."""
-    lines = [window["lines"] for window in traces.windows]
-    found = unreached("CheckpointTrace", traces.module(), list(map(len, lines)))
-    return {at: f"line {line + 1} of {len(lines[at])}: {lines[at][line]}" for at, line in found.items()}
+class Traces(Protocol):
+    """Windows of a simulator."""
+
+    windows: list[dict[str, Any]]
+
+    def module(self) -> str:
+        """Return them as a module of TLA+."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stores:
+    """A simulator whose traces are those of its store.
+
+    Attributes:
+        spec: that its windows are compared with.
+        recording: records them.
+        run: plays a seed.
+    """
+
+    spec: str
+    recording: Callable[[], AbstractContextManager[Traces]]
+    run: Callable[[int], object]
+
+    def rejected(self, traces: Traces) -> dict[int, str]:
+        """Compare windows: the number of each that is rejected, and the line where that is."""
+        lines = [window["lines"] for window in traces.windows]
+        found = unreached(self.spec, traces.module(), list(map(len, lines)))
+        return {at: f"line {line + 1} of {len(lines[at])}: {lines[at][line]}" for at, line in found.items()}
+
+    def play(self, seeds: range) -> tuple[Traces, dict[int, str]]:
+        """Simulate seeds and compare them; returns the windows, and which are rejected at which step of which seed."""
+        of: list[int] = []
+        with self.recording() as traces:
+            for seed in seeds:
+                self.run(seed)
+                of += [seed] * (len(traces.windows) - len(of))
+        return traces, {at: f"seed {of[at]}, {where}" for at, where in self.rejected(traces).items()}
+
+    def sweep(self, seeds: range) -> int:
+        """Compare windows of many seeds; returns how many are rejected."""
+        started_s, lines_count, windows_count, bad = time.monotonic(), 0, 0, 0
+        for first in seeds[::BATCH]:
+            traces, found = self.play(range(first, min(first + BATCH, seeds.stop)))
+            print("\n".join(found.values()), end="\n" * bool(found), flush=True)
+            bad += len(found)
+            windows_count += len(traces.windows)
+            lines_count += sum(len(window["lines"]) for window in traces.windows)
+        _tell(seeds, windows_count, lines_count, bad, started_s)
+        return bad
+
+
+CHECKPOINT, GENERATION = "checkpoint", "generation"
+STORES = {
+    CHECKPOINT: Stores("CheckpointTrace", checkpoints.recording, run_checkpoints),
+    GENERATION: Stores("RendezvousTrace", generations.recording, run_generations),
+}
+
+
+def _tell(seeds: range, windows_count: int, lines_count: int, bad: int, started_s: float) -> None:
+    print(
+        f"seeds {seeds[0]} to {seeds[-1]}: {windows_count} windows, {lines_count:,} steps, {bad} rejected, "
+        f"{time.monotonic() - started_s:.0f} s",
+        flush=True,
+    )
 
 
 def _line(window: Window, number: int) -> str:
@@ -72,41 +143,18 @@ def sweep(seeds: range, corner: Callable[[int], RunParameters], skips: int, per_
         windows_count += len(windows)
         lines_count += sum(len(window.lines) for window in windows)
         waiting = []
-    print(
-        f"seeds {seeds[0]} to {seeds[-1]}: {windows_count} windows, {lines_count:,} steps, {bad} rejected, "
-        f"{time.monotonic() - started_s:.0f} s",
-        flush=True,
-    )
+    _tell(seeds, windows_count, lines_count, bad, started_s)
     return bad
 
 
-def sweep_checkpoints(seeds: range) -> int:
-    """Compare windows of many seeds of the simulator of checkpoints; returns how many are rejected."""
-    started_s, lines_count, windows_count, bad = time.monotonic(), 0, 0, 0
-    for first in seeds[::BATCH]:
-        of: list[int] = []
-        with checkpoints.recording() as traces:
-            for seed in range(first, min(first + BATCH, seeds.stop)):
-                run_checkpoints(seed)
-                of += [seed] * (len(traces.windows) - len(of))
-        for at, where in rejected_checkpoints(traces).items():
-            bad += 1
-            print(f"seed {of[at]}, {where}", flush=True)
-        windows_count += len(traces.windows)
-        lines_count += sum(len(window["lines"]) for window in traces.windows)
-    print(
-        f"checkpoints, seeds {seeds[0]} to {seeds[-1]}: {windows_count} windows, {lines_count:,} steps, "
-        f"{bad} rejected, {time.monotonic() - started_s:.0f} s",
-        flush=True,
-    )
-    return bad
-
-
-def planted(names: list[str]) -> None:
-    """Print which planted bugs TLC rejects, and at which step."""
+def planted(names: list[str]) -> int:
+    """Print which planted bugs TLC rejects, and at which step; returns how many of those of stores it does not."""
+    missed = 0
     for name in names:
-        verdict = _planted_checkpoint(name) if name in CHECKPOINT_MUTANTS else _planted(name)
+        verdict = _planted(name) if name in MUTANTS else _planted_in_store(name)
+        missed += not verdict and name not in MUTANTS
         print(f"{name}: {verdict or 'not rejected'}", flush=True)
+    return missed
 
 
 def _planted(name: str) -> str:
@@ -120,18 +168,22 @@ def _planted(name: str) -> str:
     return ""
 
 
-def _planted_checkpoint(name: str) -> str:
-    """Compare the first seed in which the simulator itself finds the bug."""
-    mutant = CHECKPOINT_MUTANTS[name]
-    with mutant.planted():
-        first = FIRST_SEEDS.get(name, 1)
-        outcome = mutant.hunt(range(first, first + SEEDS_MAX))
-        if outcome is None:
-            return ""
-        with checkpoints.recording() as traces:
-            mutant.run(outcome.settings.seed)
-    found = rejected_checkpoints(traces)
-    return f"seed {outcome.settings.seed}, {next(iter(found.values()))}" if found else ""
+def _planted_in_store(name: str) -> str:
+    found: dict[int, str] = {}
+    if name in generations.PLANTED:
+        patches = Patches()
+        generations.PLANTED[name](patches)
+        try:
+            _, found = STORES[GENERATION].play(range(1, STORE_SEEDS + 1))
+        finally:
+            patches.undo()
+    else:
+        mutant, first = CHECKPOINT_MUTANTS[name], FIRST_SEEDS.get(name, 1)
+        with mutant.planted():  # the first seed in which the simulator itself finds it
+            outcome = mutant.hunt(range(first, first + SEEDS_MAX))
+            if outcome is not None:
+                _, found = STORES[CHECKPOINT].play(range(outcome.settings.seed, outcome.settings.seed + 1))
+    return next(iter(found.values()), "")
 
 
 def main() -> int:
@@ -141,7 +193,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--corner", choices=CORNERS, help="where in the swarm to look")
     parser.add_argument("--windows", type=int, default=8, help="windows of one seed")
-    parser.add_argument("--of", choices=("raft", "checkpoint"), default="raft", help="which simulator")
+    parser.add_argument("--of", choices=("raft", *STORES), default="raft", help="which simulator")
     parser.add_argument("--planted", nargs="*", metavar="NAME", help="compare planted bugs instead: all of the core")
     parser.add_argument("--check", nargs="*", metavar="SPEC", help="model-check specifications instead")
     parser.add_argument(
@@ -153,11 +205,11 @@ def main() -> int:
     if options.mutants is not None:
         return int(check_broken(options.mutants) > 0)
     if options.planted is not None:
-        planted(options.planted or [name for name, each in MUTANTS.items() if each.plant.__module__.endswith(".core")])
-        return 0
+        core = [name for name, each in MUTANTS.items() if each.plant.__module__.endswith(".core")]
+        return int(planted(options.planted or [*core, *generations.PLANTED, *IN_CHECKPOINTS]) > 0)
     seeds = range(options.first, options.first + options.seeds)
-    if options.of == "checkpoint":
-        return int(sweep_checkpoints(seeds) > 0)
+    if options.of in STORES:
+        return int(STORES[options.of].sweep(seeds) > 0)
     corner = CORNERS[options.corner] if options.corner else draw
     return int(sweep(seeds, corner, 200, options.windows) > 0)
 

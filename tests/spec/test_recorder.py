@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.checkpoint.sim.swarm import run_seed as run_checkpoints
 from tests.sim.swarm import run_seed
+from tests.spec import checkpoints, generations
 from tests.spec.recorder import LINES_MAX, literal, recording
+from tests.spec.tlc import SPECS, changed
+from tests.training.sim.swarm import run_seed as run_generations
 
 pytestmark = pytest.mark.interpreted
 
@@ -23,3 +27,32 @@ def test_recording_changes_nothing_and_gives_windows() -> None:
 def test_values_are_written_as_tla_writes_them() -> None:
     value = {"a": [1, True], "b": {2}, "c": {1: 0, 2: 5}, "d": {"x": "y"}}
     assert literal(value) == '[a |-> <<1, TRUE>>, b |-> {2}, c |-> (1 :> 0 @@ 2 :> 5), d |-> [x |-> "y"]]'
+
+
+def test_recording_checkpoints_changes_nothing_and_gives_windows() -> None:
+    plain = run_checkpoints(2)
+    with checkpoints.recording() as traces:
+        recorded = run_checkpoints(2)
+    assert recorded.log == plain.log
+    steps = {line["op"] for window in traces.windows for line in window["lines"]}
+    assert {"claim", "begin", "prepare", "commit", "delete", "sweep", "pin", "unpin", "clean"} <= steps
+    assert "Traces ==" in traces.module()
+
+
+def test_recording_generations_changes_nothing_and_gives_windows() -> None:
+    plain = run_generations(4)
+    with generations.recording() as traces:
+        recorded = run_generations(4)
+    assert recorded.log == plain.log
+    steps = {line["op"] for window in traces.windows for line in window["lines"]}
+    assert {"register", "office", "begin", "start", "break", "stop", "declare", "lose", "write"} <= steps
+    assert "Traces ==" in traces.module()
+
+
+def test_rules_are_taken_out_of_configurations() -> None:
+    config = (SPECS / "Rendezvous.cfg").read_text()
+    broken = changed(config, 'Without = "arbiter", LossesMax = 2')
+    assert '\n          Without = "arbiter"\n' in broken
+    assert "\n          LossesMax = 2\n" in broken
+    with pytest.raises(AssertionError):
+        changed(config, "Nothing = 2")
