@@ -21,6 +21,7 @@ from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult, TxnResult
 from raftkv.errors import (
     CANCELED,
+    RESOURCE_EXHAUSTED,
     CompactedError,
     ConfigError,
     FutureRevisionError,
@@ -406,6 +407,8 @@ PAGE_BYTES: Final = 8 << 20
 """About how much of a list is read at once: the number of keys follows from the sizes of those before."""
 PAGE_CUT: Final = 16
 """A page that did not come is asked for again with so many times fewer keys."""
+PAGE_KEYS_MIN: Final = 16
+"""Unless it is too large: it may not have come for another reason than its size."""
 PAGE_GROWTH: Final = 8
 """The next page has so many times more keys at most: small keys may stand before large ones."""
 
@@ -628,8 +631,9 @@ class Reflector:
             limit = 1 if self._news_only else self._page_keys
             try:
                 return await self._control.txn((), (GetRange(start, end, limit=limit, revision=revision),))
-            except StatusError:  # for another reason than its size, maybe: it soon grows again
-                self._page_keys = max(limit // PAGE_CUT, 1)
+            except StatusError as error:
+                least = 1 if error.code == RESOURCE_EXHAUSTED else min(limit, PAGE_KEYS_MIN)
+                self._page_keys = max(limit // PAGE_CUT, least)
                 raise
 
         while True:

@@ -146,8 +146,10 @@ class Store:
         raise NotImplementedError(f"the simulated store has no {operation!r}")
 
     def _range(self, operation: GetRange) -> RangeResult:
-        if operation.revision or operation.sort_by != "key":
+        if operation.sort_by != "key":
             raise NotImplementedError(f"the simulated store cannot {operation!r}")
+        if operation.revision not in (0, self.revision):
+            raise CompactedError  # it keeps no history
         start, end = SPACE.interval(operation.key, operation.end, prefix=operation.prefix)
         found = [self.items[key] for key in self._keys(start, end)]
         items = [item for item in found if _passes(operation, item)]
