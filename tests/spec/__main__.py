@@ -66,11 +66,13 @@ class Stores:
         spec: that its windows are compared with.
         recording: records them.
         run: plays a seed.
+        batch: seeds that one run of TLC compares.
     """
 
     spec: str
     recording: Callable[[], AbstractContextManager[Traces]]
     run: Callable[[int], object]
+    batch: int
 
     def rejected(self, traces: Traces) -> dict[int, str]:
         """Compare windows: the number of each that is rejected, and the line where that is."""
@@ -90,8 +92,8 @@ class Stores:
     def sweep(self, seeds: range) -> int:
         """Compare windows of many seeds; returns how many are rejected."""
         started_s, lines_count, windows_count, bad = time.monotonic(), 0, 0, 0
-        for first in seeds[::BATCH]:
-            traces, found = self.play(range(first, min(first + BATCH, seeds.stop)))
+        for first in seeds[:: self.batch]:
+            traces, found = self.play(range(first, min(first + self.batch, seeds.stop)))
             print("\n".join(found.values()), end="\n" * bool(found), flush=True)
             bad += len(found)
             windows_count += len(traces.windows)
@@ -102,8 +104,8 @@ class Stores:
 
 CHECKPOINT, GENERATION = "checkpoint", "generation"
 STORES = {
-    CHECKPOINT: Stores("CheckpointTrace", checkpoints.recording, run_checkpoints),
-    GENERATION: Stores("RendezvousTrace", generations.recording, run_generations),
+    CHECKPOINT: Stores("CheckpointTrace", checkpoints.recording, run_checkpoints, 4),
+    GENERATION: Stores("RendezvousTrace", generations.recording, run_generations, 16),
 }
 
 

