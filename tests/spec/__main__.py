@@ -34,7 +34,7 @@ from tests.training.sim.swarm import run_seed as run_generations
 BATCH = 16
 """Windows that one run of TLC compares; to read twice as many takes it more than twice as long."""
 MUTANT_SEEDS = 2
-STORE_SEEDS = 20
+STORE_SEEDS = 32
 IN_CHECKPOINTS = (
     "no fence in prepare", "no fence in commit", "no fence in begin", "no fence in abort", "numbers given twice",
     "prepare without a head", "commit without all ranks", "collector without holds",
