@@ -2,10 +2,10 @@
 
 Owns the rules, not the keys: ``arbiter_driver`` hands it what it sees and carries out what it decides.
 
-    running   -> closed     the work of all members has ended well (the last mostly closes the run itself) running   ->
-    broken     a member is lost, came back, reported a fault; or newcomers are welcome broken    -> running    every
-    member that is still there has come back, and the minimum is there gathering -> running    (no member is still out)
-    the maximum or the expected number is there, or the last call is over
+    running   -> closed     the work of all members has ended well (the last one mostly closes the run itself)
+    running   -> broken     a member is lost, came back or reported a fault; or newcomers are welcome
+    broken    -> running    every member that is still there has come back, and the minimum is there
+    gathering -> running    the maximum or the expected number is there, or the last call is over
 
 Rules:
 
@@ -16,7 +16,6 @@ Rules:
 3. Survivors keep their order; no survivor moves for a newcomer, unless ``rank_policy`` says so.
 4. After an outage of the store members are not taken for lost before they had time to register again
    (``postponed_until``): losing the store must not cost a healthy worker.
-
 5. A member whose work has ended well may go: it breaks no generation, and nor does a newcomer from then on.
 
 Leaves out how leases end, and every clock: times are arguments, in seconds of any monotonic clock.
