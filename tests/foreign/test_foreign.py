@@ -38,7 +38,7 @@ AREAS = {
 SHORT_AREAS = {
     "etcd3": "kv",
     "aetcd": "watch",
-    "etcd_client": "lock",
+    "etcd_client": "kv",
     "etcd3gw": "kv",
     "node": "lease",
     "etcdctl-3.4": "elect",

@@ -28,7 +28,6 @@ from tests.compat.ctl import Tool
 from tests.compat.wire import Wire
 from tests.foreign.environments import interpreter
 from tests.foreign.sessions import environment
-from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 from tests.relay import Pace, Relay
 from tests.server.process.process import leader_of
@@ -184,14 +183,16 @@ def test_a_client_reads_every_size(name: str, one: Store) -> None:
 
 
 @THREE_MEMBERS
-@pytest.mark.parametrize("name", long_except(NAMES, ("node",)))
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_from_a_follower_over_a_slow_link(name: str, three: Store) -> None:
     with Relay(three.follower, SLOW) as link:
         _read(name, link.endpoint, three, UP_TO_4_MB)
 
 
 @ONE_MEMBER
-@pytest.mark.parametrize("name", long_except(NAMES, ("etcdctl-3.4",)))
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_30_mb_over_a_link_that_stands_still_now_and_then(name: str, one: Store) -> None:
     with Relay(one.cluster.endpoints[0], STUTTERING) as link:
         _read(name, link.endpoint, one, LARGEST)

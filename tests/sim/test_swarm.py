@@ -67,7 +67,8 @@ def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) ->
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("seed", "duration_s"), long_except([(1, 120.0), (4, 1800.0)], [(1, 120.0)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("seed", "duration_s"), [(1, 120.0), (4, 1800.0)])
 def test_half_an_hour_of_a_clusters_year(seed: int, duration_s: float) -> None:
     """Begin one, and play one that an operator changes; ``python -m tests.sim --year`` goes on with the year."""
     report = run_seed(seed, replace(year(seed), duration_s=duration_s))

@@ -113,8 +113,9 @@ def test_renewals_end_with_the_lease(server: str) -> None:
     assert gone.output == b"lease 0000000000000055 expired or revoked.\n"
 
 
-@pytest.mark.parametrize("number", long_except([signal.SIGKILL, signal.SIGSTOP], {signal.SIGKILL}))
-@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("kind", PROGRAMS)
 def test_renewals_go_on_at_another_member(kind: str, number: signal.Signals) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
         endpoints = ",".join(cluster.endpoints)

@@ -131,7 +131,8 @@ def test_a_client_that_is_closed_leaves_its_lease_to_the_ttl(cluster: Cluster, k
     kv.revoke(lease.id)
 
 
-@pytest.mark.parametrize("down", long_except([2, 3], {2}), ids=["no quorum", "all members"])
+@pytest.mark.long
+@pytest.mark.parametrize("down", [2, 3], ids=["no quorum", "all members"])
 def test_a_patient_owner_outlives_an_outage_longer_than_its_ttl(cluster: Cluster, kv: raftkv.Client, down: int) -> None:
     with raftkv.connect(cluster.endpoints, timeout_s=30.0) as client:
         lease = client.lease(ttl=1, disconnect_grace_s=0.1, patient=True).grant()
