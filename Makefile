@@ -7,7 +7,7 @@ JOBS ?= 4
 QUICK := -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" \
   tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
-INTERPRETED := $(addprefix tests/,apply bench raft replica rpc server sim spec storage)
+INTERPRETED := $(addprefix tests/,apply raft replica rpc server sim spec storage)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed

@@ -18,6 +18,7 @@ from typing import Any
 from bench.latency.stages import Stamps
 from raftkv.cli.main import main
 from raftkv.loop.cork import Cork
+from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import UnaryCall
@@ -27,7 +28,7 @@ from raftkv.server.services.kv import KVService
 
 PLACES = {
     "received": (KVService, "put"),
-    "checked": (Node, "submit"),
+    "checked": (Admission, "check_write"),
     "proposed": (Node, "_turn"),
     "sent": (Transport, "send"),
     "heard": (Node, "receive"),

@@ -93,7 +93,6 @@ def test_results_of_one_name_are_refused(tmp_path: Path) -> None:
         main(["draw", str(tmp_path / "one.json"), str(tmp_path / "other" / "one.json")])
 
 
-@pytest.mark.interpreted
 @pytest.mark.long
 def test_real_members_note_every_stage(tmp_path: Path) -> None:
     out = tmp_path / "now.json"
