@@ -332,8 +332,8 @@ class Holder:
         self._token = secrets.token_hex(32)
         self._stack = contextlib.AsyncExitStack()
         self._serving: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
-        """Tasks of connections that have not shown the token, the oldest first."""
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
+        """Connections that have not shown the token, the oldest first."""
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
@@ -396,12 +396,8 @@ class Holder:
                 if not self._strangers:
                     connection.close()
                     continue
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.cancel()
-            task = self._spawn(self._serve(connection))
-            self._strangers[task] = None
-            task.add_done_callback(lambda task: self._strangers.pop(task, None))
+                self._strangers.pop(next(iter(self._strangers))).cancel()
+            self._strangers[connection] = self._spawn(self._serve(connection))
             await asyncio.sleep(0)  # it has shown a token that is here already before it can be the oldest
 
     async def _serve(self, connection: socket.socket) -> None:
@@ -412,7 +408,7 @@ class Holder:
                     head = transfer.decode(await _exactly(connection, transfer.length_of(prefix)))
                 if not hmac.compare_digest(str(head.get("token")).encode(errors="replace"), self._token.encode()):
                     return
-                self._strangers.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
+                self._strangers.pop(connection, None)
                 await (self._put if head.get("do") == "put" else self._get)(connection, head)
             except (RecordError, NoRoom, ConfigError) as error:
                 with contextlib.suppress(OSError, TimeoutError):
@@ -421,6 +417,8 @@ class Holder:
                 _log.debug("raftkv: a connection to the holder of copies: %s", error)
             except RaftKVError as error:
                 _log.warning("raftkv: a copy was not taken: %s", error)
+            finally:
+                self._strangers.pop(connection, None)
 
     async def _get(self, connection: socket.socket, head: Mapping[str, Any]) -> None:
         held = self.shelf.held.get(str(head.get("digest")))

@@ -378,7 +378,7 @@ def test_a_hostile_holder_costs_a_reader_its_try_alone(answer: bytes) -> None:
 
 
 def test_a_holder_that_sends_a_byte_now_and_then_costs_a_reader_its_try_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one with a broken network card: it moved a byte within the time for one, for as long as the file was."""
+    """Play a broken network card: each byte came in time, and the whole file took without end."""
     monkeypatch.setattr(transfer, "IDLE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(transfer, "PACE_BYTES_PER_S", SIZE)
     data, over = bytes_of(0, 10), threading.Event()
