@@ -20,6 +20,7 @@ import errno
 import os
 import random
 import shutil
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -28,7 +29,7 @@ from jepsen.faults.power import ALLOCATIONS, NAMES, OPENS, READS, SECTOR_BYTES, 
 
 STALL_MS: Final = 200
 ROTTEN_SHARE: Final = 0.1
-"""Of the sectors: fewer are seldom read while the fault lasts."""
+"""Share of the sectors: a smaller one is seldom read while the fault lasts."""
 ERRING_PER_MILLION: Final = 20_000
 STARVED_PER_MILLION: Final = 1
 STARVED_ENVIRONMENT: Final = {"PYTHONMALLOC": "malloc"}
@@ -43,7 +44,7 @@ ERRORS: Final = (
 )
 
 
-class _BadDisk:
+class _BadDisk(ABC):
     """The base: healing makes the disk a good one and starts members that have ended."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
@@ -53,8 +54,9 @@ class _BadDisk:
         for member in members:
             self._spoil(cluster, member)
 
+    @abstractmethod
     def _spoil(self, cluster: Cluster, member: Member) -> None:
-        raise NotImplementedError
+        """Make the disk of one member a bad one."""
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
         """Implement ``Fault.heal``."""
