@@ -70,7 +70,7 @@ ITEM_BYTES: Final = 400
 SORT_KEYS_MIN: Final = 1_000
 """From so many keys on that come or go at once, all are sorted again."""
 FIRST_PAGE_KEYS: Final = 100
-"""Of the first list, whose keys may be of any size: nothing above ``max_bytes`` is kept."""
+"""Page of the first list: its keys may be of any size, and the copy keeps nothing above ``max_bytes``."""
 FILL_TIMEOUT_S: Final = 60.0
 _ASK_MIN_S: Final = 0.02
 _ASK_MAX_S: Final = 1.0

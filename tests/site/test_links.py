@@ -52,7 +52,7 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
 
 
 def test_pages_that_other_files_name_exist() -> None:
-    """As in the head of a unit, or in a docstring: no reader clicks there, so a page that moves leaves them behind."""
+    """Check heads of units and docstrings too: no reader clicks there, so a page that moves leaves them behind."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     named: dict[str, set[str]] = {}
     for file in tracked.rstrip("\0").split("\0"):

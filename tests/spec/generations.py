@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.training.sim.agent import Agent
 
 LINES_MAX = 60
-"""Of one window: TLC tries each moment at which the arbiter may have seen the keys."""
+"""Limit of a window: TLC tries each moment at which the arbiter may have seen the keys."""
 NODES_MAX = 12
 """Nodes that a run may have seen; of one with more the rest is not recorded."""
 KEYS = RunKeys(RUN_ID)

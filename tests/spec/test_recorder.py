@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
 import pytest
 
 from tests.checkpoint.sim.swarm import run_seed as run_checkpoints
@@ -29,23 +33,23 @@ def test_values_are_written_as_tla_writes_them() -> None:
     assert literal(value) == '[a |-> <<1, TRUE>>, b |-> {2}, c |-> (1 :> 0 @@ 2 :> 5), d |-> [x |-> "y"]]'
 
 
-def test_recording_checkpoints_changes_nothing_and_gives_windows() -> None:
-    plain = run_checkpoints(2)
-    with checkpoints.recording() as traces:
-        recorded = run_checkpoints(2)
+@pytest.mark.parametrize(
+    ("of", "run", "seed", "expected"),
+    [
+        (checkpoints, run_checkpoints, 2, "claim begin prepare commit delete sweep pin unpin clean"),
+        (generations, run_generations, 4, "register office begin start break stop declare lose write"),
+    ],
+    ids=["checkpoints", "generations"],
+)
+def test_recording_of_runs_changes_nothing_and_gives_windows(
+    of: ModuleType, run: Callable[[int], Any], seed: int, expected: str
+) -> None:
+    plain = run(seed)
+    with of.recording() as traces:
+        recorded = run(seed)
     assert recorded.log == plain.log
     steps = {line["op"] for window in traces.windows for line in window["lines"]}
-    assert {"claim", "begin", "prepare", "commit", "delete", "sweep", "pin", "unpin", "clean"} <= steps
-    assert "Traces ==" in traces.module()
-
-
-def test_recording_generations_changes_nothing_and_gives_windows() -> None:
-    plain = run_generations(4)
-    with generations.recording() as traces:
-        recorded = run_generations(4)
-    assert recorded.log == plain.log
-    steps = {line["op"] for window in traces.windows for line in window["lines"]}
-    assert {"register", "office", "begin", "start", "break", "stop", "declare", "lose", "write"} <= steps
+    assert set(expected.split()) <= steps
     assert "Traces ==" in traces.module()
 
 

@@ -411,7 +411,7 @@ def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:
 
 
 def deletion(key: bytes, create_revision: int | None = None) -> rpc_pb2.TxnRequest:
-    """Make the request that deletes a key: the one made at a revision, or, without one, whichever is there."""
+    """Make the request that deletes a key; with a create revision, only the key that was made then."""
     compare = [] if create_revision is None else [created_at(key, create_revision)]
     delete = rpc_pb2.DeleteRangeRequest(key=key)
     return rpc_pb2.TxnRequest(compare=compare, success=[rpc_pb2.RequestOp(request_delete_range=delete)])

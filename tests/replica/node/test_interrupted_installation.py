@@ -110,7 +110,7 @@ def test_a_damaged_one_is_forgotten_and_the_member_goes_on_with_its_own(config: 
 
 
 def test_one_that_is_missing_is_asked_for(config: ServerConfig) -> None:
-    """It was moved into the place of the database, which an operator has exchanged for an older one since."""
+    """An operator has exchanged the installed database for an older one."""
     received(config).unlink()
     with pytest.raises(CorruptionError, match="the log says that the database has entries up to 50"):
         opened(config)

@@ -128,7 +128,7 @@ def test_arbiter_key_without_a_lease_is_taken_over() -> None:
 
 @pytest.mark.parametrize("name", long_except([b"\xff" * 10_000, "the node's own"], ("the node's own",)))
 def test_arbiter_key_under_a_lease_that_is_no_nodes_is_taken_over(name: bytes | str) -> None:
-    """No node decided for as long as a stranger kept its lease alive, whatever name it wrote."""
+    """A stranger that kept its lease alive held up all decisions, with any name in the key."""
 
     async def main() -> None:
         control, keys = StoreWorld().control(), RunKeys("job")
