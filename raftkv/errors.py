@@ -141,11 +141,12 @@ class StatusError(RaftKVError):
     def __init__(self, text: str | None = None) -> None:
         super().__init__(self.text if text is None else text)
 
-    def __init_subclass__(cls, **attributes: Any) -> None:
+    def __init_subclass__(cls, code: int | None = None, text: str | None = None, definite: bool | None = None) -> None:
         """Take class attributes from the head of a class: ``class NoLeaderError(_Unavailable, text="…")``."""
         super().__init_subclass__()
-        for name, value in attributes.items():
-            setattr(cls, name, value)
+        for name, value in (("code", code), ("text", text), ("definite", definite)):
+            if value is not None:
+                setattr(cls, name, value)
 
 
 class _InvalidArgument(StatusError, code=INVALID_ARGUMENT):
