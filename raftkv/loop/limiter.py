@@ -32,8 +32,8 @@ from raftkv.loop.fair import MEMBER, FairQueue, Identity
 
 Callback = Callable[[], object]
 
-TURN_S: Final = 0.005
-"""Time of a backlog in each turn of the loop: as long as a pass over the sockets."""
+TURN_S: Final = 0.002
+"""Time of a backlog in each turn of the loop. Short, since a put of another client takes three or four turns."""
 
 
 class Limiter:

@@ -61,7 +61,7 @@ from raftkv.replica import codec
 from raftkv.replica.node.applying import Applying, Backlog
 from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.replica.node.disk import Batch, Disk, Restore
-from raftkv.replica.node.proposals import PACE_GIVEN_UP_S, Forwarded, Pace, Proposals, Waiter, answer, cost_bytes
+from raftkv.replica.node.proposals import Forwarded, Pace, Proposals, Waiter, answer, cost_bytes
 from raftkv.replica.node.reads import Reader, ReadQueue
 from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
 from raftkv.replica.node.waits import AwaitableNode, timeout_error
@@ -501,27 +501,26 @@ class Node(AwaitableNode):
         """Propose the queue, as much as fits into the pace and into one message."""
         self._refused = False
         pace = self._pace
-        if pace.mark and self._is_paced():
+        while pace.first and self._is_over(pace.first):
             pace.end(self._loop.time())
         while (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
-            if pace.left_bytes <= 0:
-                self._refused = True  # for now: what is under way is applied first
-                return
-            bytes_max = min(PROPOSE_BYTES_MAX, pace.left_bytes)
-            unsent = self.proposals.take_unsent(bytes_max, pace.apply_s)
-            forwarded = self._forwarded.take(bytes_max) if self._forwarded.size_bytes else []
+            bytes_max = max(0, min(PROPOSE_BYTES_MAX, pace.left_bytes))
+            unsent = self.proposals.take_unsent(bytes_max, pace.apply_s, pace)
+            forwarded = self._forwarded.take(bytes_max, pace) if self._forwarded.size_bytes else []
             datas = [data for _, data in (*unsent, *forwarded)]
             if not datas:
+                self._refused = not bytes_max  # for now: what is under way is applied first
                 return
             try:
                 if failpoints.armed:
                     failpoint("raftBeforeLeaderSend")
                 self._check_way()
+                is_first = self._is_over(pace.newest)
+                is_shared = bool(forwarded) or len(self.proposals.shares.held) > 1
                 self.raw.propose_batch(datas)
-                if not pace.mark:
-                    by_index = self.raw.raft.role == StateRole.LEADER or not unsent
-                    pace.begin(self.raw.raft.log.last_index if by_index else -unsent[-1][0], self._loop.time())
-                pace.left_bytes -= cost_bytes(datas)
+                by_index = self.raw.raft.role == StateRole.LEADER or not unsent
+                mark = self.raw.raft.log.last_index if by_index else -unsent[-1][0]
+                pace.propose(mark, cost_bytes(datas), self._loop.time(), is_first, is_shared)
                 if self._stages is not None:
                     self._stages.proposed(datas, self.role != StateRole.LEADER)
             except ProposalDropped:
@@ -529,11 +528,10 @@ class Node(AwaitableNode):
                 self._give_back_forwarded(forwarded)
                 self._refused = True
 
-    def _is_paced(self) -> bool:
-        """Return whether what was proposed first in this round is applied, or lost: an index, or minus a request id."""
-        mark = self._pace.mark
-        is_applied = self.applied >= mark if mark > 0 else not self.proposals.is_waiting(-mark)
-        return is_applied or self._loop.time() - self._pace.began > PACE_GIVEN_UP_S
+    def _is_over(self, mark: int) -> bool:
+        """Return whether what was proposed is applied, or lost: an index, or minus a request id."""
+        is_applied = self.applied >= mark if mark >= 0 else not self.proposals.is_waiting(-mark)
+        return is_applied or self._pace.has_given_up(self._loop.time())
 
     def _check_way(self) -> None:
         """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""

@@ -60,12 +60,18 @@ Many more than one append takes, if they are small: else the order would stay th
 ENTRY_COST_BYTES: Final = 1024
 """What an entry counts besides its own bytes while it waits: to append, send and apply it takes as long."""
 
-PACE_MIN_BYTES: Final = 256 * 1024
+PACE_MIN_BYTES: Final = 64 * 1024
 PACE_MAX_BYTES: Final = 8 * 1024 * 1024
-PACE_DELAY_S: Final = 0.03
+PACE_DELAY_S: Final = 0.015
+PACE_DELAY_ALONE_S: Final = 0.1
+"""While one identity has proposals: the first of another waits so long, once."""
 PACE_GIVEN_UP_S: Final = 1.0
 """How long a round may take: what was proposed may be lost."""
-SHORTEST_GROWTH: Final = 1.05
+PROBE_BYTES: Final = 16 * 1024
+"""A round of no more tells how long it takes at least until something is applied."""
+PROBE_EVERY_S: Final = 1.0
+PROBE_EVERY_ROUNDS: Final = 100
+"""How old that may be, in seconds and rounds, before the log is let run empty for a new one: 2 % of the time."""
 
 START_BITS: Final = 40
 
@@ -229,16 +235,21 @@ class Proposals:
         """Return whether a caller still waits for a request id."""
         return request_id in self._waiters
 
-    def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX, apply_s: float = 0.0) -> list[tuple[int, bytes]]:
+    def take_unsent(
+        self, bytes_max: int = PENDING_BYTES_MAX, apply_s: float = 0.0, pace: Pace | None = None
+    ) -> list[tuple[int, bytes]]:
         """Take the oldest unsent proposals; they count as sent unless given back.
 
         Arguments:
-            bytes_max: as many as fit, but at least one.
+            bytes_max: as many as fit, but at least one; of 0 only those that the pace lets pass.
             apply_s: how long it takes at least until they are applied.
+            pace: for that.
         """
         unsent = self._unsent
+        if not bytes_max and len(self.shares.held) < 2:
+            return []
         if self.unsent_bytes > bytes_max or self._crowd.queue.length:
-            return self._take_in_turns(bytes_max, apply_s)
+            return self._take_in_turns(bytes_max, apply_s, pace)
         self._unsent, self.unsent_bytes = {}, 0
         taken = list(unsent.items())
         first = self._waiters.get(taken[0][0]) if taken else None
@@ -247,10 +258,12 @@ class Proposals:
             taken = [item for item in taken if not self._is_late(item[0], late_at)]
         return taken
 
-    def _take_in_turns(self, bytes_max: int, apply_s: float) -> list[tuple[int, bytes]]:
+    def _take_in_turns(self, bytes_max: int, apply_s: float, pace: Pace | None) -> list[tuple[int, bytes]]:
         """Take what fits, of all identities that wait in turn: the flood of one holds up no other."""
         identity: Identity = ""
         queue = queue_of(identity)
+        late_at = self._clock() + apply_s
+        taken: list[tuple[int, bytes]] = []
         for request_id in list(islice(self._unsent, SORTED_AT_ONCE)):
             waiter = self._waiters.get(request_id)
             if waiter is None:  # another member took the id of this one
@@ -259,10 +272,16 @@ class Proposals:
             if waiter.identity != identity:
                 identity = waiter.identity
                 queue = queue_of(identity)
-            self._crowd.add(queue, request_id, self._unsent.pop(request_id))
-        late_at = self._clock() + apply_s
-        taken, dropped_bytes = self._crowd.take(bytes_max, lambda request_id: self._is_late(request_id, late_at))
-        self.unsent_bytes -= cost_bytes([data for _, data in taken]) + dropped_bytes
+            data = self._unsent.pop(request_id)
+            if pace is not None and not bytes_max and pace.lets_pass(self._crowd.queue, queue, data):
+                self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
+                if not self._is_late(request_id, late_at):
+                    taken.append((request_id, data))
+            else:
+                self._crowd.add(queue, request_id, data)
+        if bytes_max:
+            taken, dropped_bytes = self._crowd.take(bytes_max, lambda request_id: self._is_late(request_id, late_at))
+            self.unsent_bytes -= cost_bytes([data for _, data in taken]) + dropped_bytes
         oldest: dict[Identity, float] = {}
         for request_id, _ in taken:
             waiter = self._waiters[request_id]
@@ -465,37 +484,105 @@ class Pace:
     """How much this member puts into the log before the first of it is applied: what is there is served in order.
 
     While proposals wait here, identities take turns. In the log, a flood is ahead of all that comes after it. So no
-    more goes there than is applied in a moment (``PACE_DELAY_S`` above the shortest that was seen of late): little at
-    first, twice as much while it is used and applied in time, half as much when it is not, as TCP feels its way.
+    more goes there than is applied in a moment (``PACE_DELAY_S`` above the shortest time; large batches of one identity
+    are good for it, and may take longer): little at first, twice as much while it is used and applied in time, half as
+    much when it is not, as TCP feels its way.
+
+    Under a flood the log is never empty, and no round shows the shortest time. So the log is let run empty now and
+    then, and the round after that is small (as BBR does: Cardwell and others, 2016). An estimate that grew with the
+    rounds instead took the flood's own delay for the disk's: an honest put waited 0.2 to 0.4 s.
 
     Attributes:
-        mark: what was proposed first in this round (see ``Node``); 0: nothing is under way.
+        first, newest: what was proposed first and last in this round (see ``Node``); 0: nothing.
         limit_bytes: of a round.
-        left_bytes: of this round.
+        left_bytes: of this round; below 0 when more has passed.
         apply_s: how long it takes at least until what is proposed now is applied; 0: unknown.
     """
 
     def __init__(self) -> None:
-        self.mark = 0
-        self.began = 0.0
+        self.first = self.newest = 0
         self.limit_bytes = self.left_bytes = PACE_MIN_BYTES
-        self.apply_s = 0.0
+        self.apply_s = self._measured_s = 0.0
+        self._measured_at = self._began = 0.0
+        self._room_bytes = PACE_MIN_BYTES
+        """Of this round: less than the limit when the shortest time is measured."""
+        self._is_first = self._is_shared = False
+        """Whether nothing was under way when this round began; whether several identities have a part in it."""
+        self._passed: dict[Identity, int] = {}
+        """Bytes of this round that passed although its room was used up."""
+        self._passed_bytes = 0
 
-    def begin(self, mark: int, now: float) -> None:
-        """Begin a round: something is proposed while nothing was under way."""
-        self.mark, self.began, self.left_bytes = mark, now, self.limit_bytes
+    def has_given_up(self, now: float) -> bool:
+        """Return whether what was proposed may be lost."""
+        return now - self._began > PACE_GIVEN_UP_S
+
+    def propose(self, mark: int, size_bytes: int, now: float, is_first: bool, is_shared: bool) -> None:
+        """Something was proposed.
+
+        Arguments:
+            mark: of the last of it.
+            size_bytes: of it (``cost_bytes``).
+            is_first: whether nothing else was under way.
+            is_shared: whether several identities have proposals.
+        """
+        if not self.first:
+            self.first, self._began, self._is_first, self._is_shared = mark, now, is_first, False
+        self.newest = mark
+        self._is_shared = self._is_shared or is_shared
+        self.left_bytes -= size_bytes
 
     def end(self, now: float) -> None:
-        """What was proposed first is applied."""
-        delay_s, used_bytes = now - self.began, self.limit_bytes - self.left_bytes
-        self.apply_s = min(delay_s, self.apply_s * SHORTEST_GROWTH) if self.apply_s else delay_s
-        if delay_s > 2 * self.apply_s + PACE_DELAY_S:
+        """What was proposed first in this round is applied."""
+        if self._room_bytes:
+            self._learn(now)
+        is_empty = not self._room_bytes
+        is_due = self._is_shared and now - self._measured_at > max(PROBE_EVERY_S, PROBE_EVERY_ROUNDS * self.apply_s)
+        self.first, self._room_bytes = 0, self.limit_bytes
+        if is_empty:
+            self._room_bytes = PROBE_BYTES
+        elif is_due:
+            self.first, self._began, self._room_bytes = self.newest, now, 0
+        self.left_bytes = self._room_bytes
+        self._passed.clear()
+        self._passed_bytes = 0
+
+    def _learn(self, now: float) -> None:
+        delay_s, used_bytes = now - self._began, self._room_bytes - self.left_bytes
+        if not self.apply_s or self._room_bytes == PROBE_BYTES or (self._is_first and used_bytes <= PROBE_BYTES):
+            # The lesser of two: a disk that was busy with other things once is not slow.
+            self.apply_s = min(delay_s, self._measured_s or delay_s)
+            self._measured_s, self._measured_at = delay_s, now
+        if self._room_bytes == PROBE_BYTES:
+            return
+        self.apply_s = min(delay_s, self.apply_s)
+        target_s = self.apply_s + (PACE_DELAY_S if self._is_shared else PACE_DELAY_ALONE_S)
+        if delay_s > target_s + self.apply_s:
             self.limit_bytes = max(PACE_MIN_BYTES, min(self.limit_bytes, used_bytes) // 2)
         elif used_bytes * 4 < self.limit_bytes:
             self.limit_bytes = max(PACE_MIN_BYTES, self.limit_bytes // 2)
-        elif used_bytes >= self.limit_bytes and delay_s <= self.apply_s + PACE_DELAY_S:
+        elif used_bytes >= self.limit_bytes and delay_s <= target_s:
             self.limit_bytes = min(PACE_MAX_BYTES, self.limit_bytes * 2)
-        self.mark, self.left_bytes = 0, self.limit_bytes
+
+    def lets_pass(self, waiting: FairQueue[int], identity: Identity, data: bytes) -> bool:
+        """Return whether an entry need not wait for the next round, and count it.
+
+        It is of an identity that has no other waiting, and has had less than an equal part of this round's room.
+
+        Arguments:
+            waiting: what waits for the next round.
+            identity: whose entry it is.
+            data: the entry.
+        """
+        size_bytes = len(data) + ENTRY_COST_BYTES
+        passed_bytes = self._passed.get(identity, 0) + size_bytes
+        parts = len(self._passed) + 1 + (identity not in self._passed)
+        if waiting.has(identity) or passed_bytes * parts > self.limit_bytes:
+            return False
+        if self._passed_bytes + size_bytes > self.limit_bytes:
+            return False
+        self._passed[identity] = passed_bytes
+        self._passed_bytes += size_bytes
+        return True
 
 
 def answer(waiter: Waiter, outcome: Outcome) -> None:
@@ -554,8 +641,12 @@ class Forwarded:
         while self._came and self._came[0][0] <= oldest:
             self._late = self._came.popleft()[1]
 
-    def take(self, bytes_max: int) -> list[tuple[int, bytes]]:
-        """Take the oldest, as many as fit into ``bytes_max``, but at least one; of users in turn, if more wait.
+    def take(self, bytes_max: int, pace: Pace | None = None) -> list[tuple[int, bytes]]:
+        """Take the oldest; of users in turn, if more wait.
+
+        Arguments:
+            bytes_max: as many as fit, but at least one; of 0 only those that the pace lets pass.
+            pace: for that.
 
         Returns:
             each with the number under which it waited; none if all of those that were looked at are late.
@@ -565,9 +656,15 @@ class Forwarded:
             taken, self._unsorted, self.size_bytes = self._unsorted, [], 0
             return taken if not taken or taken[0][0] > self._late else [one for one in taken if one[0] > self._late]
         first, self._unsorted = self._unsorted[:SORTED_AT_ONCE], self._unsorted[SORTED_AT_ONCE:]
+        taken, dropped_bytes = list[tuple[int, bytes]](), 0
         for number, data in first:
-            self._crowd.add(_origin_of(data), number, data)
-        taken, dropped_bytes = self._crowd.take(bytes_max, lambda number: number <= self._late)
+            origin = _origin_of(data)
+            if pace is not None and not bytes_max and pace.lets_pass(self._crowd.queue, origin, data):
+                taken.append((number, data))
+            else:
+                self._crowd.add(origin, number, data)
+        if bytes_max:
+            taken, dropped_bytes = self._crowd.take(bytes_max, lambda number: number <= self._late)
         self.size_bytes -= _cost_bytes(taken) + dropped_bytes
         return taken
 
