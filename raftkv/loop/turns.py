@@ -311,7 +311,8 @@ class _Onlooker:
         while not self._stopped.wait(LOOK_INTERVAL_S):
             turn, began = selector.turn, selector.began
             if began and monotonic() - began >= SEEN_AFTER_S:
-                self.seen = (turn, name_work(sys._current_frames().get(self._loop_thread)))
+                with contextlib.suppress(MemoryError):
+                    self.seen = (turn, name_work(sys._current_frames().get(self._loop_thread)))
 
 
 def name_work(frame: FrameType | None) -> str:

@@ -138,6 +138,8 @@ class AuditTrail(LineThread[Record], Collector):
     def _line(self, record: Record) -> bytes:
         try:
             return line(record, self._member)
+        except MemoryError:
+            raise
         except Exception:
             _log.exception("a line of the audit log cannot be made: %s %s", record.event, record.method)
             return b""

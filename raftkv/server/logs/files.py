@@ -77,14 +77,17 @@ class LineFile:
     def write(self, lines: bytes) -> None:
         """Append lines to the file; to a new one if it is full, or was moved away."""
         self._rest += lines
-        if not self._is_amid_line:
-            self._follow()
-            self.make_room(len(self._rest))
-        while self._rest:
-            written = os.write(self._descriptor, self._rest)
-            self.size_bytes += written
-            self._rest = self._rest[written:]
-            self._is_amid_line = bool(self._rest)
+        try:
+            if not self._is_amid_line:
+                self._follow()
+                self.make_room(len(self._rest))
+            while self._rest:
+                written = os.write(self._descriptor, self._rest)
+                self.size_bytes += written
+                self._rest = self._rest[written:]
+                self._is_amid_line = bool(self._rest)
+        except MemoryError:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 
     def make_room(self, size_bytes: int) -> None:
         """Rotate the file if so many bytes more are too many; here: never."""
@@ -127,8 +130,11 @@ class LineStream:
     def write(self, lines: bytes) -> None:
         """Write lines to the stream, whole."""
         self._rest += lines
-        while self._rest:
-            self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        except MemoryError:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 
     def close(self) -> None:
         """Close it, unless it is the process's."""
@@ -147,7 +153,8 @@ _SUBJECT: Final = "the log"
 
 
 Output = LineFile | LineStream
-"""Takes lines. What a failed write (OSError) has not written waits inside, and the next call begins with it."""
+"""Takes lines. What a failed write (OSError) has not written waits inside, and the next call begins with it. A
+MemoryError took nothing."""
 
 
 class RotatedFile(LineFile):

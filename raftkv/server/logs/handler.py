@@ -142,23 +142,33 @@ class LineThread(Generic[R]):
             self._wake.clear()
             is_last = self._closing.is_set()
             is_open = True
-            while is_open and (self._begun or self._records):
-                is_open = self._write_batch()
+            try:
+                while is_open and (self._begun or self._records):
+                    is_open = self._write_batch()
+            except MemoryError:
+                is_open = False  # for now: the lines are in the queue, or in the output
             if not is_open and not is_last:
                 self._closing.wait(RETRY_S)
                 self._wake.set()
 
     def _write_batch(self) -> bool:
-        """Write some lines; False: the output fails, and keeps what it has taken."""
-        lines: list[bytes] = []
-        while self._records and len(lines) < BATCH and not self._begun:
-            record, size_bytes = self._records.popleft()
-            lines.append(self._line(record))
-            self._begun_bytes += size_bytes
-        self._begun += len(lines)
+        """Write some lines; False: the output fails, and keeps what it has taken.
+
+        Raises:
+            MemoryError: the output has taken nothing, and the queue keeps it.
+        """
+        records = [] if self._begun else [self._records[at] for at in range(min(BATCH, len(self._records)))]
+        begun_bytes = sum(size_bytes for _, size_bytes in records)
+        lines = b"".join([self._line(record) for record, _ in records])
+        error: OSError | None = None
         try:
-            self._output.write(b"".join(lines))
-        except OSError as error:
+            self._output.write(lines)
+        except OSError as failure:
+            error = failure
+        for _ in records:
+            self._records.popleft()
+        self._begun, self._begun_bytes = self._begun + len(records), self._begun_bytes + begun_bytes
+        if error is not None:
             self._failed(error)
             return False
         self.written += self._begun

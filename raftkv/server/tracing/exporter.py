@@ -10,6 +10,7 @@ Importing this module imports opentelemetry and grpc: only ``setup`` does, when 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -118,9 +119,10 @@ class SpanThread(Collector):
             self._wake.wait()
             is_closing = self._closing.wait(GATHER_S)
             self._wake.clear()
-            while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
-                self._send(batch)
+            with contextlib.suppress(MemoryError):  # the thread goes on, without some spans
+                while self._waiting:
+                    batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                    self._send(batch)
 
     def _send(self, batch: Sequence[Recording]) -> None:
         try:

@@ -125,6 +125,29 @@ def test_a_stop_does_not_wait_for_a_full_disk(caplog: pytest.LogCaptureFixture) 
     assert "the last 1 lines of the audit log could not be written" in caplog.messages
 
 
+@pytest.mark.parametrize("place", ["line", "output"])
+def test_a_lack_of_memory_loses_no_line(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The thread ended at the first one: no later call was in the audit log, and no word said so."""
+    monkeypatch.setattr(handler, "RETRY_S", 0.001)
+    memory = Memory()
+    owner, name = (trail_module, "line") if place == "line" else (memory, "write")
+    call, failures = getattr(owner, name), [MemoryError(), MemoryError()]
+
+    def starved(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return call(*arguments)
+
+    monkeypatch.setattr(owner, name, starved)
+    trail = AuditTrail(memory, "m1")
+    for number in range(3):
+        trail.add(record(number))
+    wait_for(lambda: len(memory.lines) == 3, "the lines")
+    trail.close()
+    assert [line["remote"] for line in memory.lines] == ["a:0", "a:1", "a:2"]
+    assert (trail.written, trail.waiting_bytes) == (3, 0)
+
+
 def test_a_record_that_makes_no_line_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
