@@ -70,7 +70,7 @@ def _facts_of(tree: ast.Module) -> Facts:
     return facts
 
 
-def test_nothing_is_left_for_later_and_nobody_sleeps() -> None:
+def test_nothing_is_left_for_later_and_no_task_sleeps() -> None:
     others = {name: text for name, text in TEXTS.items() if name != OWN_NAME}
     assert not [name for name, text in others.items() if LEFT_OVER.search(text)], (
         "finish it, or write it down elsewhere"

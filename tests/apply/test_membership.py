@@ -170,7 +170,7 @@ ENTRIES = st.one_of(
 @pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ENTRIES, max_size=6))
-def test_whatever_an_entry_holds_it_has_one_outcome_everywhere(entries: list[bytes]) -> None:
+def test_an_entry_of_any_bytes_has_one_outcome_on_all_members(entries: list[bytes]) -> None:
     one, other = Replica(), Replica()
     is_raft_alone = False
     for data in entries:
@@ -221,7 +221,7 @@ def test_steps_that_are_not_those_of_the_context_are_refused() -> None:
     "text",
     ["", "nonsense", "http://m1", "http://m1:port", "http://[::1:1", "http://a:1,http://b:1", " http://a:1", "\x00:1"],
 )
-def test_urls_that_nobody_can_connect_to_are_refused(text: str) -> None:
+def test_urls_without_a_connectable_address_are_refused(text: str) -> None:
     """Only a faulty member proposes them: its own check comes before."""
     replica = Replica()
     for kind in ("ADD", "UPDATE"):

@@ -314,7 +314,7 @@ def test_overwrites_and_deletions_fill_a_prefix_until_a_compaction() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("value_bytes", [0, 50, 700, 1_350, 1_880, 2_100, 5_000, 70_000])
-def test_a_quota_bounds_the_database_whatever_the_size_of_values(tmp_path: Path, value_bytes: int) -> None:
+def test_a_quota_bounds_the_database_for_values_of_any_size(tmp_path: Path, value_bytes: int) -> None:
     backend = LMDBBackend(tmp_path / "db", 64 << 20)
     machine = Machine(backend)
     empty_bytes = machine.store.size_in_use_bytes

@@ -102,7 +102,7 @@ def test_a_request_that_cannot_be_decoded_is_refused_alike() -> None:
     assert machine.store.revision == 1
 
 
-def test_an_entry_without_a_request_header_is_of_no_kind_and_nobody_waits_for_it() -> None:
+def test_an_entry_without_a_request_header_has_no_kind_and_no_waiter() -> None:
     assert requests.decode(b"\x01short") is None
 
 

@@ -275,7 +275,7 @@ def test_a_file_system_without_locks_holds_copies_too(raftkv_client, tmp_path, m
     assert Path(path, "model.pt").read_bytes() == b"m"
 
 
-def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tmp_path, monkeypatch):
+def test_equal_numbers_without_locks_do_no_harm(raftkv_client, tmp_path, monkeypatch):
     """Download beside each other: in containers, each the first process of its own, one deleted what another wrote."""
 
     def refuse(*_: object) -> None:

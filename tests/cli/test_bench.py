@@ -98,7 +98,7 @@ def test_a_measurement_writes_below_its_own_prefix_says_so_and_deletes_its_keys(
 
 @pytest.mark.long
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_nobody_there_is_one_line(processes: str) -> None:
+def test_unreachable_server_is_reported_in_one_line(processes: str) -> None:
     done = _bench("put", "--endpoints", f"127.0.0.1:{free_port()}", "--total", "2", "--processes", processes)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

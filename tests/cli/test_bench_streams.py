@@ -82,7 +82,7 @@ def test_every_call_is_counted(endpoint: str, words: tuple[str, ...]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["watch", "watch-latency", "lease-keepalive", "lock"])
-def test_nobody_there_is_one_line(name: str) -> None:
+def test_unreachable_server_is_reported_in_one_line(name: str) -> None:
     command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", name, "--endpoints", f"127.0.0.1:{free_port()}"]
     done = forked.run(command, timeout_s=60)
     assert (done.returncode, done.stdout) == (1, "")

@@ -448,7 +448,7 @@ def test_words_that_cannot_be(raftkv_cluster, words: list[str], code: int, text:
     assert ran.errors.count("\n") == 1
 
 
-def test_nobody_there() -> None:
+def test_unreachable_server() -> None:
     ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout", "200ms", "run", "list"])
     assert (ran.code, ran.output) == (1, b"")
     assert ran.errors.startswith("Error: no answer within 0.2 s from 127.0.0.1:1: ")

@@ -55,7 +55,7 @@ def test_calls(endpoint):
     asyncio.run(run())
 
 
-def test_nobody_there():
+def test_unreachable_server():
     async def run():
         async with Client(["127.0.0.1:1"]) as client:
             with pytest.raises(errors.ContextDeadlineExceededError):

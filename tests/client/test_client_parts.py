@@ -164,7 +164,7 @@ def test_a_given_token_is_used_and_not_renewed():
     assert [call[2] for call in cluster.members["a"].calls] == [(("token", "t"),)]
 
 
-def test_a_closed_client_calls_nobody():
+def test_a_closed_client_makes_no_call():
     async def run():
         kv = connect("127.0.0.1:1")
         await kv.close()

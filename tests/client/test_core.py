@@ -47,7 +47,7 @@ def test_the_next_endpoint_is_asked_when_one_cannot_be_reached():
     assert [len(member.calls) for member in cluster.members.values()] == [1, 1, 1]
 
 
-def test_rounds_go_on_until_somebody_answers():
+def test_rounds_continue_until_a_member_answers():
     cluster = FakeCluster(a=[UNREACHABLE, REFUSED, REFUSED, GOT])
     assert call(cluster).count == 1
 
@@ -117,7 +117,7 @@ def test_an_endpoint_that_fails_in_another_way_is_asked_until_the_deadline(other
     assert call(cluster, options=ClientOptions(refused_patience_s=0.0)).count == 1
 
 
-def test_call_at_asks_nobody_else():
+def test_call_at_asks_no_other_member():
     cluster = FakeCluster(a=[GOT], b=[UNREACHABLE, GOT])
 
     async def run():
@@ -251,7 +251,7 @@ class LateTransport(FakeTransport):
         raise LOST
 
 
-def test_a_call_that_nobody_waits_for_any_more_fails_in_silence():
+def test_an_abandoned_call_fails_silently():
     async def run():
         told = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))

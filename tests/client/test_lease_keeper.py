@@ -346,7 +346,7 @@ def test_renewals_of_a_foreign_lease_give_out_every_answer():
     play(scenario)
 
 
-def test_renewals_say_why_nobody_answered_or_who_refused():
+def test_renewals_say_why_no_answer_came_or_who_refused():
     async def scenario(core, scope):
         core.refuse = errors.NoLeaderError()
         with pytest.raises(errors.ContextDeadlineExceededError) as failed:

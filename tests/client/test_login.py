@@ -93,7 +93,7 @@ def test_a_token_that_seems_to_have_ended_is_used_until_a_member_refuses_it():
     assert len(members.logins) == 1
 
 
-def test_a_renewal_that_nobody_answers_leaves_the_token_that_is_still_good():
+def test_an_unanswered_renewal_leaves_the_valid_token():
     members = Members(lambda count: jwt("t", 600))
 
     async def scenario(client):

@@ -109,7 +109,7 @@ def test_repeated_events_are_dropped():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_lost_or_seen_twice_whatever_breaks(seed):
+def test_nothing_is_lost_or_seen_twice_under_any_fault(seed):
     """Writes, breaks, slow and fast readers, watches that come and go, in any order."""
     rng = random.Random(seed)
 

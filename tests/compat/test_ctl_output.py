@@ -530,7 +530,7 @@ REFUSED = "raftkvctl: no answer from 127.0.0.1:{}: connect: connection refused"
 
 @pytest.mark.long
 @pytest.mark.parametrize("text", UNREACHABLE)
-def test_nobody_listens(text):
+def test_no_listener(text):
     words = ["--endpoints", "127.0.0.1:1", *text.split(), "--command-timeout=300ms"]
     found = run_ctl(words)
     assert found.errors.count(REFUSED.format(1)) == 1, "the cause is named"

@@ -253,7 +253,7 @@ def test_reader_of_a_collected_version_gets_an_error(world: World) -> None:
         reader.at(4, root="0" * 64)
 
 
-def test_nothing_is_collected_while_somebody_publishes(world: World) -> None:
+def test_nothing_is_collected_during_a_publication(world: World) -> None:
     data, other = world.dataset(), world.dataset()
     data.publish(entries(range(100)), cut=SMALL, keep_s=0)
     data.publish(entries(range(200)), cut=SMALL, keep_s=0)

@@ -85,7 +85,7 @@ def test_a_held_cork_schedules_nothing_and_flushes_at_its_end_or_when_told() -> 
     assert (flushed, scheduled) == (["a", "b"], [])
 
 
-def test_a_flush_that_fails_keeps_nobody_else_from_being_flushed() -> None:
+def test_a_failed_flush_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise RuntimeError("broken")
 

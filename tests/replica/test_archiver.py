@@ -133,7 +133,7 @@ def test_segment_cut_by_a_full_disk_is_not_archived(tmp_path: Path, monkeypatch:
     assert (archive / source.name).read_bytes() == source.read_bytes()
 
 
-def test_an_archive_that_fails_is_tried_again_and_holds_up_nobody(tmp_path: Path, caplog) -> None:
+def test_a_failing_archive_is_retried_and_delays_no_call(tmp_path: Path, caplog) -> None:
     async def work() -> None:
         archive, failures = ArchiveDirectory(tmp_path / "archive"), []
 
@@ -350,7 +350,7 @@ def test_an_archive_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placed", ["%p", '"%p"', "'%p'", "''%p"])
 @pytest.mark.parametrize("folder", ["plain", "two words", "it's", '5" $HOME `false` \\ *'])
-def test_a_path_is_one_word_to_the_command_whatever_is_in_it(folder: str, placed: str, tmp_path: Path) -> None:
+def test_a_path_with_any_characters_is_one_word_to_the_command(folder: str, placed: str, tmp_path: Path) -> None:
     source = tmp_path / folder / "seg"
     source.parent.mkdir()
     source.write_text("data")

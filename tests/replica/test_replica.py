@@ -108,7 +108,7 @@ def test_member_waits_for_leases_unless_no_other_can_have_led(
     assert Replica._starts_within_lease(replica) is expected
 
 
-def test_nobody_subscribes_elsewhere() -> None:
+def test_subscriptions_are_in_one_place() -> None:
     elsewhere = [
         f"{path.relative_to(PRODUCT)}: {line.strip()}"
         for room in ("replica", "server")

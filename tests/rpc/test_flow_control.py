@@ -33,7 +33,7 @@ async def settled(value) -> int:
 
 
 @on_loop
-async def test_a_client_that_does_not_read_stops_its_handler_and_nobody_elses() -> None:
+async def test_a_client_that_does_not_read_stops_its_own_handler_alone() -> None:
     async with s.pair(LIMITS, OPTIONS) as (echo, channel):
         stream = channel.stream(s.FLOOD)
         await until(lambda: echo.flooded > 2)
@@ -51,7 +51,7 @@ async def test_a_client_that_does_not_read_stops_its_handler_and_nobody_elses() 
 
 
 @on_loop
-async def test_a_handler_that_does_not_read_stops_its_client_and_nobody_else() -> None:
+async def test_a_handler_that_does_not_read_stops_its_client_alone() -> None:
     go_on, seen = asyncio.Event(), []
 
     async def lazy(call: StreamCall) -> None:
@@ -98,7 +98,7 @@ async def test_messages_larger_than_every_window_pass() -> None:
 
 
 @on_loop
-async def test_windows_come_back_whatever_happens_to_streams() -> None:
+async def test_windows_come_back_however_streams_end() -> None:
     """Cancelled, failed, unread and refused streams must not eat the connection's window bit by bit."""
     limits = ServerLimits(stream_window_bytes=65_535, connection_window_bytes=200_000, max_receive_message_bytes=60_000)
     async with s.pair(limits) as (_, channel):
@@ -117,7 +117,7 @@ async def test_windows_come_back_whatever_happens_to_streams() -> None:
 
 
 @on_loop
-async def test_two_streams_that_nobody_reads_leave_room_for_a_third() -> None:
+async def test_two_unread_streams_leave_room_for_a_third() -> None:
     async with s.pair(LIMITS, OPTIONS) as (echo, channel):
         streams = [channel.stream(s.FLOOD) for _ in range(4)]
         await until(lambda: len(echo.streams) == 4)

@@ -143,7 +143,7 @@ async def test_a_handler_refuses_and_nothing_of_the_call_stays() -> None:
 
 
 @on_loop
-async def test_an_error_that_nobody_knows_is_reported() -> None:
+async def test_an_unknown_error_is_reported() -> None:
     def broken(call: ListenedCall, echoes: list[Echo]) -> None:
         raise KeyError("bug")
 
@@ -207,7 +207,7 @@ async def test_half_a_message_is_no_request() -> None:
 
 
 @on_loop
-async def test_whoever_guards_a_call_may_begin_it_later() -> None:
+async def test_guard_may_begin_a_call_later() -> None:
     def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         assert kind is Kind.LISTENED
 

@@ -123,7 +123,7 @@ def test_a_name_of_several_machines_leads_to_one_that_answers(
         asyncio.run(main())
 
 
-def test_an_answer_after_the_end_of_the_loop_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_after_the_end_of_the_loop_does_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
     go = threading.Event()
 
     def work() -> None:

@@ -194,7 +194,7 @@ def with_users(request: pytest.FixtureRequest) -> Iterator[Secure]:
 NOBODY = (b"user name is empty", b"CommonName of client sending a request against gateway will be ignored")
 
 
-def test_cve_2018_16886_a_certificate_names_nobody_at_the_gateway(with_users: Secure) -> None:
+def test_cve_2018_16886_a_certificate_names_no_user_at_the_gateway(with_users: Secure) -> None:
     """Before etcd 3.3.11 any client of the gateway was the user of its certificate; 3.5.1 refuses them all."""
     assert with_users.ctl("put", "foo", "bar", name="alice") == 0, "over gRPC the certificate names alice"
     for path in ("/v3/kv/put", "/v3beta/kv/put"):

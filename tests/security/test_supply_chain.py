@@ -139,7 +139,7 @@ def test_no_bytes_become_code() -> None:
     assert found == {}
 
 
-def test_an_audit_that_nobody_answers_is_not_a_clean_one(tmp_path: Path) -> None:
+def test_an_audit_without_answers_is_not_clean(tmp_path: Path) -> None:
     """pip-audit itself ends with 0 for packages that it could not ask about."""
     program = tmp_path / "pip-audit"
     answers = {

@@ -101,7 +101,7 @@ def test_as_many_as_may_be_pass() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_whatever_it_is_counting_ends(data: bytes) -> None:
+def test_counting_ends_for_any_history(data: bytes) -> None:
     crowded.has_too_many_operations(data)
 
 

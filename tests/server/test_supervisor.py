@@ -36,7 +36,7 @@ def heard(systemd: socket.socket) -> list[str]:
         return texts
 
 
-def test_without_a_socket_nobody_is_told():
+def test_without_a_socket_no_notification_is_sent():
     async def play() -> None:
         supervisor = Supervisor.of({})
         supervisor.ready("serves")

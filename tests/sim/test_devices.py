@@ -224,7 +224,7 @@ class TestProcess:
         assert not cluster.members[1].alive
         cluster.close()
 
-    def test_a_failpoint_is_no_exception_that_anybody_handles(self) -> None:
+    def test_a_failpoint_raises_what_no_handler_catches(self) -> None:
         assert not issubclass(FailpointPanic, Exception)
 
     def test_a_learner_that_was_removed_is_told_though_it_says_nothing(self) -> None:

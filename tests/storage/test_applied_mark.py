@@ -72,7 +72,7 @@ def test_a_mark_never_goes_back_while_entries_are_applied_again(tmp_path: Path) 
 
 
 @given(st.binary(max_size=200))
-def test_whatever_is_in_the_file_it_opens(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_a_file_with_any_content_opens(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("mark") / "applied"
     path.write_bytes(content)
     assert read(path) == (0, 0)

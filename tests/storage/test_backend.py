@@ -121,7 +121,7 @@ def database(tmp_path: Path) -> LMDBBackend:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o777])
-def test_the_files_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_the_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         backend = LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES)

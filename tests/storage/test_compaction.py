@@ -154,9 +154,7 @@ def test_deletions_go_oldest_first_so_that_neighbours_on_disk_go_together() -> N
 @given(
     st.lists(st.lists(st.tuples(st.integers(1, 1 << 38), st.booleans()), max_size=60), max_size=4), st.integers(1, 9)
 )
-def test_deletions_are_taken_in_order_whatever_the_order_they_came_in(
-    batches: list[list[tuple[int, bool]]], taken_at_once: int
-) -> None:
+def test_deletions_are_processed_in_key_order(batches: list[list[tuple[int, bool]]], taken_at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "_RUN", 7)
         patch.setattr(compaction, "COLLECTED_MAX", 50)

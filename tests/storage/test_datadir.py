@@ -20,7 +20,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_every_level_that_is_made_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_every_created_level_is_private_under_any_umask(tmp_path: Path) -> None:
     old_umask = os.umask(0)
     try:
         assert ensure_private_directory(tmp_path / "a" / "b") == str(tmp_path / "a" / "b")

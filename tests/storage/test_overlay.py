@@ -140,7 +140,7 @@ def test_a_full_disk_keeps_the_batch_and_serves_it() -> None:
     assert set(values(Store.open(backend))) == {b"", b"a", b"b"}
 
 
-def test_a_full_map_grows_as_soon_as_nobody_else_reads(tmp_path: Path) -> None:
+def test_a_full_map_grows_once_no_other_reader_is_left(tmp_path: Path) -> None:
     backend, writer = LMDBBackend(tmp_path / "db", 1 << 20), ScriptedWriter()
     store = Store.open(backend, writer)
     put(store, b"a", bytes(5 << 20))
@@ -187,7 +187,7 @@ def test_any_other_failure_is_fatal() -> None:
     assert store.durable_index == 0
 
 
-def test_a_failure_that_nobody_asked_for_is_raised() -> None:
+def test_an_unexpected_failure_is_raised() -> None:
     store = Store.open(FailingBackend(StorageError("broken")))
     put(store, b"a")
     with pytest.raises(StorageError, match="broken"):

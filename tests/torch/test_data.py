@@ -154,7 +154,7 @@ def test_impossible_loaders_are_refused() -> None:
         list(ElasticSampler(10, batch_size=2, shuffle=lambda _: range(3)))
 
 
-def test_samples_that_nobody_counts_are_noticed_when_the_position_is_saved() -> None:
+def test_uncounted_samples_are_noticed_when_the_position_is_saved() -> None:
     sampler = ElasticSampler(10, batch_size=2)
     assert sampler.position.consumed == 0
     list(BatchSampler(sampler, 2, drop_last=False))

@@ -164,7 +164,7 @@ def test_optimizers_step_as_they_like_when_the_group_is_closed(on_device):
     assert weight.item() == -1
 
 
-def test_a_state_that_nobody_has_whole_is_not_gone_on_with(on_device):
+def test_an_incomplete_state_is_not_continued(on_device):
     run: Any = FakeRun()
     with raftkv.torch.ElasticGroup(run, "nccl") as group:
         group._progress.receive(5, is_overwritten=True)

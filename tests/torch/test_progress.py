@@ -53,7 +53,7 @@ def hand_out(source: Rank, ranks: list[Rank], step: int, broken_after: int, on_d
 
 
 @given(st.lists(GENERATIONS, max_size=12), st.booleans())
-def test_nobody_hands_out_a_state_that_is_not_whole(generations, on_device):
+def test_an_incomplete_state_is_never_handed_out(generations, on_device):
     ranks = [Rank() for _ in range(4)]
     for generation in generations:
         present = [ranks[number] for number in sorted(generation.present)]

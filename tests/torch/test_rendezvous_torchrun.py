@@ -79,7 +79,7 @@ def world(job: Job, size: int, after: float = 0.0) -> int:
 
 
 @pytest.mark.long
-def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_path: Path) -> None:
+def test_a_job_continues_after_the_loss_of_any_node(cluster: Cluster, kv: raftkv.Client, tmp_path: Path) -> None:
     with Job(PATIENT, ",".join(cluster.endpoints), tmp_path / "job", RUN) as job:
         for name in "abc":
             job.start(name)

@@ -150,8 +150,8 @@ def test_waiter_is_woken_by_any_writer(store: Store, raftkv_cluster: LocalCluste
     assert sorted(found) == [[b"1"], [b"1"] * len(keys)]
 
 
-def test_sums_are_exact_and_each_is_told_once_whoever_adds(store: Store, raftkv_cluster: LocalCluster) -> None:
-    other = Store(raftkv_cluster.endpoints, "tests/test_sums_are_exact_and_each_is_told_once_whoever_adds")
+def test_concurrent_sums_are_exact_and_each_is_returned_once(store: Store, raftkv_cluster: LocalCluster) -> None:
+    other = Store(raftkv_cluster.endpoints, "tests/test_concurrent_sums_are_exact_and_each_is_returned_once")
     sums: list[int] = []
 
     def count(mine: Store) -> None:

@@ -160,7 +160,7 @@ def test_every_kind_has_a_rule_or_is_for_root() -> None:
             machine.applier.rights.check(kind, request, machine.caller("root"))
 
 
-def test_an_entry_let_in_under_an_older_revision_is_refused_whatever_changed() -> None:
+def test_an_entry_checked_under_an_older_auth_revision_is_refused() -> None:
     machine = cluster()
     caller = machine.caller("both")
     assert machine.outcome(put(b"a"), caller).error is None

@@ -332,7 +332,7 @@ def test_a_parent_in_the_same_run_that_was_deleted_stops_no_commit(monkeypatch: 
     play(story())
 
 
-def test_the_summary_stays_small_whatever_names_metrics_have() -> None:
+def test_the_summary_stays_small_for_long_metric_names() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()
@@ -383,7 +383,7 @@ def test_undecided_attempts_are_found_beside_foreign_keys() -> None:
     play(story())
 
 
-def test_ranks_prepare_together_no_more_than_whoever_commits_can_read() -> None:
+def test_ranks_prepare_no_more_than_the_committer_can_read() -> None:
     async def story() -> None:
         registry = World().registry()
         claim = await registry.claim()

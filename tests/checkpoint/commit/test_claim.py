@@ -84,7 +84,7 @@ def test_a_token_that_is_none_is_refused(token: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xff", b'{"generation":18446744073709551615,"source":"x"}'])
-def test_a_fence_that_somebody_else_wrote_is_named(value: bytes) -> None:
+def test_a_foreign_fence_is_named(value: bytes) -> None:
     """A claim above the last number that can be read would be the last of the run."""
 
     async def story() -> None:

@@ -72,7 +72,7 @@ def test_a_commit_and_a_metric_that_come_together_are_one_commit() -> None:
     play(story())
 
 
-def test_a_record_that_nobody_can_read_ends_no_watch() -> None:
+def test_an_unreadable_record_ends_no_watch() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()

@@ -203,7 +203,7 @@ def test_index_of_a_metric_with_no_number_changes_no_extremes() -> None:
     play(story())
 
 
-def test_a_record_that_nobody_can_read_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_record_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()

@@ -63,7 +63,7 @@ def test_a_late_copy_of_a_beginning_is_not_committed_when_its_bytes_are_gone(tmp
     play(story())
 
 
-def test_bytes_of_a_checkpoint_stay_whatever_a_deletion_says(tmp_path: Path) -> None:
+def test_bytes_of_a_checkpoint_stay_despite_a_false_deletion_record(tmp_path: Path) -> None:
     async def story() -> None:
         world = Kept(tmp_path)
         saved = await world.save(1)
@@ -274,7 +274,7 @@ def test_undeletable_file_is_named_and_tried_again(tmp_path: Path, monkeypatch: 
     play(story())
 
 
-def test_values_of_somebody_else_stop_no_collection(tmp_path: Path) -> None:
+def test_foreign_values_stop_no_collection(tmp_path: Path) -> None:
     async def story() -> None:
         world = Kept(tmp_path)
         for step in (1, 2, 3):

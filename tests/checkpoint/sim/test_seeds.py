@@ -56,7 +56,7 @@ def test_seeds_reach_every_fault() -> None:
 
 
 @pytest.mark.long
-def test_a_replay_is_the_same_whatever_the_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_is_the_same_under_any_hash_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "17", "--trace"]) == 0
     here = capsys.readouterr().out
     assert " PUT run/job/record/" in here

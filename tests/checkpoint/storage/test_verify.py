@@ -253,7 +253,7 @@ def test_an_interrupt_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert told == [4 << 20]
 
 
-def test_memory_is_bounded_whatever_the_size_of_a_file(tmp_path: Path) -> None:
+def test_memory_is_bounded_for_files_of_any_size(tmp_path: Path) -> None:
     place, size = Place(str(tmp_path / "job")), 96 << 20
     piece = os.urandom(1 << 20)
     tracemalloc.start()

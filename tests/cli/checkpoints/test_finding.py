@@ -205,13 +205,13 @@ def test_words_that_cannot_be(raftkv_cluster, words: list[str], code: int, text:
 
 
 @pytest.mark.parametrize("words", [["list", "job"], ["watch", "job"], ["runs"]])
-def test_nobody_there(words: list[str]) -> None:
+def test_unreachable_server(words: list[str]) -> None:
     ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout", "200ms", "checkpoint", *words])
     assert (ran.code, ran.output) == (1, b"")
     assert ran.errors.startswith("Error: no answer within 0.2 s from 127.0.0.1:1: ")
 
 
-def test_a_record_of_somebody_else_is_one_line(raftkv_cluster, raftkv_client) -> None:
+def test_a_foreign_record_is_one_line(raftkv_cluster, raftkv_client) -> None:
     raftkv_client.put("/raftkv/checkpoint/latest/job/dcp", b"[]")
     ran = ctl(raftkv_cluster, "list", "job")
     assert (ran.code, ran.errors) == (

@@ -109,7 +109,7 @@ def test_refusals_are_those_of_etcdctl(endpoint: str, words: tuple[str, ...]) ->
         assert found == expected
 
 
-def test_nobody_there_is_told_with_the_reason() -> None:
+def test_unreachable_server_is_reported_with_the_reason() -> None:
     ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout", "200ms", "check", "perf"])
     reason = "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n"
     assert (ran.code, ran.output, ran.errors) == (1, b"", f"Error: context deadline exceeded\n{reason}")

@@ -152,7 +152,7 @@ def test_a_learner_that_was_started_needs_no_settings() -> None:
         ([rpc_pb2.Member(ID=OLD, isLearner=True)], "member a is a learner, it has no vote to give: remove it"),
     ],
 )
-def test_nobody_is_added_for_a_place_that_cannot_be_taken(listed: list[rpc_pb2.Member], text: str) -> None:
+def test_no_member_is_added_for_a_place_that_cannot_be_taken(listed: list[rpc_pb2.Member], text: str) -> None:
     with pytest.raises(CommandError) as raised:
         Script().learner(*listed)
     assert str(raised.value) == text

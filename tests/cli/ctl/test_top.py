@@ -166,7 +166,7 @@ def test_it_goes_on_when_a_member_goes(kind: str) -> None:
 
 
 @pytest.mark.long
-def test_nobody_there() -> None:
+def test_unreachable_server() -> None:
     ran = run_ctl(["--endpoints", f"127.0.0.1:{free_port()}", "top", "--once", "--interval", "10ms"])
     assert (ran.code, ran.errors) == (1, "Error: no member answers\n")
     assert b"connection refused" in ran.output

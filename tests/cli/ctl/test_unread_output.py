@@ -69,7 +69,7 @@ def run_unread(command: list[str]) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.parametrize("words", long_except(HELP, HELP_OF_EACH_WRITER))
-def test_help_that_nobody_reads_ends_without_a_word(words: str) -> None:
+def test_help_into_a_closed_pipe_ends_silently(words: str) -> None:
     program, *rest = words.split()
     done = run_unread([str(BIN / program), *rest])
     assert (done.returncode, done.stderr) == (1, b"")
@@ -81,7 +81,7 @@ def test_so_does_the_module() -> None:
 
 
 @pytest.mark.parametrize("words", long_except(ANSWERS, ANSWERS_OF_EACH_WRITER))
-def test_answers_that_nobody_reads_end_without_a_word(server: str, words: str) -> None:
+def test_unread_answers_end_silently(server: str, words: str) -> None:
     done = run_unread([str(BIN / "raftkvctl"), "--endpoints", server, *words.split()])
     assert (done.returncode, done.stderr) == (1, b"")
 

@@ -192,7 +192,7 @@ def test_absent_and_unreachable_members_are_told_apart():
         (Answer("a:1", error="etcdserver: permission denied", is_refusal=True), "--user root"),
     ],
 )
-def test_nobody_is_told_to_replace_a_member_that_runs(silent: Answer, advice: str):
+def test_replacement_of_a_running_member_is_never_advised(silent: Answer, advice: str):
     found = of(Picture(error="no answer", answers=[silent]), "member at")
     assert advice in found.advice
     assert found.advice.startswith("it runs") == ("replace" not in found.advice)

@@ -34,7 +34,7 @@ def jwt_flag(folder: Path, ttl: str) -> str:
 
 
 @on_loop
-async def test_a_token_that_ends_is_renewed_before_and_nobody_notices(tmp_path: Path) -> None:
+async def test_a_token_is_renewed_unnoticed_before_it_ends(tmp_path: Path) -> None:
     with Cluster(RAFTKV, flags=(FAST, jwt_flag(tmp_path, "2s"))) as cluster:
         (endpoint,) = cluster.endpoints
         await ask_for_users(endpoint)

@@ -127,7 +127,7 @@ def test_compacted_from_the_start(play):
     play(scenario)
 
 
-def test_a_slow_reader_misses_nothing_and_holds_up_nobody(play):
+def test_a_slow_reader_misses_nothing_and_delays_no_other(play):
     async def scenario(kv):
         slow = kv.watch("k", queue_bytes=20_000)
         async with slow, kv.watch("k") as fast:
@@ -178,7 +178,7 @@ def test_refusals(play):
     play(scenario)
 
 
-def test_nobody_there():
+def test_unreachable_server():
     async def scenario():
         async with connect("127.0.0.1:1,127.0.0.1:2", timeout_s=1) as kv:
             watch = kv.watch("k")

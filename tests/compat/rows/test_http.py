@@ -57,7 +57,7 @@ def test_pages_that_there_are_not(cluster: Cluster, path: str, method: str) -> N
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-def test_metrics_are_answered_whatever_the_method(cluster: Cluster, method: str) -> None:
+def test_metrics_are_answered_for_every_method(cluster: Cluster, method: str) -> None:
     assert _ask(cluster, method, "/metrics")[0].status == 200
 
 

@@ -220,7 +220,7 @@ def test_move_leader_answers_without_a_header(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("target", [0, 1, 2**64 - 1])
-def test_move_leader_to_nobody(wire: Wire, target: int) -> None:
+def test_move_leader_to_an_unknown_member(wire: Wire, target: int) -> None:
     answer = wire.call(MOVE_LEADER, rpc_pb2.MoveLeaderRequest(targetID=target), _leader(wire))
     assert (answer.code, answer.text) == ("FAILED_PRECONDITION", "etcdserver: bad leader transferee")
 

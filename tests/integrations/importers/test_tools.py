@@ -379,7 +379,7 @@ DAMAGE = st.one_of(
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(WHOLE)), st.integers(0, 50), DAMAGE)
-def test_whatever_is_in_a_file_it_is_a_checkpoint_or_refused(name, which, damage):
+def test_a_file_of_any_bytes_is_a_checkpoint_or_refused(name, which, damage):
     directory, files, _, _ = WHOLE[name]
     target = sorted(files)[which % len(files)]
     how, what = damage

@@ -441,7 +441,7 @@ def test_lease_is_not_granted_that_would_take_over_keys_of_a_restored_file() -> 
     run(scenario)
 
 
-def test_a_stopping_member_tells_whoever_waits() -> None:
+def test_a_stopping_member_fails_the_waiting_calls() -> None:
     async def scenario(follower: Follower) -> None:
         under_way = await follower.ask(1)
         follower.node.follow(NONE)

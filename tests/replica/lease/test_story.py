@@ -648,7 +648,7 @@ def test_a_long_outage_ends_no_lease_before_its_owner_can_be_heard() -> None:
 
 
 @pytest.mark.parametrize(("outage_s", "grace_s"), [(3.0, 1.0), (10.0, 2.0)])
-def test_after_an_outage_a_dead_owner_keeps_nobody_waiting(outage_s: float, grace_s: float) -> None:
+def test_after_an_outage_a_dead_owner_delays_no_waiter(outage_s: float, grace_s: float) -> None:
     world = _led_by(0)
     until = world.now + outage_s
     while world.now < until:

@@ -128,7 +128,7 @@ def test_a_fast_disk_is_written_on_the_loop(log: FakeLog) -> None:
     assert log.events == [1, "sync"]
 
 
-def test_syncs_are_told_to_whoever_looks(log: FakeLog) -> None:
+def test_syncs_are_reported_to_the_observer(log: FakeLog) -> None:
     async def scenario() -> tuple[int, int]:
         counted: list[float] = []
         seen: list[float] = []

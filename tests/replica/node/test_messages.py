@@ -58,9 +58,7 @@ async def _member(role: str) -> World:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", FROM_OTHERS)
 @on_loop
-async def test_numbers_that_no_member_can_have_stop_nobody_and_leave_terms_to_come(
-    kind: MessageType, role: str
-) -> None:
+async def test_impossible_numbers_stop_no_member_and_leave_later_terms(kind: MessageType, role: str) -> None:
     """etcd 3.5 panics on such a commit index, and goes to the last term there is, behind which comes term 0."""
     bound = 6 + 2 * TERMS_AHEAD_MAX
     for term in (7, 6 + TERMS_AHEAD_MAX, 2**63, LARGEST):
@@ -109,7 +107,7 @@ async def test_entries_of_a_later_term_than_their_leader_are_not_taken() -> None
 
 
 @on_loop
-async def test_nobody_has_a_log_or_a_database_of_a_later_term_than_its_own() -> None:
+async def test_no_log_or_database_has_a_later_term_than_its_member() -> None:
     """Such a candidate would win over every log, and such a database would begin one that wins every election."""
     world = await _member("follower")
     world.node.receive([Message(MessageType.VOTE, ME, 3, term=6, index=9, log_term=7, context=b"CampaignTransfer")])

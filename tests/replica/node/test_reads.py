@@ -106,7 +106,7 @@ def test_a_round_is_asked_again_under_a_fresh_id(queue: ReadQueue, asked: list[b
     queue.confirm(asked[1], index=1, applied=1, now=1.1)  # the second answer finds nobody
 
 
-def test_an_answer_to_another_round_serves_nobody(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_an_answer_to_another_round_serves_no_read(queue: ReadQueue, asked: list[bytes]) -> None:
     reader = Reader()
     queue.add(reader, 0.0)
     queue.start(0.0)
@@ -147,7 +147,7 @@ def test_reader_that_joins_during_a_lost_round_waits_for_the_next(queue: ReadQue
     assert last.outcome == "served"
 
 
-def test_a_reader_waits_for_no_longer_than_it_may_whatever_its_rounds(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_a_reader_waits_no_longer_than_allowed_over_all_rounds(queue: ReadQueue, asked: list[bytes]) -> None:
     came_at = {Reader(): moment for moment in (0.01, 2.95, 5.95, 8.95)}
     failed_at: dict[Reader, float] = {}
     for tick in range(1, 250):

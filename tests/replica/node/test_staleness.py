@@ -94,7 +94,7 @@ def test_a_bound_of_nothing_is_a_linearizable_read(queue: ReadQueue, asked: list
     assert same_moment.outcome is None, "a write may have been acknowledged in between"
 
 
-def test_nobody_joins_a_round_that_seems_lost(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_a_round_that_seems_lost_is_not_joined(queue: ReadQueue, asked: list[bytes]) -> None:
     read(queue, 1e6, 100.0)
     late = read(queue, 1e6, 100.0 + RETRY_S + 1.0)
     queue.tick(100.0 + TIMEOUT_S + 0.1)

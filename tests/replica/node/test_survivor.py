@@ -200,7 +200,7 @@ def test_a_joint_configuration_is_left_first(tmp_path: Path, is_left: bool) -> N
     assert found.summary == (ConfState(voters=(mine,)), [mine], {*others, 99})
 
 
-def test_whoever_a_user_may_or_may_not_have_removed_is_removed(tmp_path: Path) -> None:
+def test_member_whose_removal_is_unknown_is_removed(tmp_path: Path) -> None:
     """Whether a change that is not applied yet will be refused, for want of rights, is not known to the survivor."""
     mine, others = written(tmp_path, [normal(1)], commit=1)
     part = raft_pb2.MemberChange(kind=raft_pb2.MemberChange.REMOVE, member=rpc_pb2.Member(ID=others[0]))

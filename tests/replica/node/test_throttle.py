@@ -186,7 +186,7 @@ def test_roles_prefixes_addresses_and_each_have_limits() -> None:
     assert [world.wait_ms(call_of(address=f"10.0.2.{last}")) for last in (1, 2, 3)] == [0, 0, 500]
 
 
-def test_large_txn_is_looked_through_once_whatever_the_prefixes() -> None:
+def test_large_txn_is_scanned_once_for_any_number_of_prefixes() -> None:
     """Look the largest txn through once: previously that took 170 ms of a turn, twice for each level of nesting."""
     prefixes = [b"a" * length for length in range(1, 101)]
     world = World(*(limit("prefix", prefix, requests_per_s=1) for prefix in [*prefixes, b"b"]))

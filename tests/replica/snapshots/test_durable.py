@@ -87,7 +87,7 @@ def test_a_full_disk_is_said(full: Full, ask: Callable[[Full], Awaitable[None]])
     assert refused.value.code == RESOURCE_EXHAUSTED
 
 
-def test_a_hash_that_nobody_asked_for_is_left_out(full: Full) -> None:
+def test_an_unrequested_hash_is_left_out(full: Full) -> None:
     _run(full.keep_hash())
 
 

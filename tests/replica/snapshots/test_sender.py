@@ -345,7 +345,7 @@ def test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path: Path) -> No
     run(tmp_path, scenario)
 
 
-def test_a_copy_that_was_begun_before_somebody_joined_is_made_again(tmp_path: Path) -> None:
+def test_a_copy_begun_before_a_member_joined_is_made_again(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         joined = Channel("takes")
         world.channels |= {2: Channel("takes"), 14: joined}
@@ -418,7 +418,7 @@ def test_members_that_need_a_copy_at_once_share_it(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_copy_that_nobody_comes_for_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_copy_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "KEPT_S", 0.02)
 
     async def scenario(world: World) -> None:

@@ -134,7 +134,7 @@ def test_a_revision_of_very_many_changes_is_matched_and_sent_in_steps(
     assert world.hub.unsynced_count == 0
 
 
-def test_history_of_large_values_that_nobody_watches_is_read_in_steps(world: World) -> None:
+def test_unwatched_history_of_large_values_is_read_in_steps(world: World) -> None:
     """Each is read from the disk and checked: 2,000 of a megabyte, in one step, held the loop for half a second."""
     for number in range(100):
         world.put(b"large%d" % number, b"v" * 300_000)

@@ -241,7 +241,7 @@ def test_a_full_connection_holds_back_its_streams_and_no_others(
     assert [len(response.events) for response in crowded_call.read()] == [1]
 
 
-def test_changes_are_not_gathered_while_nobody_watches(world: World) -> None:
+def test_changes_are_not_gathered_without_watchers(world: World) -> None:
     for _ in range(3):
         world.put(b"k", deliver=False)
     assert world.hub._pending == []

@@ -50,7 +50,7 @@ def test_a_thousand_nested_intervals_are_searched_without_recursion_trouble() ->
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_nobody_who_knows_the_code_can_make_the_tree_a_list(seed: int) -> None:
+def test_chosen_keys_cannot_degrade_the_tree_to_a_list(seed: int) -> None:
     """In order of priorities, each node has one child: some thousand watches, and no event was delivered any more."""
     foreseen = random.Random(seed)
     priorities = [foreseen.random() for _ in range(3000)]

@@ -38,7 +38,7 @@ def _memory_bytes(cluster: Cluster) -> float:
 
 
 @pytest.mark.long
-def test_a_client_that_does_not_read_delays_nobody_and_costs_no_memory(one: Cluster, wire: Wire) -> None:
+def test_a_client_that_does_not_read_delays_no_other_and_costs_no_memory(one: Cluster, wire: Wire) -> None:
     """400 MB of events for stalled watchers; then they read, and have every one of them."""
     with Watch(one.endpoints[0], reading=False) as stalled, Watch(one.endpoints[0]) as reader:
         for _ in range(10):

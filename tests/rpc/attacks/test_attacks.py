@@ -532,7 +532,7 @@ async def test_a_full_server_lets_go_of_connections_that_only_idle() -> None:
 
 
 @on_loop
-async def test_answers_that_nobody_reads_stop_new_calls_not_old_ones() -> None:
+async def test_unread_answers_stop_new_calls_not_old_ones() -> None:
     """HTTP/2 windows closed: answers pile up in the engine until the limit, then calls are refused."""
     limits = ServerLimits(connection_send_buffer_bytes=300_000)
     async with under_attack(limits) as (_, attacker):

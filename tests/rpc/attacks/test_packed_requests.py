@@ -196,7 +196,7 @@ def test_a_message_without_the_end_of_its_request_is_counted(is_packed: bool) ->
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
 @on_loop
-async def test_messages_that_nobody_reads_are_counted_until_somebody_does(is_packed: bool) -> None:
+async def test_unread_messages_are_counted_until_they_are_read(is_packed: bool) -> None:
     """What was given back before they were whole, and what they are beyond their octets."""
     limits = ServerLimits()
     end = End(limits)

@@ -125,7 +125,7 @@ class Connection:
 
 @pytest.mark.parametrize("path", [UNARY, STREAM, "/"])
 @on_loop
-async def test_a_client_may_ping_once_for_whatever_leaves(path: str) -> None:
+async def test_a_client_may_ping_once_for_each_frame_that_leaves(path: str) -> None:
     client = Connection()
     stream_id = await client.ask(path)
     unread, pings = client.received, 0

@@ -96,7 +96,7 @@ async def test_answers_in_pieces_wait_when_their_connection_has_enough() -> None
 
 @pytest.mark.parametrize("path", [b"/whole", b"/pieces"])
 @on_loop
-async def test_answers_that_nobody_reads_are_reset(path: bytes) -> None:
+async def test_unread_answers_are_reset(path: bytes) -> None:
     handler = Handler()
     limits = ServerLimits(send_stall_timeout_s=0.2)
     async with s.echo_server(limits, handler.answer) as echo:

@@ -34,7 +34,7 @@ async def test_progress_is_what_leaves_the_buffer(clock: Clock, step: int, lives
 
 
 @on_clock
-async def test_a_disarmed_guard_cuts_nobody(clock: Clock) -> None:
+async def test_a_disarmed_guard_cuts_no_connection(clock: Clock) -> None:
     cut: list[bool] = []
     guard, transport = StallGuard(asyncio.get_running_loop(), 60.0), Transport()
     guard.arm(transport, lambda: cut.append(True))

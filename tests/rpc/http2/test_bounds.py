@@ -185,7 +185,7 @@ def test_memory_kept(name: str) -> None:
     assert _kept(octets) <= most
 
 
-def test_answers_that_nobody_reads_are_bounded() -> None:
+def test_unread_answers_are_bounded() -> None:
     """PING and SETTINGS are answered so many times without being read; then the connection ends."""
     for octets in (frame(PING, 0, 0, bytes(8)), frame(SETTINGS, 0, 0)):
         end = ServerEnd()

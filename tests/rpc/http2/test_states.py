@@ -276,7 +276,7 @@ def test_streams_go_on_after_goaway() -> None:
     assert end.events[-1] == ("closed", 1, 0)
 
 
-def test_goaway_ends_the_calls_that_nobody_has_seen() -> None:
+def test_goaway_ends_the_calls_that_the_server_has_not_seen() -> None:
     """Section 6.8, at a client: also if the end of one resets another."""
     end = ClientEnd()
     end.connection.send_request(REQUEST)

@@ -44,7 +44,7 @@ def test_names_made_up_by_the_million_cost_no_memory_and_hide_no_one() -> None:
     assert 15 * KEPT_MAX - 3 * NAMED_MAX <= calls <= 15 * KEPT_MAX
 
 
-def test_figures_only_grow_whoever_is_named() -> None:
+def test_figures_only_grow_for_every_identity() -> None:
     now, rng = [0.0], random.Random(1)
     uses = Uses(lambda: now[0])
     before: dict[Identity, float] = {}

@@ -96,7 +96,7 @@ async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pyte
 
 
 @on_loop
-async def test_nobody_is_taken_while_there_is_a_lack() -> None:
+async def test_no_node_is_taken_during_a_shortage() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     listening = Listening()
     listening.errors = [errno.EMFILE] * 50

@@ -98,7 +98,7 @@ async def test_those_who_are_expected_are_worked_on_together() -> None:
 
 
 @on_loop
-async def test_nobody_waits_for_more_than_are_expected() -> None:
+async def test_no_pass_waits_for_more_than_are_expected() -> None:
     callers = Callers(expected=2)
     await callers.come(4)
     assert callers.turns == [[0, 1], [2], [3]]

@@ -60,7 +60,7 @@ def test_a_line_says_who_did_what_and_what_came_of_it() -> None:
     }
 
 
-def test_nobody_and_a_refusal() -> None:
+def test_no_server_and_a_refusal() -> None:
     found = shown(Record(1.0, "call", "a:1", b"", PUT, b"", 7))
     assert (found["user"], found["outcome"]) == (None, "PERMISSION_DENIED")
     assert "revision" not in found

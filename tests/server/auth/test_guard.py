@@ -48,7 +48,7 @@ async def outcome(world: World, method: str, request: Any, token: str | None = N
 
 
 @on_loop
-async def test_without_users_anybody_may_do_anything() -> None:
+async def test_without_users_every_call_is_allowed() -> None:
     world = World()
     assert await outcome(world, PUT, put()) == LET_IN
     assert await outcome(world, PUT, put(), "no token of any user") == LET_IN
@@ -298,7 +298,7 @@ async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out(
 
 
 @on_loop
-async def test_a_call_that_waited_is_answered_whatever_its_handler_raises() -> None:
+async def test_a_waiting_call_is_answered_for_any_exception_of_its_handler() -> None:
     """A server answers for errors that handlers raise at once; after a wait no answer came, and clients waited for
     ever.
     """

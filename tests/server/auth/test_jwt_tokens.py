@@ -130,7 +130,7 @@ def test_claims_that_are_missing_or_nonsense_make_no_token(
     assert secret.find(signed(tmp_path, **claims)) is None
 
 
-def test_other_claims_are_nobodys(tmp_path: Path, secret: JWTTokens) -> None:
+def test_other_claims_have_no_owner(tmp_path: Path, secret: JWTTokens) -> None:
     more = {"aud": "x", "iss": "y", "nbf": 1_800_000_000, "iat": 1_900_000_000, "sub": 5, "jti": 6}
     assert secret.find(signed(tmp_path, username="alice", revision=7, exp=1_900_000_000, **more)) is not None
 

@@ -219,7 +219,7 @@ def _refusal(error: errors.StatusError | None) -> tuple[int, str]:
     return (error.code, str(error)) if error is not None and str(error) in REFUSALS else LET_IN
 
 
-def test_where_entries_are_applied_whatever_the_proposer_believed() -> None:
+def test_entries_are_applied_under_the_state_at_apply_time() -> None:
     wrong: list[str] = []
     count = 0
 

@@ -264,7 +264,7 @@ async def test_a_short_password_is_refused_where_a_length_is_set() -> None:
 
 
 @on_loop
-async def test_streams_of_nobody_end_when_users_are_asked_for() -> None:
+async def test_anonymous_streams_end_when_auth_is_enabled() -> None:
     world = World()
     keeping = world.start("etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveRequest(ID=200))
     watching = world.start(

@@ -62,7 +62,7 @@ def test_an_open_stream_is_use(tokens: SimpleTokens, clock: Clock) -> None:
     assert session.is_over
 
 
-def test_tokens_that_nobody_uses_are_forgotten_as_others_come(tokens: SimpleTokens, clock: Clock) -> None:
+def test_unused_tokens_are_forgotten_as_others_come(tokens: SimpleTokens, clock: Clock) -> None:
     for _ in range(1_000):
         grant(tokens)
         clock.now_s += 1

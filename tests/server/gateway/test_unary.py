@@ -187,7 +187,7 @@ async def test_forwarded_parts_of_the_request() -> None:
 
 
 @on_loop
-async def test_a_call_that_nobody_answers_ends_at_its_timeout() -> None:
+async def test_an_unanswered_call_ends_at_its_timeout() -> None:
     world = World()
     response = await world.ask("/v3/kv/put", grpc_timeout="5m")
     assert response.status == 504

@@ -79,7 +79,7 @@ def test_hosts_that_are_named_pass(hosts: tuple[str, ...], loopback: bool) -> No
         ("evillocal.example", 421),
     ],
 )
-def test_names_that_nobody_can_rebind_pass_where_nothing_is_named(host: str, status: int) -> None:
+def test_names_that_cannot_be_rebound_pass_where_nothing_is_named(host: str, status: int) -> None:
     """A page's own name, made to point at this machine, arrives at its loopback address."""
     access = _access((), own=("db1.corp.example",))
     assert _ask(access, (("host", host),), loopback=True)[0] == status

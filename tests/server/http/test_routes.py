@@ -76,7 +76,7 @@ def test_health_is_written_as_gos_http_error_does() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-def test_metrics_are_answered_whatever_the_method(method: str) -> None:
+def test_metrics_are_answered_for_every_method(method: str) -> None:
     assert ask(service(), "/metrics", method).status == 200
 
 

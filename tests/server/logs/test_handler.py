@@ -163,7 +163,7 @@ def test_a_killed_member_has_lost_no_line(tmp_path):
     assert path.read_text().endswith("the last line\n")
 
 
-def test_a_reader_of_standard_error_that_stands_still_holds_nobody_up():
+def test_a_stalled_reader_of_standard_error_delays_no_call():
     """The pipe is full: it has no reader."""
     reader, writer = os.pipe()
     handler = ThreadedHandler(LineStream(writer))

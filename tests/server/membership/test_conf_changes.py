@@ -157,7 +157,7 @@ def test_an_empty_member_is_sent_the_database_once_a_member_is_no_founder() -> N
     play(scenario)
 
 
-def test_nobody_waits_for_ever_and_too_many_are_refused() -> None:
+def test_waits_end_and_too_many_are_refused() -> None:
     async def scenario() -> None:
         world = World()  # a follower without a leader
         callers = [Caller() for _ in range(conf_changes.WAITING_MAX)]
@@ -294,7 +294,7 @@ def test_a_change_is_not_passed_on_again_if_a_received_database_may_have_it() ->
     follow(scenario)
 
 
-def test_a_change_that_nobody_waits_for_any_more_is_not_passed_on_again() -> None:
+def test_an_abandoned_change_is_not_forwarded_again() -> None:
     async def scenario(world: World, caller: Caller) -> None:
         world.node.withdraw(1)
         assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))

@@ -27,7 +27,7 @@ def member(number: int, *urls: str, name: str = "") -> rpc_pb2.Member:
 CLUSTER = [member(1, A, name="a"), member(2, B, C)]
 
 
-def test_a_member_is_found_by_its_urls_whatever_their_order_and_the_names() -> None:
+def test_a_member_is_found_by_its_urls_in_any_order_and_under_any_name() -> None:
     assert assign(CLUSTER, {"x": (A,), "b": (C, B)}, "b").ID == 2
     assert assign(CLUSTER, {"x": ("http://localhost:1",), "b": (B, C)}, "x").ID == 1
 
@@ -95,7 +95,7 @@ def test_a_member_that_was_started_before_must_not_begin_anew() -> None:
     assert "raftkvctl member remove 2" in str(refused.value)
 
 
-def test_nobody_answers() -> None:
+def test_no_answer() -> None:
     with pytest.raises(ConfigError, match="could not retrieve cluster information from the given URLs"):
         asyncio.run(discover(_config("http://127.0.0.1:1"), None))
 
@@ -105,7 +105,7 @@ def test_a_server_that_knows_no_such_question() -> None:
         _discover(None)
 
 
-def test_a_founder_that_reaches_nobody_says_what_to_do_if_it_is_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_founder_without_reachable_peers_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     alone = ServerConfig(
         name="b", data_dir="/nowhere/b", initial_cluster=f"b={B}", initial_advertise_peer_urls=(B,), insecure_peers=True
     )

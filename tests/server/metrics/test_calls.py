@@ -104,7 +104,7 @@ def test_unary_calls() -> None:
     assert found["etcd_network_client_grpc_sent_bytes_total",] > 4 * 10
 
 
-def test_calls_that_nobody_waits_for_any_more() -> None:
+def test_calls_that_are_no_longer_awaited() -> None:
     async def play(world: World, channel: Channel) -> None:
         call = channel.unary(RANGE, b"")
         served = await world.waiting.get()
@@ -161,7 +161,7 @@ def test_durations_are_observed_where_they_are_asked_for() -> None:
     assert counts == {"Put": 1, "Range": 0, "Authenticate": 1, "Watch": 0, "LeaseKeepAlive": 0}
 
 
-def test_whoever_observed_a_call_before_still_does() -> None:
+def test_earlier_observer_of_a_call_still_observes_it() -> None:
     seen: list[int] = []
 
     def outer(path: str, kind: Any, handler: Callable[..., Any]) -> Callable[..., Any]:

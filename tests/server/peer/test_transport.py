@@ -142,7 +142,7 @@ def test_a_member_may_ping_as_often_as_its_two_clocks_want(monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
-def test_a_connection_behind_which_there_is_nobody_any_more_gives_its_place_back() -> None:
+def test_a_dead_connection_gives_its_place_back() -> None:
     """Such have a stream, so they count as used: after 64 within two hours the port took no member any more."""
     limits = replace(
         PEER_LIMITS,

@@ -153,7 +153,7 @@ STEPS = ["walBeforeCutRename", "snapshotAfterRename", "raftAfterSaveSnap", "befo
 
 
 @pytest.mark.parametrize("failpoint", long_except(STEPS, {"raftAfterSaveSnap"}))
-def test_whatever_ends_it_the_same_command_goes_on(cluster: Cluster, joiner: Joiner, failpoint: str) -> None:
+def test_the_same_command_continues_after_any_interruption(cluster: Cluster, joiner: Joiner, failpoint: str) -> None:
     with Wire([cluster.endpoints[0]]) as wire:
         must_put(wire, "k", b"v")
         joiner.start(failpoints=f"{failpoint}=panic")

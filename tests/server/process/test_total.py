@@ -89,7 +89,7 @@ def _torment(wire: Wire, rng: Random, calls: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "calls"), long_except([(0, CALLS_IN_SHORT), (1, CALLS), (2, CALLS)], [(0, CALLS_IN_SHORT)])
 )
-def test_arbitrary_requests_harm_nobody(cluster: Cluster, seed: int, calls: int) -> None:
+def test_arbitrary_requests_do_no_harm(cluster: Cluster, seed: int, calls: int) -> None:
     rng = Random(seed)
     with Wire(cluster.endpoints) as wire:
         for _ in range(5):

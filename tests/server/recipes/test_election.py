@@ -104,7 +104,7 @@ def test_resigning_what_is_not_held_does_nothing() -> None:
     _run(scenario)
 
 
-def test_nobody_leads() -> None:
+def test_no_leader() -> None:
     async def scenario(member: RecipeMember) -> None:
         task = member.leader(b"e")
         await member.settle()

@@ -67,7 +67,7 @@ async def test_certificates_that_sign_themselves_or_are_over_do_not_count(room: 
 
 
 @on_loop
-async def test_without_an_authority_nobody_has_a_name(room: Room) -> None:
+async def test_without_an_authority_no_client_has_a_name(room: Room) -> None:
     """Neither a client that shows a certificate unasked, nor its authority."""
     room.issue("server")
     room.write("root", self_signed(["127.0.0.1"], days=3))

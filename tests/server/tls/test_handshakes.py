@@ -130,7 +130,7 @@ async def test_plain_text_on_a_tls_port_is_logged_as_that(room: Room, sent: byte
 
 
 @on_loop
-async def test_connections_that_only_look_whether_somebody_listens_are_not_logged(room: Room) -> None:
+async def test_connections_that_only_probe_the_port_are_not_logged(room: Room) -> None:
     room.issue("server")
     async with serving(room.security("server")) as served:
         for _ in range(3):

@@ -101,7 +101,7 @@ def test_a_browser_that_has_a_file_gets_it_not_again(dashboard: Dashboard) -> No
     assert _get(dashboard, "/ui/frame/app.js", if_none_match='"other"')[0] == 200
 
 
-def test_files_are_sent_compressed_to_whoever_takes_that(dashboard: Dashboard) -> None:
+def test_files_are_sent_compressed_to_clients_that_accept_it(dashboard: Dashboard) -> None:
     _, plain, _ = _get(dashboard, "/ui/frame/app.js")
     status, headers, body = _get(dashboard, "/ui/frame/app.js", accept_encoding="gzip, deflate, br")
     assert (status, headers["content-encoding"], headers["vary"]) == (200, "gzip", "accept-encoding")
@@ -160,7 +160,7 @@ def _sources() -> Iterator[tuple[str, str]]:
             yield str(path.relative_to(STATIC)), path.read_text(encoding="utf-8")
 
 
-def test_the_bundle_is_small_and_needs_nobody_else() -> None:
+def test_the_bundle_is_small_and_loads_nothing_from_elsewhere() -> None:
     texts = dict(_sources())
     assert set(texts) == set(files.read_all())
     assert max(name.count("/") for name in texts) == 1, "setup.py packs two levels"

@@ -59,7 +59,7 @@ async def _close(records: Any) -> None:
     await records.aclose()
 
 
-def test_viewers_share_records_and_nobody_is_asked_for_nobody() -> None:
+def test_viewers_share_records_and_none_are_made_without_viewers() -> None:
     async def story(live: Live, collector: Collector) -> None:
         await asyncio.sleep(5)
         assert (collector.asked, live.is_running) == (0, False)

@@ -150,7 +150,7 @@ async def _users_are_asked(members: list[Member]) -> None:
 
 
 @pytest.mark.long
-def test_figures_are_measured_while_somebody_looks(tmp_path: Path, monkeypatch: Any) -> None:
+def test_figures_are_measured_only_for_viewers(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "MEASURED_S", 1.2)
 
     async def story() -> None:

@@ -87,7 +87,7 @@ def test_an_absurd_length_with_a_right_checksum_is_no_frame_and_allocates_nothin
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 39), max_size=2), st.integers(0, 50), st.integers(0, 50))
-def test_zeros_are_found_whatever_the_run_that_is_compared(size: int, ones: list[int], start: int, end: int) -> None:
+def test_zeros_are_found_with_runs_of_any_length(size: int, ones: list[int], start: int, end: int) -> None:
     data = bytes(1 if position in ones else 0 for position in range(size))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tail, "_ZEROS", bytes(7))

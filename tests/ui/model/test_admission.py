@@ -69,6 +69,6 @@ class Item:
         self.key, self.value = key.encode(), value
 
 
-def test_a_ledger_that_nobody_can_read_is_told(model: Model) -> None:
+def test_an_unreadable_ledger_is_reported(model: Model) -> None:
     (found,) = model.run("clusters", kvs=[kv(f"{CLUSTER_ROOT}gpu/ledger", b'{"claims": 5}')])
     assert (found["isReadable"], found["queue"], found["grants"]) == (False, [], [])

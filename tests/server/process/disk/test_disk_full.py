@@ -163,7 +163,7 @@ RUN = "sys.argv[0] = 'raftkv'; from raftkv.cli.main import main; sys.exit(main()
 
 
 @pytest.mark.long
-def test_a_full_map_on_a_disk_with_room_is_nobodys_trouble() -> None:
+def test_a_full_map_on_a_disk_with_room_fails_no_write() -> None:
     """Without a quota the database outgrows any map that was reserved for it."""
     program = Program("raftkv", (sys.executable, "-c", SMALL_MAP + RUN))
     with Cluster(program, flags=["--quota-backend-bytes", "-1"]) as cluster, Wire(cluster.endpoints) as wire:
