@@ -45,8 +45,8 @@ GROUP = "raftkv_native"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OF_MEMBERS = {
-    "raftkv/apply": "applier check compares plain quotas ranges request response txn",
-    "raftkv/raft": "confchange core log memory_log raw_node read_lease tracker types",
+    "raftkv/apply": "applier check compares plain quotas ranges txn wire",
+    "raftkv/raft": "confchange core log raw_node read_lease tracker types",
     "raftkv/replica": "codec",
     "raftkv/replica/lease": "graces lessor renewals times",
     "raftkv/replica/node": "applying node proposals reads waits",
@@ -54,17 +54,15 @@ _OF_MEMBERS = {
     "raftkv/server/streams": "keep_alives",
     "raftkv/replica/watch": "hub index messages piece stream",
     "raftkv/storage": (
-        "applied_mark failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay restore "
-        "revision schema selection"
+        "applied_mark failpoints index key_value mvcc mvcc_range mvcc_txn overlay restore revision schema selection"
     ),
-    "raftkv/storage/wal": "frame record segment wal",
+    "raftkv/storage/wal": "record segment wal",
 }
 _OF_CALLS = {
     "raftkv/loop": "cork timers",
-    "raftkv/rpc": "framing inbox limits protocol",
+    "raftkv/rpc": "framing inbox limits protocol sockets",
     "raftkv/rpc/http2": "connection frames hpack",
     "raftkv/rpc/server": "budget calls core known_heads router stream",
-    "raftkv/rpc/sockets": "poller transport",
 }
 
 

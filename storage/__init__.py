@@ -41,7 +41,7 @@ Example::
     store.set_applied(index=7, term=1)      # entry 7 is in the state, and on disk with the next batch
     store.range(b"k").kvs
 
-Reading order: ``revision``, ``key_index``, ``index``, ``overlay``, ``mvcc_txn``, ``mvcc``; then ``wal``.
+Reading order: ``revision``, ``index``, ``overlay``, ``mvcc_txn``, ``mvcc``; then ``wal``.
 
 Left out: what a request means (``raftkv.apply``), when to sync, commit, compact and release (``raftkv.replica.node``),
 watchers, and leases but for the keys that are attached to them (``mvcc_txn``).

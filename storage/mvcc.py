@@ -42,7 +42,7 @@ from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, S
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, Defragmentation, ReadTxn, WriteBatch
-from raftkv.storage.backend.writer import InlineWriter, Writer
+from raftkv.storage.backend.lmdb import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv

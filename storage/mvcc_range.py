@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
-from raftkv.storage.index import Index, State, Walk
-from raftkv.storage.key_index import Found
+from raftkv.storage.index import Found, Index, State, Walk
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key

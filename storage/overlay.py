@@ -44,7 +44,7 @@ from google_crc32c import value as crc32c
 from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
-from raftkv.storage.backend.writer import Writer
+from raftkv.storage.backend.lmdb import Writer
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.revision import (
     SEAL_BYTES,

@@ -16,8 +16,7 @@ from typing import Final
 
 from raftkv.errors import CorruptionError, InvariantError
 from raftkv.storage.backend.base import ReadTxn
-from raftkv.storage.index import Index
-from raftkv.storage.key_index import KeyIndex
+from raftkv.storage.index import Index, KeyIndex
 from raftkv.storage.key_value import KeyValueView, value_head, varint
 from raftkv.storage.revision import KEY_BYTES, STEP_RECORDS, SUB_BITS, CorruptRecordError, checked_runs, describe
 

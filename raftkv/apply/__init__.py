@@ -1,7 +1,7 @@
 """From a committed entry to storage calls and a response: the deterministic part of a member.
 
-Owns what a request *means*: validation before it is proposed (``check``), its form in the log (``request``), execution
-(``ranges``, ``txn``, ``applier``) and the bytes of its response (``response``).
+Owns what a request *means*: validation before it is proposed (``check``), its form in the log (``wire``), execution
+(``ranges``, ``txn``, ``applier``) and the bytes of its response (``wire``).
 
     client's bytes -> check ---> request.encode(kind, id, bytes) --> the log, agreed by a quorum
                                                                           |

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from raftkv import errors
-from raftkv.apply import plain, txn
-from raftkv.apply import request as requests
+from raftkv.apply import plain, txn, wire
 from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
 
@@ -150,16 +149,16 @@ def _alarm_member(member_id: int, alarm: int) -> rpc_pb2.AlarmMember:
 
 _REFUSED_WHEN_CORRUPT: Final = frozenset(
     (
-        requests.Kind.PUT,
-        requests.Kind.DELETE_RANGE,
-        requests.Kind.TXN,
-        requests.Kind.COMPACT,
-        requests.Kind.LEASE_GRANT,
-        requests.Kind.LEASE_REVOKE,
-        requests.Kind.LEASE_EXPIRE,
+        wire.Kind.PUT,
+        wire.Kind.DELETE_RANGE,
+        wire.Kind.TXN,
+        wire.Kind.COMPACT,
+        wire.Kind.LEASE_GRANT,
+        wire.Kind.LEASE_REVOKE,
+        wire.Kind.LEASE_EXPIRE,
     )
 )
-_ALWAYS_GROW: Final = frozenset((requests.Kind.PUT, requests.Kind.LEASE_GRANT))
+_ALWAYS_GROW: Final = frozenset((wire.Kind.PUT, wire.Kind.LEASE_GRANT))
 
 
 def can_grow(kind: int, request: object) -> bool:

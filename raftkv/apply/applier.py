@@ -25,8 +25,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import plain, response, txn
-from raftkv.apply import request as requests
+from raftkv.apply import plain, txn, wire
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
@@ -34,13 +33,13 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.limits import Limits
 from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_MASK
 from raftkv.storage.selection import finish
 
-Kind = requests.Kind
+Kind = wire.Kind
 
 
 class Outcome:
@@ -106,11 +105,11 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest.FromString,
     Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision.FromString,
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision.FromString,
-    Kind.PREFIX_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
-    Kind.HISTORY_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
-    Kind.LIMIT: lambda body: admin_pb2.Limit.FromString(requests.unversioned(body)),
-    Kind.AUTH: lambda body: raft_pb2.AuthChange.FromString(requests.unversioned(body)),
-    Kind.DOWNGRADE: lambda body: rpc_pb2.DowngradeInfo.FromString(requests.unversioned(body)),
+    Kind.PREFIX_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(wire.unversioned(body)),
+    Kind.HISTORY_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(wire.unversioned(body)),
+    Kind.LIMIT: lambda body: admin_pb2.Limit.FromString(wire.unversioned(body)),
+    Kind.AUTH: lambda body: raft_pb2.AuthChange.FromString(wire.unversioned(body)),
+    Kind.DOWNGRADE: lambda body: rpc_pb2.DowngradeInfo.FromString(wire.unversioned(body)),
 }
 
 
@@ -224,9 +223,9 @@ class Applier:
         """
         caller = None
         self._user = b""
-        if kind == requests.IDENTIFIED:
+        if kind == wire.IDENTIFIED:
             try:
-                caller, kind, body = requests.decode_identified(body)
+                caller, kind, body = wire.decode_identified(body)
             except errors.MalformedEntryError as error:
                 return Outcome(self.store.revision, error=error)
             self._user = caller.user if self.auth.is_enabled else b""
@@ -478,7 +477,7 @@ class Applier:
 
     def _lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> Outcome:
         self.leases.grant(request.ID, request.TTL, self._user)
-        return Outcome(self.store.revision, response.integer(2, request.ID) + response.integer(3, request.TTL))
+        return Outcome(self.store.revision, wire.integer(2, request.ID) + wire.integer(3, request.TTL))
 
     def _lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> Outcome | Work:
         self.leases.check(request.ID)
@@ -515,7 +514,7 @@ def _message(request: Any) -> Any:
 
 
 def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:
-    needed = requests.needed_version(kind, body)
+    needed = wire.needed_version(kind, body)
     return errors.UnknownEntryError(
         f"the log holds an entry of kind {kind}, unknown to raftkv {__version__}: run raftkv {needed} on this data"
     )

@@ -34,7 +34,7 @@ from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.apply.alarms import MetaStore
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.errors import ConfChangeError

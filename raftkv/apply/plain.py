@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import compares, response
+from raftkv.apply import compares, wire
 from raftkv.apply.leases import Leases
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc_txn import WriteTxn
@@ -448,9 +448,9 @@ def execute_txn(view: WriteTxn, succeeded: bool, branch: list[PlainOperation], *
         if value is not None:
             view.put(key, value, lease)
             if is_answered:
-                answers.append(response.field(2, response.revision_header(view.revision)))
+                answers.append(wire.field(2, wire.revision_header(view.revision)))
         elif is_answered:
             found = view.range(key)
-            header = response.revision_header(found.revision)
-            answers.append(response.field(1, header + response.range_body(found.kvs, more=False, count=found.count)))
-    return response.txn_body(succeeded, answers) if is_answered else b""
+            header = wire.revision_header(found.revision)
+            answers.append(wire.field(1, header + wire.range_body(found.kvs, more=False, count=found.count)))
+    return wire.txn_body(succeeded, answers) if is_answered else b""

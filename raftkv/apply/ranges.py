@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Final
 
-from raftkv.apply import response
+from raftkv.apply import wire
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_range import PinnedView
@@ -48,7 +48,7 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
     )
     kvs = result.kvs
     more = 0 < limit < len(kvs)
-    return result.revision, response.range_body(kvs[:limit] if more else kvs, more, result.count)
+    return result.revision, wire.range_body(kvs[:limit] if more else kvs, more, result.count)
 
 
 def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
@@ -59,7 +59,7 @@ def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
         key: not empty.
     """
     result = view.range(key)
-    return result.revision, response.range_body(result.kvs, False, result.count)
+    return result.revision, wire.range_body(result.kvs, False, result.count)
 
 
 def execute_small(
@@ -86,7 +86,7 @@ def execute_small(
         return None
     kvs = result.kvs
     more = 0 < limit < len(kvs)
-    return result.revision, response.range_body(kvs[:limit] if more else kvs, more, result.count)
+    return result.revision, wire.range_body(kvs[:limit] if more else kvs, more, result.count)
 
 
 def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
@@ -143,9 +143,9 @@ def in_pieces(
         try:
             kvs = next(pieces)
         except StopIteration as end:
-            body.append(response.range_end(end.value.more, end.value.count))
+            body.append(wire.range_end(end.value.more, end.value.count))
             return revision, body
         if kvs:
-            body.append(response.range_kvs(kvs))
+            body.append(wire.range_kvs(kvs))
             grow(len(body[-1]))
         yield

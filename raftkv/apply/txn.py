@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import compares, ranges, response
+from raftkv.apply import compares, ranges, wire
 from raftkv.apply.leases import Leases
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.mvcc_txn import WriteTxn
@@ -415,7 +415,7 @@ def execute(view: WriteTxn, path: Path) -> bytes:
         for operation in path.operations:
             _change(view, operation, nested)
         return b""
-    return response.txn_body(path.succeeded, [_execute_operation(view, op, nested) for op in path.operations])
+    return wire.txn_body(path.succeeded, [_execute_operation(view, op, nested) for op in path.operations])
 
 
 def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> bytes:
@@ -427,10 +427,10 @@ def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Pa
     elif kind == _DELETE:
         revision, body = delete_range(view, request)
     elif kind == _TXN:
-        return response.field(_ANSWER[kind], response.EMPTY_HEADER + execute(view, next(nested)))
+        return wire.field(_ANSWER[kind], wire.EMPTY_HEADER + execute(view, next(nested)))
     else:
         raise errors.InvariantError("a txn operation without a request was proposed")
-    return response.field(_ANSWER[kind], response.revision_header(revision) + body)
+    return wire.field(_ANSWER[kind], wire.revision_header(revision) + body)
 
 
 def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> None:
@@ -462,18 +462,18 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
         what ``execute`` returns, in pieces; nothing to rely on if there is no room left.
     """
     nested = iter(path.nested)
-    body = [response.txn_body(path.succeeded, ())] if room.is_left else []
+    body = [wire.txn_body(path.succeeded, ())] if room.is_left else []
     for number, operation in enumerate(path.operations):
         kind, request = operation
         # Ranges and deletions may find nothing, and pause after each find.
         is_pause_due = number % OPERATIONS_PER_PIECE == 0
         header: bytes | None = None
         if kind == _TXN:
-            header = response.EMPTY_HEADER
+            header = wire.EMPTY_HEADER
             pieces = yield from execute_in_pieces(view, next(nested), room)
         elif kind == _DELETE and request.range_end:
             revision, pieces = yield from delete_range_in_pieces(view, request, room)
-            header = response.revision_header(revision)
+            header = wire.revision_header(revision)
         elif not room.is_left:
             _change(view, operation, nested)
             # The value that a put keeps may be as large as a request.
@@ -481,21 +481,21 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
         elif kind == _RANGE and request.range_end:
             try:
                 revision, pieces = yield from _range_in_pieces(view, request, room)
-                header = response.revision_header(revision)
+                header = wire.revision_header(revision)
             except AnswerTooLarge:
                 pass
         else:
             answer = _execute_operation(view, operation, nested)
-            body += (response.head(_RESPONSES, len(answer)), answer)
+            body += (wire.head(_RESPONSES, len(answer)), answer)
             if room.take(len(answer)) and kind == _RANGE:
                 room.look(KEYS_OF_RANGE)
             is_pause_due |= len(answer) > BYTES_PER_PIECE or kind == _PUT
         if header is not None and room.is_left:
             size_bytes = len(header) + sum(map(len, pieces))
-            head = response.head(_ANSWER[str(kind)], size_bytes)
-            body += (response.head(_RESPONSES, len(head) + size_bytes), head + header, *pieces)
+            head = wire.head(_ANSWER[str(kind)], size_bytes)
+            body += (wire.head(_RESPONSES, len(head) + size_bytes), head + header, *pieces)
         if body and not room.is_left:
-            yield from response.drop(body)
+            yield from wire.drop(body)
         if is_pause_due:
             yield
     return body
@@ -519,7 +519,7 @@ def _range_in_pieces(view: WriteTxn, request: rpc_pb2.RangeRequest, room: Room) 
         keys = keys_of_piece
         yield
     work.close()
-    yield from response.drop(body)
+    yield from wire.drop(body)
     raise AnswerTooLarge
 
 
@@ -539,7 +539,7 @@ def put(view: WriteTxn, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
             value = kept.value if request.ignore_value else value
             lease = kept.lease if request.ignore_lease else lease
     view.put(request.key, value, lease)
-    return view.revision, response.put_body(prev if request.prev_kv else None)
+    return view.revision, wire.put_body(prev if request.prev_kv else None)
 
 
 def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
@@ -569,7 +569,7 @@ def delete_range(view: WriteTxn, request: rpc_pb2.DeleteRangeRequest) -> tuple[i
     """
     prev_kvs = view.range(request.key, request.range_end).kvs if request.prev_kv else []
     deleted = len(view.delete_range(request.key, request.range_end))
-    return view.revision, response.delete_range_body(deleted, prev_kvs)
+    return view.revision, wire.delete_range_body(deleted, prev_kvs)
 
 
 def delete_range_in_pieces(
@@ -588,9 +588,9 @@ def delete_range_in_pieces(
     body = [b""]
     if request.prev_kv and room.is_left:
         for kvs in view.select(request.key, request.range_end, Selection()):
-            body.append(b"".join([response.field(3, kv) for kv in kvs]))
+            body.append(b"".join([wire.field(3, kv) for kv in kvs]))
             if not room.take(len(body[-1])):
-                yield from response.drop(body)
+                yield from wire.drop(body)
                 body = [b""]
                 break
             yield
@@ -598,7 +598,7 @@ def delete_range_in_pieces(
     for count in view.delete_in_pieces(request.key, request.range_end):
         deleted += count
         yield
-    body[0] = response.delete_range_body(deleted, ())
+    body[0] = wire.delete_range_body(deleted, ())
     return view.revision, body
 
 
@@ -633,7 +633,7 @@ def read_in_pieces(
     path = Path(succeeded, request.success if succeeded else request.failure)
     check_ranges(view, path)
     body = [] if body is None else body
-    body.append(response.txn_body(succeeded, ()))
+    body.append(wire.txn_body(succeeded, ()))
     for _, operation in path.operations:
         pieces: list[bytes] = []
         try:
@@ -641,7 +641,7 @@ def read_in_pieces(
         except BaseException:
             body += pieces  # the answer is given up: the owner of the rest frees it
             raise
-        header = response.revision_header(revision)
-        answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
-        body += (response.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)
+        header = wire.revision_header(revision)
+        answer = wire.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
+        body += (wire.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)
     return view.revision, body

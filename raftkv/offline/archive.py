@@ -23,7 +23,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import AT_ONCE_MAX, Applier, Outcome
 from raftkv.apply.leases import Leases
@@ -533,7 +533,7 @@ class _Replay:
     def _apply(self, entry: Entry) -> None:
         store, applier = self._store, self._applier
         applier.term, applier.index = entry.term, entry.index
-        request = requests.decode(entry.data) if entry.type == EntryType.NORMAL and entry.data else None
+        request = wire.decode(entry.data) if entry.type == EntryType.NORMAL and entry.data else None
         if request is not None:
             kind, _, body = request
             work = applier.begin(kind, body, is_answered=False)

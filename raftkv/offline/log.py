@@ -16,10 +16,10 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.applier import PARSERS
 from raftkv.apply.plain import PlainPut, PlainTxn
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.errors import MalformedEntryError
 from raftkv.offline.directory import is_running
 from raftkv.pb import raft_pb2
@@ -28,8 +28,7 @@ from raftkv.raft.describe import describe_conf_change
 from raftkv.raft.errors import ConfChangeError
 from raftkv.raft.types import Entry, EntryType, HardState, SnapshotMeta
 from raftkv.storage.wal import Found, ReadingDisk, WALCorruptError, describe_found, walk
-from raftkv.storage.wal.frame import Frame
-from raftkv.storage.wal.record import Metadata, SegmentHead
+from raftkv.storage.wal.record import Frame, Metadata, SegmentHead
 from raftkv.storage.wal.recovery import Recovery
 from raftkv.storage.wal.segment import list_segments
 from raftkv.storage.wal.tail import Tail
@@ -147,20 +146,20 @@ def decode(entry: Entry) -> Decoded:
         return _decode_conf_change(entry.data)
     if not entry.data:
         return Decoded("EMPTY")
-    request = requests.decode(entry.data)
+    request = wire.decode(entry.data)
     if request is None:
         return Decoded("MALFORMED")
     kind, request_id, body = request
     caller = None
-    if kind == requests.Kind.IDENTIFIED:
+    if kind == wire.Kind.IDENTIFIED:
         try:
-            caller, kind, body = requests.decode_identified(body)
+            caller, kind, body = wire.decode_identified(body)
         except MalformedEntryError:
             return Decoded("MALFORMED_IDENTIFIED", request_id)
     parse = PARSERS.get(kind)
     if parse is None:
         return Decoded(f"UNKNOWN_{kind}", request_id, caller=caller)
-    name = requests.Kind(kind).name
+    name = wire.Kind(kind).name
     try:
         return Decoded(name, request_id, _without_secrets(kind, parse(body)), caller=caller)
     except (DecodeError, MalformedEntryError):
@@ -171,7 +170,7 @@ def _without_secrets(kind: int, message: Any) -> Any:
     """Return a request as it may be shown: a message, without hashes of passwords and tokens."""
     if isinstance(message, (PlainPut, PlainTxn)):
         return message.message()
-    if kind == requests.Kind.AUTH:
+    if kind == wire.Kind.AUTH:
         for _, change in message.ListFields():
             for secret in SECRETS & set(change.DESCRIPTOR.fields_by_name):
                 change.ClearField(secret)

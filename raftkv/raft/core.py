@@ -54,8 +54,7 @@ from .errors import (
     ProposalDropped,
     SnapshotTemporarilyUnavailable,
 )
-from .log import REJECTED, RaftLog
-from .memory_log import MemoryLog
+from .log import REJECTED, MemoryLog, RaftLog
 from .read_lease import LEASE_NS, ReadLease
 from .tracker import PROBE, REPLICATE, SNAPSHOT, Progress, ReadIndexQueue, ReadRequest, Tracker, VoteResult
 from .types import (

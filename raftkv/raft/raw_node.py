@@ -31,7 +31,7 @@ from . import confchange
 from .core import Raft
 from .describe import Status, status_of
 from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
-from .memory_log import MemoryLog
+from .log import MemoryLog
 from .types import (
     ConfChange,
     ConfState,

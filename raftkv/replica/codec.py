@@ -14,7 +14,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from mypy_extensions import mypyc_attr
 
-from raftkv.apply.response import field, integer
+from raftkv.apply.wire import field, integer
 from raftkv.pb import raft_pb2
 from raftkv.raft.core import WITHOUT_TERM
 from raftkv.raft.errors import InvalidMessage

@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.quotas import Quotas
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.config import ETCD_VERSION, FEATURES
 from raftkv.histograms import Buckets, counter, counters, gauge, gauges, histogram_family
 from raftkv.pb.enums import alarm_name

@@ -42,14 +42,14 @@ from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import AT_ONCE_MAX, Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError
 from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.raft.confchange import is_conf_change
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import INDEX_MAX, Message, RaftConfig, SnapshotMeta, StateRole
 from raftkv.replica.lease.graces import Graces

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import MEMBER
+from raftkv.apply.wire import MEMBER
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
 from raftkv.histograms import DISK_S, Buckets

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.wal.disk import WALCorruptError
+from raftkv.storage.wal.record import Frame
 
 from .disk import Disk, RealDisk
-from .frame import Frame
 from .record import Metadata, Record, SegmentHead
 from .segment import SegmentName, list_segments, load_segment
 from .tail import Tail, classify_tail

@@ -29,9 +29,9 @@ from typing import Final
 
 from raftkv.raft.types import HardState, SnapshotMeta
 from raftkv.storage.datadir import format_refusal
+from raftkv.storage.wal.record import Frame, encode_frame, frame_size, read_frame
 
 from .disk import Disk, WALCorruptError, WALSpaceError, WALVersionError
-from .frame import Frame, encode_frame, frame_size, read_frame
 from .record import (
     FORMAT_VERSION,
     Metadata,

@@ -5,7 +5,7 @@ a write that a crash cut short, or damage? Only the first two let a member start
 may have been acknowledged: cutting it off would lose it silently.
 
 The rule: a crash leaves *new sectors that never arrived*, and those read as zeros, since segments are allocated
-anew and never reused. A frame has no sector of zeros (``frame.py``). So:
+anew and never reused. A frame has no sector of zeros (``record.py``). So:
 
     what is at offset                                    verdict
     zeros to the end of the segment                      END
@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from .frame import HEADER_BYTES, MAGIC, SECTOR_BYTES, Frame, Header, read_frame, read_header
+from raftkv.storage.wal.record import HEADER_BYTES, MAGIC, SECTOR_BYTES, Frame, Header, read_frame, read_header
 
 
 class Verdict(enum.Enum):

@@ -46,10 +46,10 @@ from raftkv.storage.wal.disk import (
     WALNotFoundError,
     WALSpaceError,
 )
+from raftkv.storage.wal.record import BODY_MAX_BYTES, encode_frame, frame_size
 from raftkv.storage.wal.segment import SpareSegment
 
 from .disk import Disk, RealDisk
-from .frame import BODY_MAX_BYTES, encode_frame, frame_size
 from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
 from .recovery import Recovered, Recovery
 from .replay import ReplayError

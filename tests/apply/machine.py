@@ -16,7 +16,7 @@ from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.hash import KVHash

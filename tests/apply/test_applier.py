@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from raftkv import errors
-from raftkv.apply import request as requests
-from raftkv.apply.request import Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Kind
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
 from tests.apply.machine import Machine
@@ -127,9 +127,9 @@ def test_an_unforeseen_failure_stops_the_member(machine: Machine, monkeypatch: p
 
 
 def test_entries() -> None:
-    data = requests.encode(Kind.TXN, 2**64 - 1, b"body")
-    assert requests.decode(data) == (Kind.TXN, 2**64 - 1, b"body")
-    assert requests.decode(data[:8]) is None
+    data = wire.encode(Kind.TXN, 2**64 - 1, b"body")
+    assert wire.decode(data) == (Kind.TXN, 2**64 - 1, b"body")
+    assert wire.decode(data[:8]) is None
 
 
 def _quota(cursor: bytes, history: bytes = b"") -> bytes:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.apply import applier, check, compares, leases, ranges, response, txn
+from raftkv.apply import applier, check, compares, leases, ranges, txn, wire
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import mvcc_txn, selection
 from raftkv.storage.selection import finish
@@ -149,7 +149,7 @@ def test_reads_of_a_txn_are_left_out_without_a_waiter(at_once_max: int, monkeypa
 
     monkeypatch.setattr(ranges, "execute", never)
     monkeypatch.setattr(ranges, "in_pieces", never)
-    monkeypatch.setattr(response, "delete_range_body", lambda deleted, prev_kvs: never() if prev_kvs else b"")
+    monkeypatch.setattr(wire, "delete_range_body", lambda deleted, prev_kvs: never() if prev_kvs else b"")
     outcome = machine.apply(request, is_answered=False)
     assert (outcome.error, outcome.revision) == (None, asked.store.revision)
     assert machine.hash() == asked.hash()

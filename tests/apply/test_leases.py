@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from tests.apply.machine import Machine
 

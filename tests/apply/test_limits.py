@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raftkv import errors
 from raftkv.apply.limits import LIMITS_MAX
-from raftkv.apply.request import Kind, versioned
+from raftkv.apply.wire import Kind, versioned
 from raftkv.pb import admin_pb2
 from tests.apply.machine import Machine
 

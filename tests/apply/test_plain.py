@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raftkv.apply import check, plain, ranges
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.storage.key_value import varint
 from tests.apply.machine import Machine

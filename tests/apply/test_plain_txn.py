@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raftkv import errors
 from raftkv.apply import check, compares, plain, txn
 from raftkv.apply.alarms import can_grow
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.storage.key_value import varint
 from tests.apply.arbitrary import payload

@@ -15,7 +15,7 @@ from raftkv import errors
 from raftkv.apply import check, compares, leases, quotas
 from raftkv.apply.applier import Outcome
 from raftkv.apply.quotas import COUNT_ON, QUOTAS_MAX, REMOVE, RUNS, History, kept_bytes
-from raftkv.apply.request import Kind, versioned
+from raftkv.apply.wire import Kind, versioned
 from raftkv.pb import admin_pb2, kv_pb2, rpc_pb2
 from raftkv.storage import mvcc_txn, schema, selection
 from raftkv.storage.backend.lmdb import LMDBBackend

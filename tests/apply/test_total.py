@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.alarms import ALARMS_MAX
 from raftkv.apply.applier import PARSERS, Outcome
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from tests.apply.arbitrary import payload
 from tests.apply.machine import Machine
@@ -72,8 +72,8 @@ def test_arbitrary_entries_have_one_outcome(seed: int) -> None:
     for _ in range(ENTRIES):
         kind = rng.choice(sorted(TYPES))
         body = payload(rng, TYPES[kind])
-        if kind >= requests.VERSIONED_FIRST:
-            body = requests.versioned(kind, body)
+        if kind >= wire.VERSIONED_FIRST:
+            body = wire.versioned(kind, body)
         if rng.random() < 0.05:
             body = rng.randbytes(rng.randrange(40))
         outcome = _apply(plain, kind, body)
@@ -91,7 +91,7 @@ def test_an_unknown_kind_stops_the_member_with_the_version_it_needs(kind: int) -
     with pytest.raises(errors.UnknownEntryError, match="raftkv") as caught:
         Machine().applier.apply(kind, b"\x02\x07 and what a later version knows")
     assert "\n" not in str(caught.value)
-    assert ("raftkv 2.7 or later" in str(caught.value)) == (kind >= requests.VERSIONED_FIRST)
+    assert ("raftkv 2.7 or later" in str(caught.value)) == (kind >= wire.VERSIONED_FIRST)
 
 
 def test_a_request_that_cannot_be_decoded_is_refused_alike() -> None:
@@ -103,7 +103,7 @@ def test_a_request_that_cannot_be_decoded_is_refused_alike() -> None:
 
 
 def test_an_entry_without_a_request_header_has_no_kind_and_no_waiter() -> None:
-    assert requests.decode(b"\x01short") is None
+    assert wire.decode(b"\x01short") is None
 
 
 @pytest.mark.parametrize("alarm", [-1, 7, 2**31 - 1, -(2**31)])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.storage import schema
@@ -52,7 +52,7 @@ class DataDirectory:
         self.wal.append(HardState(self.term, MEMBER_ID, entry.index), [entry])
         self.wal.sync()
         self.applier.term = entry.term
-        if request := requests.decode(entry.data):
+        if request := wire.decode(entry.data):
             self.applier.apply(request[0], request[2], is_answered=False)
         self.store.set_applied(entry.index, entry.term)
 
@@ -60,7 +60,7 @@ class DataDirectory:
         """Commit entries."""
         for kind, body in items:
             self.index += 1
-            self._log(Entry(self.term, self.index, requests.encode(kind, self.index, body)))
+            self._log(Entry(self.term, self.index, wire.encode(kind, self.index, body)))
         self.store.commit()
 
     def mark(self) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import admin_pb2, auth_pb2, raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeType, Entry, EntryType, HardState, SnapshotMeta
@@ -153,11 +153,11 @@ class History:
 
     def _request(self, kind: int, request: Any) -> Any:
         body = request.SerializeToString()
-        if kind >= requests.VERSIONED_FIRST:
-            body = requests.versioned(kind, body)
+        if kind >= wire.VERSIONED_FIRST:
+            body = wire.versioned(kind, body)
         if (caller := self._caller()) is not None:
-            kind, body = Kind.IDENTIFIED, requests.identified(caller, kind, body)
-        data = requests.encode(kind, len(self.entries) + 1, body)
+            kind, body = Kind.IDENTIFIED, wire.identified(caller, kind, body)
+        data = wire.encode(kind, len(self.entries) + 1, body)
         return self._commit(Entry(self.term, len(self.entries) + 1, data))
 
     def _commit(self, entry: Entry) -> Any:
@@ -165,7 +165,7 @@ class History:
         self.applier.term = entry.term
         before, outcome = self.store.revision, None
         if entry.type == EntryType.NORMAL and entry.data:
-            kind, _, body = requests.decode(entry.data)
+            kind, _, body = wire.decode(entry.data)
             outcome = self.applier.apply(kind, body)
         self.store.set_applied(entry.index, entry.term)
         for revision in range(before + 1, self.store.revision):

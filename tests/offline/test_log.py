@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.membership import conf_change_of
-from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
+from raftkv.apply.wire import MEMBER, Caller, Kind, identified, versioned
 from raftkv.offline.log import line, row
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
@@ -36,7 +36,7 @@ def found(entry: Entry) -> Found:
 
 
 def shown(kind: int, body: bytes) -> tuple[str, dict[str, Any]]:
-    return shown_entry(Entry(1, 2, requests.encode(kind, 5, body)))
+    return shown_entry(Entry(1, 2, wire.encode(kind, 5, body)))
 
 
 def shown_entry(entry: Entry) -> tuple[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.errors import StorageError
 from raftkv.offline.archive import ArchiveGapError, Target, replay
 from raftkv.offline.database import hash_database_file

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from raftkv.raft.describe import STEP_LETTERS
 from raftkv.raft.errors import RaftError
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import (
     ConfChange,
     ConfChangeSingle,

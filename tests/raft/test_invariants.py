@@ -8,7 +8,7 @@ import pytest
 
 from raftkv.raft.core import Raft
 from raftkv.raft.errors import InvariantError
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import ConfState, Entry, RaftConfig, StateRole
 from tests.raft import invariants
 

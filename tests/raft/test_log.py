@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raftkv.raft.errors import CompactedError, InvariantError, SnapshotOutOfDateError, UnavailableError
-from raftkv.raft.log import REJECTED, RaftLog
-from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size
+from raftkv.raft.log import ENTRY_OVERHEAD_BYTES, REJECTED, MemoryLog, RaftLog, limit_size
 from raftkv.raft.types import ConfState, Entry, SnapshotMeta
 
 NO_LIMIT = 1 << 62

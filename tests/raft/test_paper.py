@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 

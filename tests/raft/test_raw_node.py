@@ -7,7 +7,7 @@ import random
 import pytest
 
 from raftkv.raft.errors import InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole

@@ -10,7 +10,7 @@ import random
 
 from raftkv.raft import confchange
 from raftkv.raft.errors import ConfChangeError, ProposalDropped, StepPeerNotFound
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
 
 from .cluster_checks import ClusterChecks

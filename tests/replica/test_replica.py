@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import ConfState, Entry, EntryType, HardState, SnapshotMeta
 from raftkv.replica.replica import Replica
 

@@ -13,8 +13,7 @@ from raftkv.cli.program import CommandError
 from raftkv.cli.server_options import read_options
 from raftkv.raft.types import Entry, HardState
 from raftkv.storage.wal import WALCorruptError
-from raftkv.storage.wal.frame import HEADER_BYTES, encode_frame
-from raftkv.storage.wal.record import encode_entries, encode_hard_state
+from raftkv.storage.wal.record import HEADER_BYTES, encode_entries, encode_frame, encode_hard_state
 from raftkv.storage.wal.segment import SegmentReader
 from tests.cli.runner import run_server
 from tests.fuzz.memory import measured

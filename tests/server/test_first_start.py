@@ -12,7 +12,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
 from raftkv.replica.node import bootstrap
 from raftkv.replica.node.bootstrap import Durable, open_durable
-from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.backend.lmdb import InlineWriter
 from raftkv.storage.wal.disk import RealDisk
 from raftkv.storage.wal.segment import LOCK_NAME
 

@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Applier
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node

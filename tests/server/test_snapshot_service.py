@@ -20,8 +20,7 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.maintenance import snapshot
 from raftkv.server.maintenance.snapshot import ATTEMPTS_MAX, STREAMS_MAX, SnapshotService
 from raftkv.storage.backend.base import WriteBatch
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.failpoints import arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import to_key

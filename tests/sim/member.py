@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Caller, Kind, versioned
+from raftkv.apply.wire import Caller, Kind, versioned
 from raftkv.errors import MemberRemovedError, StatusError, StorageError
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from jepsen import ops
 from jepsen.checkers.model import Model
-from raftkv.apply import request as requests
-from raftkv.apply.request import Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry, EntryType
 from raftkv.storage.revision import SUB_BITS
@@ -124,7 +124,7 @@ class Replay:
         """Carry out the next entry. Raises ViolationError for a request that is in the log twice."""
         self.index = entry.index
         self.ended = []
-        request = requests.decode(entry.data) if entry.type is EntryType.NORMAL else None
+        request = wire.decode(entry.data) if entry.type is EntryType.NORMAL else None
         if request is not None:
             kind, request_id, body = request
             if request_id in self.outcomes:
@@ -133,7 +133,7 @@ class Replay:
                 )
             caller = None
             if kind == Kind.IDENTIFIED:
-                caller, kind, body = requests.decode_identified(body)
+                caller, kind, body = wire.decode_identified(body)
                 refusal = self.users.refusal(caller, kind, body)
             else:
                 refusal = self.users.refusal_without_user(kind)

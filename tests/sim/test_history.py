@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 
 from jepsen import ops
-from raftkv.apply import request as requests
-from raftkv.apply.request import Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
 from tests.sim.clients.history import History, Invocation, Operation, Outcome, ViolationError, check_history
@@ -60,7 +60,7 @@ def sequence(*steps: tuple[Operation, Outcome]) -> list[Invocation]:
 def log(*operations: Operation) -> Replay:
     replay = Replay(0)
     for index, operation in enumerate(operations, 1):
-        data = requests.encode(KINDS[operation.path], IDS[id(operation)], operation.request.SerializeToString())
+        data = wire.encode(KINDS[operation.path], IDS[id(operation)], operation.request.SerializeToString())
         replay.apply(Entry(1, index, data))
     return replay
 
@@ -140,7 +140,7 @@ def test_every_changed_answer_of_a_legal_history_is_flagged() -> None:
     history, replay = History(), Replay(0)
     for number in range(1, 200):
         operation = rng.choice((put(f"v{next(numbers)}"), swap("s", rng.randrange(1, 50)), REMOVE))
-        data = requests.encode(KINDS[operation.path], number, operation.request.SerializeToString())
+        data = wire.encode(KINDS[operation.path], number, operation.request.SerializeToString())
         replay.apply(Entry(1, number, data))
         history.end(history.call(0, operation, number), replay.outcomes[number])
     check_history(history.invocations, replay)

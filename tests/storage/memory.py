@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict
 from raftkv.errors import InvariantError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch, in_runs
-from raftkv.storage.backend.writer import Done, InlineWriter, Job
+from raftkv.storage.backend.lmdb import Done, InlineWriter, Job
 from raftkv.storage.revision import checked_runs
 
 

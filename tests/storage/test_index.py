@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import InvariantError
-from raftkv.storage.index import Index
-from raftkv.storage.key_index import Found, KeyIndex
+from raftkv.storage.index import Found, Index, KeyIndex
 from raftkv.storage.revision import SUB_BITS, from_key, pack
 
 NAMES = st.sampled_from([b"a", b"a\x00", b"ab", b"b", b"b\xff", b"c", b"\xff"])

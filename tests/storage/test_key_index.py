@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import InvariantError
-from raftkv.storage import key_index as key_index_module
-from raftkv.storage.key_index import LISTED_FROM, Found, KeyIndex
+from raftkv.storage import index
+from raftkv.storage.index import LISTED_FROM, Found, KeyIndex
 from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, pack, to_key
 from tests.raft import golden
 
@@ -117,14 +117,14 @@ class ListModel:
     st.lists(st.integers(0, 3), max_size=4),
     st.lists(st.booleans(), max_size=8),
     st.integers(1, 4),
-    st.sampled_from([1, 2, key_index_module.LISTED_FROM]),
+    st.sampled_from([1, 2, index.LISTED_FROM]),
 )
 @pytest.mark.interpreted
 def test_random_histories(
     steps: list[tuple[bool, int]], compactions: list[int], later: list[bool], drops_max: int, listed_from: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_index_module, "LISTED_FROM", listed_from)
+        patch.setattr(index, "LISTED_FROM", listed_from)
         _random_history(steps, compactions, later, drops_max)
 
 

@@ -11,8 +11,7 @@ import pytest
 from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_BITS, from_key
 from tests.storage.memory import MemoryBackend, ScriptedWriter

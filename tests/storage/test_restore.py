@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raftkv.storage import schema
 from raftkv.storage.backend.base import RUN_BYTES_MAX, WriteBatch
-from raftkv.storage.key_index import KeyIndex
+from raftkv.storage.index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.restore import Restored, scan_steps
 from raftkv.storage.revision import pack, seal, to_key, to_tombstone_key

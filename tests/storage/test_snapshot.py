@@ -17,8 +17,7 @@ from raftkv.raft.types import ConfState
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.environment import SEAL
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import install_snapshot, verify_snapshot, write_snapshot

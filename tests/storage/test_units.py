@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from raftkv.errors import InvariantError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.backend.writer import Writer
+from raftkv.storage.backend.lmdb import Writer
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store
 from tests.storage.memory import MemoryBackend, ScriptedWriter

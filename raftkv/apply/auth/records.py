@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final, cast
 
-from raftkv.apply import response
+from raftkv.apply import wire
 from raftkv.apply.auth.permissions import KeySet
 from raftkv.pb import auth_pb2
 
@@ -142,7 +142,7 @@ def _permission(key: bytes, range_end: bytes, kind: int) -> auth_pb2.Permission:
 
 
 def _field(key: bytes, range_end: bytes, kind: int) -> bytes:
-    return response.field(_KEY_PERMISSION, _permission(key, range_end, kind).SerializeToString())
+    return wire.field(_KEY_PERMISSION, _permission(key, range_end, kind).SerializeToString())
 
 
 class User:

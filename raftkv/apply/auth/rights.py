@@ -48,7 +48,7 @@ from raftkv.apply.auth.permissions import KeySet
 from raftkv.apply.auth.records import User
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.leases import Leases
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store
 

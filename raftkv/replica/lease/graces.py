@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.apply.leases import TTL_MAX_S
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 
 KEPT_MAX: Final = 100_000
 """Leases with a grace that one stream may have; the others end with their TTL."""

@@ -31,7 +31,7 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.leases import TTL_MAX_S, Leases
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter

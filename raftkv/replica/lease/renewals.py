@@ -23,8 +23,8 @@ from google.protobuf.message import DecodeError
 from mypy_extensions import mypyc_attr
 
 from raftkv import errors
-from raftkv.apply import request as requests
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, EntryType
@@ -44,7 +44,7 @@ LOOKS_PER_SWEEP: Final = 20_000
 """Entries that are searched for revocations before leases are ended, which takes 3 ms; a beat never brings so many."""
 
 _REVOKE: Final = bytes([Kind.LEASE_REVOKE])
-_IDENTIFIED: Final = bytes([requests.IDENTIFIED])
+_IDENTIFIED: Final = bytes([wire.IDENTIFIED])
 
 Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
@@ -284,16 +284,16 @@ def _revoked(entry: Entry) -> int:
     """Return the lease that an entry ends because a client asks for it; 0: none."""
     data = entry.data
     # Before anything is copied: where users are asked for, nearly all entries are identified ones.
-    kind_at = requests.INNER_KIND_AT if data[:1] == _IDENTIFIED else 0
+    kind_at = wire.INNER_KIND_AT if data[:1] == _IDENTIFIED else 0
     if data[kind_at : kind_at + 1] != _REVOKE or entry.type != EntryType.NORMAL:
         return 0
     try:
-        request = requests.decode(data)
+        request = wire.decode(data)
         if request is None:
             return 0
         kind, _, body = request
-        if kind == requests.IDENTIFIED:
-            body = requests.decode_identified(body)[2]
+        if kind == wire.IDENTIFIED:
+            body = wire.decode_identified(body)[2]
         return rpc_pb2.LeaseRevokeRequest.FromString(body).ID
     except (DecodeError, errors.MalformedEntryError):
         return 0

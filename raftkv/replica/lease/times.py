@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from raftkv import errors
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import MEMBER, Kind
+from raftkv.apply.wire import MEMBER, Kind
 from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import StateRole

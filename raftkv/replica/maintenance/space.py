@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.request import MEMBER, Kind
+from raftkv.apply.wire import MEMBER, Kind
 from raftkv.errors import StatusError
 from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from raftkv import errors
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE, StateRole

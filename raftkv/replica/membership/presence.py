@@ -30,7 +30,7 @@ from typing import Final
 
 from raftkv import __version__
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.errors import MemberRemovedError, StatusError
 from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import raft_pb2, rpc_pb2

@@ -6,7 +6,7 @@ which holds as long as the stream does, and in the record that it publishes thro
 
     versions.check_capable((0, 2))        # before an entry is proposed whose kind 0.2 knows first
 
-An entry that a member does not know stops it, so kinds of entries from 128 on (``apply/request``) are proposed only
+An entry that a member does not know stops it, so kinds of entries from 128 on (``apply/wire``) are proposed only
 when every member is known to run a version that knows them. A member of unknown version (it was added, and has never
 been started; or it is older than this rule) counts as the oldest. Nothing else depends on versions.
 

@@ -28,9 +28,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.applier import Outcome, Work
-from raftkv.apply.request import INNER_KIND_AT, Kind
+from raftkv.apply.wire import INNER_KIND_AT, Kind
 from raftkv.histograms import Buckets, doubling
 from raftkv.raft.log import RaftLog
 from raftkv.raft.types import Entry, EntryType, Message, MessageType
@@ -76,7 +76,7 @@ class ApplyTimes:
     costs 0.1 us, a run 1 us.
 
     Attributes:
-        run: entries of the run under way, by kind (``apply.request.Kind``), which is negative for a refused one.
+        run: entries of the run under way, by kind (``apply.wire.Kind``), which is negative for a refused one.
         buckets: seconds, by the same.
         slow: entries that took longer than ``SLOW_S``.
     """
@@ -273,11 +273,11 @@ class Applying:
 
     def _apply(self, entry: Entry, answers: Answers, before: Entry | None) -> bool:
         """Apply one request; False if it is under way now, and what came before it is answered."""
-        request = requests.decode(entry.data)
+        request = wire.decode(entry.data)
         if request is None:
             return True  # no caller can wait for it
         kind, request_id, body = request
-        does = entry.data[INNER_KIND_AT] if kind == requests.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
+        does = entry.data[INNER_KIND_AT] if kind == wire.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
         waiter = self._node.proposals.pop(request_id)
         self._node.applier.index = entry.index
         if failpoints.armed:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.request import MEMBER, Kind
+from raftkv.apply.wire import MEMBER, Kind
 from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.waits import AwaitableNode

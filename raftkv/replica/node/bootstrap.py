@@ -33,15 +33,14 @@ from raftkv.apply.membership import Membership
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import ConfState, HardState
 from raftkv.replica.node.conf_changes import hide_beginning
 from raftkv.replica.node.survivor import go_on_alone
 from raftkv.replica.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
 from raftkv.storage.applied_mark import AppliedMark, check_mark_format
-from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, read_value
-from raftkv.storage.backend.writer import ThreadWriter, Writer
+from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter, Writer, check_copy, read_value
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
 from raftkv.storage.restore import scan_steps

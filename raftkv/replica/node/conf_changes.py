@@ -29,7 +29,7 @@ from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.raft import confchange
 from raftkv.raft.errors import ConfChangeError, ProposalDropped
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import NONE, ConfChange, ConfState, Entry, Message, StateRole
 

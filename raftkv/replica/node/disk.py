@@ -33,7 +33,7 @@ from typing import ClassVar, Final, Protocol
 from mypy_extensions import mypyc_attr
 
 from raftkv.histograms import DISK_S, Buckets
-from raftkv.raft.memory_log import limit_size, size_of
+from raftkv.raft.log import limit_size, size_of
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint

@@ -23,7 +23,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES
+from raftkv.raft.log import ENTRY_OVERHEAD_BYTES
 from raftkv.raft.types import NO_LIMIT, SnapshotMeta
 from raftkv.replica.node.disk import Disk, Marker
 from raftkv.replica.node.node import Node

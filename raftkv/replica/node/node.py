@@ -35,14 +35,14 @@ from contextvars import copy_context
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply import request as requests
+from raftkv.apply import wire as requests
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.membership import Decision, conf_change_of
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import (
     NONE,

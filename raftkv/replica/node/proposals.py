@@ -26,7 +26,7 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from raftkv import errors
-from raftkv.apply import request as requests
+from raftkv.apply import wire as requests
 from raftkv.apply.applier import Outcome
 from raftkv.loop.fair import MEMBER, FairQueue
 from raftkv.raft.errors import ProposalDropped

@@ -30,7 +30,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.confchange import Configuration
 from raftkv.raft.errors import ConfChangeError
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import NO_LIMIT, ConfChange, Entry, EntryType, HardState
 from raftkv.storage import schema
 from raftkv.storage.mvcc import Store

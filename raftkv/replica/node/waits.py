@@ -20,7 +20,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.loop.fair import MEMBER
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, ConfState
@@ -89,7 +89,7 @@ class AwaitableNode:
         """Put a request into the log and wait until it is applied here.
 
         Arguments:
-            kind: of the request (``raftkv.apply.request.Kind``).
+            kind: of the request (``raftkv.apply.wire.Kind``).
             body: its bytes.
             request: the same parsed, so that applying need not parse it again.
             caller: who causes it, as for ``Node.submit``.

@@ -1,7 +1,7 @@
 """The bytes of watch responses, written by hand: an event is serialized once, however many watch it.
 
 A response is ``header | watch_id | events`` (fields 1, 2, 11); header and events are shared by all watchers of a key,
-only the few bytes of the id differ. See ``raftkv.apply.response`` for why this is not done with protobuf objects.
+only the few bytes of the id differ. See ``raftkv.apply.wire`` for why this is not done with protobuf objects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from raftkv.apply.response import field, integer
+from raftkv.apply.wire import field, integer
 from raftkv.storage.key_value import KeyValueView, varint
 
 _EVENTS: Final = b"\x5a"

@@ -33,8 +33,7 @@ from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.router import Around, Kind, Route, Router
 from raftkv.rpc.server.stream import ListenedCall, ListenedHandler, StreamCall, StreamHandler, TaskCall
 from raftkv.rpc.shares import identity_of_peer, queue_of, queue_of_call
-from raftkv.rpc.sockets.poller import Poller, open_poller
-from raftkv.rpc.sockets.transport import Acceptor
+from raftkv.rpc.sockets import Acceptor, Poller, open_poller
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
-from raftkv.apply.request import USER_NAME_BYTES_MAX
+from raftkv.apply.wire import USER_NAME_BYTES_MAX
 from raftkv.rpc.status import Headers
 from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.jwt_tokens import JWTTokens, Signed

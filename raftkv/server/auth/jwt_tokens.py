@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from raftkv import errors
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.server.tls.certificates import decoding
 
 T = TypeVar("T")

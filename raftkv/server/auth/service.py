@@ -19,8 +19,7 @@ from raftkv import errors
 from raftkv.apply.auth.records import ROOT, ROOT_USER
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import MEMBER, USER_NAME_BYTES_MAX, Caller, Kind
-from raftkv.apply.response import field
+from raftkv.apply.wire import MEMBER, USER_NAME_BYTES_MAX, Caller, Kind, field
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES

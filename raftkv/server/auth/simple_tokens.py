@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 
 SECRET_LETTERS: Final = 24
 """Letters of a secret, each one of 52: 136 bits and a little. etcd's have 16."""

@@ -10,7 +10,7 @@
 | USER | a user, admitted under the present revision |
 | KNOWN | a user |
 | ROOT | a user with the role root |
-| BY_MESSAGE | every caller may open the stream; the service has every message checked (``live``) |
+| BY_MESSAGE | every caller may open the stream; the service has every message checked (``guard``) |
 | a function | as it says, from the request |
 
 Rows are those of etcd 3.7.1. A row that reads or writes keys names every interval that the request touches. What an
@@ -26,7 +26,7 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply import check
 from raftkv.apply.auth.rights import Left, Rights
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 
 from raftkv.apply.applier import Applier
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.config import ServerConfig
 from raftkv.loop.scheduler import Slices
 from raftkv.replica.node.node import Node
@@ -20,9 +20,8 @@ from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.http import HttpRequest
 from raftkv.rpc.server.server import Server
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY, Callers
-from raftkv.server.auth.guard import Guard
+from raftkv.server.auth.guard import Guard, LiveCalls
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
-from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.passwords import Passwords
 from raftkv.server.auth.service import AuthService
 from raftkv.server.auth.simple_tokens import SimpleTokens

@@ -21,7 +21,7 @@ from raftkv import errors
 from raftkv.apply import limits
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.quotas import COUNT_ON, REMOVE
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.throttle import Throttle

@@ -17,7 +17,7 @@ from typing import Final
 from raftkv import errors
 from raftkv.apply import check
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name

@@ -10,7 +10,7 @@ replaced afterwards is read to its end. Nothing is copied to the disk, and at mo
 in memory.
 
 The right is asked again when a state is pinned: what is sent from then on is as old. A call that loses its right while
-it lasts is ended (``server/auth/live``).
+it lasts is ended (``server/auth/guard``).
 
 A client that does not read, or reads too slowly for how much is written, loses its stream: a pinned state makes the
 database grow. Every member serves it, a learner too, with or without a leader.

@@ -28,7 +28,7 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import MEMBER, Caller, Kind
+from raftkv.apply.wire import MEMBER, Caller, Kind
 from raftkv.loop.fair import MEMBER as MEMBER_WORK
 from raftkv.loop.limiter import Limiter
 from raftkv.loop.scheduler import Work, hold

@@ -15,7 +15,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import MEMBER, Caller
+from raftkv.apply.wire import MEMBER, Caller
 from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall

@@ -18,7 +18,7 @@ from raftkv import errors
 from raftkv.apply import check, compares, plain, ranges, txn
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.scheduler import Work
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply import check, response
+from raftkv.apply import check, wire
 from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
@@ -66,7 +66,7 @@ class RangeStreamService:
             kvs = await self._send_all_but_last(call, request, revision, limit)
         header = self._responder.header.encode(header_revision, self._responder.node.term)
         more = limit < count and not request.count_only
-        await call.send(response.field(1, header + response.range_body(kvs, more, count)))
+        await call.send(wire.field(1, header + wire.range_body(kvs, more, count)))
 
     def _count(self, request: rpc_pb2.RangeRequest) -> Work[tuple[int, int, int]]:
         """The revision to read at, that of the store, and how many keys there are."""
@@ -92,8 +92,8 @@ class RangeStreamService:
             limit -= len(kvs)
             if limit <= 0 or not kvs or not request.range_end:
                 return kvs
-            chunk = response.range_body(kvs, False, 0)
-            await call.send(response.field(1, chunk))
+            chunk = wire.range_body(kvs, False, 0)
+            await call.send(wire.field(1, chunk))
             key = key_of(kvs[-1]) + b"\0"
             keys_max = keys_max * 2 if len(chunk) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
 

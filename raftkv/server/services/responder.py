@@ -19,11 +19,10 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.apply import ranges, response
+from raftkv.apply import ranges, wire
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import FIRST_KNOWN_IN, Caller, versioned
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import FIRST_KNOWN_IN, Caller, HeaderEncoder, versioned
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.pb.services import Method
 from raftkv.replica.node.admission import Admission, parse_or_raise, refusals
@@ -250,8 +249,8 @@ class Responder:
     def check_on(self, call: ServerCall, check: Callable[[Rights, Caller | None], None]) -> None:
         """Refuse to go on with a call that lasts, by the users and roles of now.
 
-        Where very many calls last, some time passes before all are looked at (``server/auth/live``). As there, a signed
-        token that is older than a change of users goes on.
+        Where very many calls last, some time passes before all are looked at (``server/auth/guard``). As there, a
+        signed token that is older than a change of users goes on.
 
         Arguments:
             call, check: as of ``check_again``. Raises as it.
@@ -327,8 +326,8 @@ class Responder:
                 )
             except BaseException:
                 # It is given up, or its caller has gone.
-                if growth.held_bytes > response.DROPPED_BYTES:
-                    self.slices.run(partial(response.drop, body), _cannot_be, 0, queue_of_call(call))
+                if growth.held_bytes > wire.DROPPED_BYTES:
+                    self.slices.run(partial(wire.drop, body), _cannot_be, 0, queue_of_call(call))
                 raise
             finally:
                 growth.end()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
 from raftkv.apply.auth.rights import Left
-from raftkv.apply.response import integer
+from raftkv.apply.wire import integer
 from raftkv.replica.lease.renewals import PendingKeepAlive
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.stream import ListenedCall

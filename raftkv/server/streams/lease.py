@@ -21,8 +21,7 @@ from weakref import WeakValueDictionary
 
 from raftkv import errors
 from raftkv.apply.auth.rights import Left, Rights
-from raftkv.apply.request import Caller, Kind
-from raftkv.apply.response import field, integer
+from raftkv.apply.wire import Caller, Kind, field, integer
 from raftkv.loop.cork import Cork
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -37,7 +36,7 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
-from raftkv.server.auth.live import LiveCalls
+from raftkv.server.auth.guard import LiveCalls
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse
 from raftkv.server.streams.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
 

@@ -24,7 +24,7 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.server.auth.live import LiveCalls
+from raftkv.server.auth.guard import LiveCalls
 
 _PATH: Final = SERVICES["etcdserverpb.Watch"]["Watch"].path
 REQUESTS_PER_PASS: Final = 200

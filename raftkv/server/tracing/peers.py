@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from raftkv.apply.response import field
+from raftkv.apply.wire import field
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Message, MessageType
 from raftkv.replica.codec import BatchEncoder, messages_of

@@ -27,7 +27,7 @@ ROUNDS_MAX: Final = 256
 """Read rounds under way with a traced reader."""
 
 SUBJECT: Final = slice(1, 9)
-"""Where the data of an entry names its request (``apply.request``)."""
+"""Where the data of an entry names its request (``apply.wire``)."""
 
 
 class Passage:

@@ -12,7 +12,7 @@ import base64
 from typing import Any, cast
 
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
+from raftkv.apply.wire import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2
 from tests.apply.machine import KINDS, Machine
 

@@ -14,7 +14,7 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.auth import rights
 from raftkv.apply.auth.rights import Left
 from raftkv.apply.membership import conf_change_of
-from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
+from raftkv.apply.wire import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.storage import mvcc_txn

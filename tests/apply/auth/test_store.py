@@ -10,7 +10,7 @@ from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth import directory
 from raftkv.apply.auth.directory import HOLDERS_AT_ONCE
-from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
+from raftkv.apply.wire import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2
 from raftkv.storage import schema
 from tests.apply.auth.machine import HASH, HASHED, READ, READWRITE, WRITE, AuthMachine, permission

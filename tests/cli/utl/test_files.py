@@ -13,7 +13,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.offline.directory import held
 from raftkv.pb import rpc_pb2
 from raftkv.storage.hash import KVHash, hash_kv

@@ -10,11 +10,11 @@ from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.storage.applied_mark import AppliedMark, check_mark_format
 from raftkv.storage.wal import WAL, WALCorruptError, WALVersionError
 from raftkv.storage.wal.archive import Mark
-from raftkv.storage.wal.frame import encode_frame
 from raftkv.storage.wal.record import (
     RecordError,
     decode_records,
     encode_entries,
+    encode_frame,
     encode_hard_state,
     encode_metadata,
     encode_snapshot,

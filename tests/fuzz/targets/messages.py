@@ -17,7 +17,7 @@ from raftkv.raft.errors import (
     StepLocalMessage,
     StepPeerNotFound,
 )
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import (
     ConfChange,
     ConfChangeSingle,

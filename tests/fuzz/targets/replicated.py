@@ -5,8 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from raftkv import errors
-from raftkv.apply import check
-from raftkv.apply import request as requests
+from raftkv.apply import check, wire
 from raftkv.apply.applier import PARSERS
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
@@ -43,7 +42,7 @@ class _Applied:
                 machine.applier.term = 1
                 machine.membership.bootstrap([rpc_pb2.Member(ID=1, peerURLs=["http://127.0.0.1:1"])])
         self._inputs += 1
-        decoded = requests.decode(data)
+        decoded = wire.decode(data)
         if decoded is None:
             return "too short"
         kind, _, body = decoded
@@ -62,9 +61,7 @@ def _entries() -> list[bytes]:
     for kind, message in ENTRY_TYPES.items():
         for depth in (1, 3):
             body = payload(rng, message, depth)[:2000]
-            found.append(
-                requests.encode(kind, 1, requests.versioned(kind, body) if kind >= requests.VERSIONED_FIRST else body)
-            )
+            found.append(wire.encode(kind, 1, wire.versioned(kind, body) if kind >= wire.VERSIONED_FIRST else body))
     return found
 
 

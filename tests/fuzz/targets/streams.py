@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 from raftkv import errors
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.watch.hub import WatchHub

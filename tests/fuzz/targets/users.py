@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.apply.auth.permissions import KeySet, is_interval
 from raftkv.apply.auth.records import Role, User
-from raftkv.apply.request import Caller, Kind, decode_identified, identified, versioned
+from raftkv.apply.wire import Caller, Kind, decode_identified, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from tests.apply.arbitrary import payload
 from tests.apply.auth.machine import READ, READWRITE, AuthMachine, permission

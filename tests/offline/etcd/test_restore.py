@@ -21,8 +21,7 @@ from raftkv.offline.etcd.restore import INDEX, TERM, restore
 from raftkv.pb import raft_pb2
 from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.backend.lmdb import InlineWriter, LMDBBackend
 from raftkv.storage.failpoints import PANIC_EXIT_STATUS, FailpointPanic, arm, disarm_all
 from raftkv.storage.key_value import encode
 from raftkv.storage.mvcc import Store

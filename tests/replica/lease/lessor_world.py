@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raftkv import errors
-from raftkv.apply import request as requests
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry
@@ -90,8 +90,7 @@ class Tail:
         world = self.member.world
         found = [*world.log, *world.appended][first - 1 : last]
         return [
-            Entry(entry.term, index, requests.encode(entry.kind, 0, entry.body))
-            for index, entry in enumerate(found, first)
+            Entry(entry.term, index, wire.encode(entry.kind, 0, entry.body)) for index, entry in enumerate(found, first)
         ]
 
 
@@ -128,7 +127,7 @@ class Member:
             return
         kind, body = Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString()
         if caller is not None:
-            kind, body = Kind.IDENTIFIED, requests.identified(caller, kind, body)
+            kind, body = Kind.IDENTIFIED, wire.identified(caller, kind, body)
         self.world.propose(self, LogEntry(kind, body, self, done))
 
     def _lease_ended(self, lease_id: int) -> None:
@@ -273,7 +272,7 @@ class World:
         if caller is None:
             self.propose(None, LogEntry(Kind.LEASE_REVOKE, body))
         else:
-            self.propose(None, LogEntry(requests.IDENTIFIED, requests.identified(caller, Kind.LEASE_REVOKE, body)))
+            self.propose(None, LogEntry(wire.IDENTIFIED, wire.identified(caller, Kind.LEASE_REVOKE, body)))
         request = rpc_pb2.LeaseGrantRequest(ID=lease_id, TTL=ttl_s)
         self.propose(None, LogEntry(Kind.LEASE_GRANT, request.SerializeToString(), asked_at=self.now))
 

@@ -13,7 +13,7 @@ import pytest
 
 from raftkv import errors, suspend_clock
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from raftkv import errors
-from raftkv.apply import request as requests
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.replica.lease import renewals
 from raftkv.replica.lease import times as lease_times
@@ -277,7 +277,7 @@ def test_an_end_is_not_put_behind_a_revocation_and_a_new_grant(caller: Caller | 
         world.now += 0.1
         world.members[0].beat()
     kinds = [entry.kind for entry in world.appended]
-    assert kinds == [Kind.LEASE_REVOKE if caller is None else requests.IDENTIFIED, Kind.LEASE_GRANT]
+    assert kinds == [Kind.LEASE_REVOKE if caller is None else wire.IDENTIFIED, Kind.LEASE_GRANT]
     world.settle()
     world.advance(3.0)
     assert world.renew(7).ttl_s == 10
@@ -291,9 +291,9 @@ def test_a_lease_whose_revocation_is_refused_ends_all_the_same() -> None:
         world.now += 0.1
         world.members[0].beat()
     world.propose(None, LogEntry(Kind.LEASE_REVOKE, b"\x08"))
-    identified = requests.identified(Caller(b"alice", 1), Kind.LEASE_REVOKE, b"\x08\x07")
-    world.propose(None, LogEntry(requests.IDENTIFIED, identified[:-4]))
-    world.propose(None, LogEntry(requests.IDENTIFIED, identified))
+    identified = wire.identified(Caller(b"alice", 1), Kind.LEASE_REVOKE, b"\x08\x07")
+    world.propose(None, LogEntry(wire.IDENTIFIED, identified[:-4]))
+    world.propose(None, LogEntry(wire.IDENTIFIED, identified))
     world.members[0].machine.applier.alarms.execute(CORRUPT)
     for _ in range(5):
         world.now += 0.1
@@ -468,9 +468,9 @@ def _user(world: World, name: str) -> Caller:
 def _propose(world: World, kind: int, request: Any, who: str = "root") -> None:
     """Put a request of a user into the log, where users are asked for."""
     body = request.SerializeToString()
-    body = requests.versioned(kind, body) if kind == Kind.AUTH else body
+    body = wire.versioned(kind, body) if kind == Kind.AUTH else body
     if world.oracle.applier.auth.is_enabled:
-        kind, body = Kind.IDENTIFIED, requests.identified(_user(world, who), kind, body)
+        kind, body = Kind.IDENTIFIED, wire.identified(_user(world, who), kind, body)
     world.propose(None, LogEntry(kind, body))
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.replica.lease import lessor as lessor_module
 from raftkv.replica.lease.renewals import RENEW_MAX
 from raftkv.replica.lease.times import PATIENCE_S

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv.apply.applier import Applier
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.errors import StorageError
 from raftkv.pb import rpc_pb2
 from raftkv.replica.maintenance import hashes as hashes_module

@@ -11,7 +11,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
-from raftkv.raft.log import RaftLog
-from raftkv.raft.memory_log import MemoryLog, size_of
+from raftkv.raft.log import MemoryLog, RaftLog, size_of
 from raftkv.raft.types import NO_LIMIT, Entry, HardState, Message, MessageType
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.surroundings import NodeSettings

@@ -16,7 +16,7 @@ from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import Entry, HardState
 from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
-from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.backend.lmdb import InlineWriter
 from raftkv.storage.wal import WAL, wal
 from raftkv.storage.wal.record import SegmentHead
 

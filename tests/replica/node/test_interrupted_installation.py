@@ -14,8 +14,7 @@ from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import ConfState, Entry, EntryType, HardState, SnapshotMeta
 from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.replica.snapshots import Installer, snapshot_path
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.backend.lmdb import InlineWriter, LMDBBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot
 from raftkv.storage.wal import WAL

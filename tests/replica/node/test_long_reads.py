@@ -11,11 +11,10 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
-from raftkv.apply import compares, ranges, response
+from raftkv.apply import compares, ranges, wire
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.request import Caller
-from raftkv.apply.response import HeaderEncoder
 from raftkv.apply.txn import Room
+from raftkv.apply.wire import Caller, HeaderEncoder
 from raftkv.loop import scheduler as slices_module
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
@@ -229,7 +228,7 @@ def test_an_answer_that_is_given_up_is_freed_little_by_little(
     is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 512 MiB at once took a turn of 116 to 231 ms.
-    monkeypatch.setattr(response, "DROPPED_BYTES", 100_000)
+    monkeypatch.setattr(wire, "DROPPED_BYTES", 100_000)
     bodies: list[list[bytes]] = []
     in_pieces = ranges.in_pieces
 

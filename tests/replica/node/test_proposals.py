@@ -10,8 +10,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import MEMBER, Kind, decode, encode, identified
-from raftkv.apply.request import Caller as RequestCaller
+from raftkv.apply.wire import MEMBER, Kind, decode, encode, identified
+from raftkv.apply.wire import Caller as RequestCaller
 from raftkv.loop.fair import MEMBER as OWN
 from raftkv.replica.node import proposals as module
 from raftkv.replica.node.proposals import PROPOSAL_BYTES, Forwarded, Proposals, Waiter, new_start, request_ids

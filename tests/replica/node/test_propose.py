@@ -8,7 +8,7 @@ from collections import deque
 
 import pytest
 
-from raftkv.apply.request import Kind, decode, encode, versioned
+from raftkv.apply.wire import Kind, decode, encode, versioned
 from raftkv.errors import StatusError, TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType

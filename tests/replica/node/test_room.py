@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from raftkv import errors
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
-from raftkv.raft import memory_log
-from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
+from raftkv.raft import log as log_module
+from raftkv.raft.log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
 from raftkv.raft.types import NO_LIMIT, ConfState, Entry, SnapshotMeta
 from raftkv.replica.node import log_cut
 from raftkv.replica.node.admission import DISK_RESERVE_BYTES, Admission
@@ -224,14 +224,14 @@ def test_a_message_out_of_a_long_log_costs_what_it_holds(monkeypatch: pytest.Mon
         looked_at.append(len(some))
         return size_of(some)
 
-    monkeypatch.setattr(memory_log, "size_of", counted)
+    monkeypatch.setattr(log_module, "size_of", counted)
     for low, high in ((1, 100_001), (5_000, 100_001), (99_999, 100_001), (7, 8), (8, 8)):
         expected = limit_size(entries[low - 1 : high - 1], bytes_max)
         looked_at.clear()
         found = log.entries(low, high, bytes_max)
         assert found == expected
         if bytes_max < NO_LIMIT:
-            assert sum(looked_at) <= 2 * len(found) + 4 * memory_log.LOOKED_AT
+            assert sum(looked_at) <= 2 * len(found) + 4 * log.LOOKED_AT
 
 
 def test_the_log_knows_its_size() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.apply.membership import Membership, conf_change_of
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, MemberRemovedError, PermissionDeniedError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -27,7 +27,7 @@ from raftkv.raft.types import (
 )
 from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import failpoints
-from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.backend.lmdb import InlineWriter
 from raftkv.storage.failpoints import FailpointPanic
 
 URLS = [f"http://127.0.0.1:{port}" for port in (1, 2, 3)]

@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from tests.replica.node.node_world import World
 from tests.server.recipes.recipes import ManualNode, quiet
 

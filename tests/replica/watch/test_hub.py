@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.errors import CorruptionError, DamagedError, StoppedError
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
@@ -23,7 +23,7 @@ from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.replica.watch.index import WATCHER_BYTES, Watcher, WatcherIndex
 from raftkv.replica.watch.stream import SendTimes, WatchStream
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.server.auth.live import LiveCalls
+from raftkv.server.auth.guard import LiveCalls
 from raftkv.server.streams.watch import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchService
 from raftkv.storage import schema
 from raftkv.storage.mvcc import Store

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.watch import catch_up, hub, piece, stream

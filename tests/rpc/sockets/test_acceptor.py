@@ -10,9 +10,8 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from raftkv.loop.cork import Cork
-from raftkv.rpc.sockets import transport as module
-from raftkv.rpc.sockets.poller import EpollPoller
-from raftkv.rpc.sockets.transport import ACCEPTS_A_TURN, Acceptor
+from raftkv.rpc import sockets
+from raftkv.rpc.sockets import ACCEPTS_A_TURN, Acceptor, EpollPoller
 from tests.rpc.loop import on_loop, until
 
 
@@ -79,7 +78,7 @@ async def test_many_are_taken_over_several_turns() -> None:
 @pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 @on_loop
 async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(sockets, "RETRY_S", 0.01)
     contexts: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
     listening = Listening()

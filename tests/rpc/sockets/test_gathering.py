@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack
 
 from raftkv.loop.cork import Cork
-from raftkv.rpc.sockets.poller import GATHER_S, PASS_S, QUIET_S, READ, EpollPoller
+from raftkv.rpc.sockets import GATHER_S, PASS_S, QUIET_S, READ, EpollPoller
 from tests.rpc.loop import on_loop, until
 
 LOOK_S = 1e-6

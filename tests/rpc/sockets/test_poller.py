@@ -12,7 +12,7 @@ import pytest
 
 from raftkv.loop.cork import Cork
 from raftkv.loop.fair import Identity
-from raftkv.rpc.sockets.poller import EVENTS_A_PASS, PASS_S, READ, WRITE, EpollPoller, LoopPoller, open_poller
+from raftkv.rpc.sockets import EVENTS_A_PASS, PASS_S, READ, WRITE, EpollPoller, LoopPoller, open_poller
 from tests.rpc.loop import on_loop, until
 
 

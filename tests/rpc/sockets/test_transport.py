@@ -14,8 +14,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv.loop.cork import Cork
-from raftkv.rpc.sockets.poller import EpollPoller, LoopPoller, Poller
-from raftkv.rpc.sockets.transport import READ_BYTES, READING_S, READS_MAX, SocketTransport
+from raftkv.rpc.sockets import READ_BYTES, READING_S, READS_MAX, EpollPoller, LoopPoller, Poller, SocketTransport
 from tests.rpc.loop import on_loop, until
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc import Channel, Code, HttpRequest, HttpResponse, RpcError, Server, StreamCall, UnaryCall
 from raftkv.rpc.server.router import Kind

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raftkv.apply import request as requests
-from raftkv.apply.request import Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Kind
 from raftkv.pb import election_pb2, lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.server.auth.service import CHANGES
@@ -63,7 +63,7 @@ class Case:
             body: bytes = self.request.SerializeToString()
             return body
         change = raft_pb2.AuthChange(**{CHANGES[self.method.rpartition("/")[2]]: self.request})
-        return requests.versioned(Kind.AUTH, change.SerializeToString())
+        return wire.versioned(Kind.AUTH, change.SerializeToString())
 
 
 def _writes(interval: Interval, *, previous: bool = False) -> tuple[Need, ...]:

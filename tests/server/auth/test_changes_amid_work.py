@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
-from raftkv.apply import request as requests
+from raftkv.apply import wire
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.loop import scheduler
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
 from raftkv.pb import admin_pb2, election_pb2, rpc_pb2
@@ -24,8 +24,7 @@ from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.services.cluster import ClusterService
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.mvcc import Store
 from tests.replica.maintenance.test_defragmenter import Fake, make
 from tests.rpc.loop import on_loop, until
@@ -398,7 +397,7 @@ WAITING: dict[str, tuple[Any, Change]] = {
         admin_pb2.QuotaListRequest(),
         lambda world: world.entry(
             Kind.HISTORY_QUOTA,
-            requests.versioned(
+            wire.versioned(
                 Kind.HISTORY_QUOTA, admin_pb2.QuotaSetRequest(prefix=b"secret", keys_max=9).SerializeToString()
             ),
         ),

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.pb import lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.lease.on_leader import RENEW, SHORTEN

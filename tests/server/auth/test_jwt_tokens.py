@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from raftkv.errors import ConfigError, TokenNotSignedError
 from raftkv.pb import rpc_pb2
 from raftkv.server.auth import jwt_tokens

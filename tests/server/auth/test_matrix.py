@@ -15,8 +15,8 @@ import jwt
 import pytest
 
 from raftkv import errors
-from raftkv.apply import request as requests
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from tests.rpc.loop import on_loop, until
@@ -210,7 +210,7 @@ def applied(world: World, case: Case, caller: Caller | None) -> errors.StatusErr
     if caller is None:
         outcome = world.node.apply(case.kind, body)
     else:
-        outcome = world.node.apply(Kind.IDENTIFIED, requests.identified(caller, case.kind, body))
+        outcome = world.node.apply(Kind.IDENTIFIED, wire.identified(caller, case.kind, body))
     error: errors.StatusError | None = outcome.error
     return error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv import errors
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.integrations.horovod import extension
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse

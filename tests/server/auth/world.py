@@ -17,9 +17,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from raftkv import errors
-from raftkv.apply import request as requests
-from raftkv.apply.request import MEMBER, Caller, Kind
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply import wire
+from raftkv.apply.wire import MEMBER, Caller, HeaderEncoder, Kind
 from raftkv.config import ServerConfig
 from raftkv.loop.cork import Cork
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
@@ -75,7 +74,7 @@ class WorldNode(AwaitableNode):
         """Queue an entry, with its caller where users are asked for, as ``Node`` does."""
         auth = self._machine.applier.auth
         if caller is not None and auth.is_enabled:
-            kind, body = Kind.IDENTIFIED, requests.identified(caller, kind, body)
+            kind, body = Kind.IDENTIFIED, wire.identified(caller, kind, body)
         self._later(lambda: waiter.finish(self.apply(kind, body)))
         return 1
 
@@ -473,7 +472,7 @@ class World:
     def change(self, **change: Any) -> None:
         """Apply a change of users, as a member."""
         entry = raft_pb2.AuthChange(**change)
-        self.entry(Kind.AUTH, requests.versioned(Kind.AUTH, entry.SerializeToString()))
+        self.entry(Kind.AUTH, wire.versioned(Kind.AUTH, entry.SerializeToString()))
 
     def put(self, key: bytes, value: bytes = b"", lease: int = 0) -> None:
         """Write a key, as a member."""
@@ -481,7 +480,7 @@ class World:
 
     def entry(self, kind: int, body: bytes) -> None:
         """Apply an entry that a member caused."""
-        outcome = self.node.apply(Kind.IDENTIFIED, requests.identified(MEMBER, kind, body))
+        outcome = self.node.apply(Kind.IDENTIFIED, wire.identified(MEMBER, kind, body))
         if outcome.error is not None:
             raise outcome.error
 

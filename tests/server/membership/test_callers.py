@@ -12,7 +12,7 @@ import pytest
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.membership import Membership, conf_change_of
-from raftkv.apply.request import MEMBER, Caller
+from raftkv.apply.wire import MEMBER, Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.replica.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller

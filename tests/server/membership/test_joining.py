@@ -15,7 +15,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.replica.node.bootstrap import open_durable
 from raftkv.rpc.server.server import Server
 from raftkv.server.joining import MEMBERS, assign, check_founder, discover
-from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.backend.lmdb import InlineWriter
 
 A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.apply.request import Kind
+from raftkv.apply.wire import Kind
 from raftkv.histograms import Buckets
 from raftkv.replica.metrics import OPERATIONS, WorkMetrics
 from raftkv.replica.node.applying import SLOW_S, ApplyTimes

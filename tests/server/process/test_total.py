@@ -9,7 +9,7 @@ from random import Random
 import grpc
 import pytest
 
-from raftkv.apply import request as requests
+from raftkv.apply import wire as requests
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft import confchange

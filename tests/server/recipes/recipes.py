@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from raftkv import errors
 from raftkv.apply.applier import Applier
-from raftkv.apply.request import Kind
-from raftkv.apply.response import HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.replica.node.admission import Admission

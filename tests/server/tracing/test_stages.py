@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from raftkv.apply import request as requests
-from raftkv.apply.request import Kind
+from raftkv.apply import wire
+from raftkv.apply.wire import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
 from raftkv.replica import codec
@@ -24,7 +24,7 @@ from tests.replica.node.node_world import Caller, World
 from tests.rpc.loop import on_loop
 
 PARENT = Context(7, 8, "a=b")
-DATA = requests.encode(Kind.PUT, 5, b"")
+DATA = wire.encode(Kind.PUT, 5, b"")
 SUBJECT = (5).to_bytes(8, "big")
 
 
@@ -163,7 +163,7 @@ def test_nothing_grows(monkeypatch: pytest.MonkeyPatch):
     ]
     decoder(stages)(raft_pb2.MessageBatch(traces=many).SerializeToString())
     assert len(stages._open) == 10
-    stages.appended([Entry(1, at, requests.encode(Kind.PUT, at, b"")) for at in range(200)])
+    stages.appended([Entry(1, at, wire.encode(Kind.PUT, at, b"")) for at in range(200)])
     decoder(stages)(raft_pb2.MessageBatch(traces=many).SerializeToString())
     assert len(stages._open) == 10
     assert len(stages._by_index) <= 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from raftkv.apply.request import Caller, Kind, unversioned
+from raftkv.apply.wire import Caller, Kind, unversioned
 from raftkv.pb import raft_pb2, rpc_pb2
 from tests.compat.differential.auth_model import Model
 

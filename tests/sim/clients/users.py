@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import Caller, Kind
+from raftkv.apply.wire import Caller, Kind
 from raftkv.errors import StatusError
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES

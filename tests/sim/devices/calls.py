@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from raftkv.apply.request import MEMBER, Caller
+from raftkv.apply.wire import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import MessageAssembler

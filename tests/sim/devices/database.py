@@ -18,7 +18,7 @@ from raftkv.raft.types import SnapshotMeta
 from raftkv.replica.snapshots import snapshot_path
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
-from raftkv.storage.backend.writer import Done, Job
+from raftkv.storage.backend.lmdb import Done, Job
 from raftkv.storage.failpoints import failpoint
 from tests.sim.devices.wal_disk import DiskParameters, Threads
 from tests.storage.memory import MemoryBackend

@@ -8,8 +8,7 @@ from typing import Any
 from raftkv.raft import confchange
 from raftkv.raft import core as core_module
 from raftkv.raft.core import Raft
-from raftkv.raft.log import RaftLog
-from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.log import MemoryLog, RaftLog
 from raftkv.raft.read_lease import ReadLease
 from raftkv.raft.tracker import PROBE, SNAPSHOT, Progress, Tracker, committed_of
 from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole

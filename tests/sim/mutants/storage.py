@@ -6,7 +6,7 @@ from typing import Any
 
 from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState
-from raftkv.storage import key_index, schema
+from raftkv.storage import index, schema
 from raftkv.storage.compaction import Compactor
 from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Attachments
@@ -45,7 +45,7 @@ def _drops_current(patches: Patches) -> None:
     def first_kept(revisions: Any, main: int) -> int:
         return min(int(original(revisions, main)) + 1, len(revisions) - 1)
 
-    original = patches.set(key_index, "_first_kept", first_kept)
+    original = patches.set(index, "_first_kept", first_kept)
 
 
 @mutant("compact revision forgotten", "a compaction is in effect after a restart too (C2)", compaction_corner)

@@ -8,7 +8,7 @@ from raftkv.apply.auth.directory import Directory
 from raftkv.apply.auth.records import User
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import Caller
+from raftkv.apply.wire import Caller
 from tests.sim.corners import users_corner
 from tests.sim.mutants.registry import Patches, mutant, nothing
 

@@ -17,8 +17,7 @@ from raftkv.errors import InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend import defragmentation as module
 from raftkv.storage.backend import environment
-from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot

@@ -6,7 +6,7 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.lmdb import ThreadWriter
 
 PATIENCE_S = 90.0
 

@@ -15,7 +15,7 @@ import pytest
 
 from raftkv.raft.types import Entry, HardState
 from raftkv.storage.wal import WALCorruptError
-from raftkv.storage.wal.frame import SECTOR_BYTES, read_frame
+from raftkv.storage.wal.record import SECTOR_BYTES, read_frame
 from tests.storage.wal.helpers import (
     append_synced,
     create,

@@ -12,7 +12,7 @@ import pytest
 
 from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.storage.wal import WAL, WALCorruptError
-from raftkv.storage.wal.frame import SECTOR_BYTES, read_frame
+from raftkv.storage.wal.record import SECTOR_BYTES, read_frame
 from raftkv.storage.wal.segment import load_segment
 from raftkv.storage.wal.wal import FILL_BYTES
 from tests.storage.wal.helpers import DIRECTORY, create, recover_or_refuse, reopen

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.storage.wal import frame as framing
-from raftkv.storage.wal import tail
-from raftkv.storage.wal.frame import MAGIC, SECTOR_BYTES, Frame, encode_frame, frame_size, read_frame
+from raftkv.storage.wal import record, tail
+from raftkv.storage.wal.record import MAGIC, SECTOR_BYTES, Frame, encode_frame, frame_size, read_frame
 
 bodies = st.one_of(
     st.binary(max_size=2000),
@@ -54,7 +53,7 @@ def test_a_body_of_zeros_is_masked_and_other_bodies_are_not() -> None:
 
 
 def test_a_body_prepared_to_become_zeros_under_one_mask_gets_another() -> None:
-    word = framing._masked(bytes(4000), previous=7)[1]
+    word = record._masked(bytes(4000), previous=7)[1]
     prepared = bytes(128) + word.to_bytes(4, "little") * 1000
     frame = whole(encoded(prepared))
     assert frame.body == prepared
@@ -79,10 +78,10 @@ def test_every_flipped_bit_and_every_truncation_is_noticed() -> None:
 
 
 def test_an_absurd_length_with_a_right_checksum_is_no_frame_and_allocates_nothing() -> None:
-    for length in (framing.BODY_MAX_BYTES + 1, 2**32 - 1, 5000):
-        fields = framing._pack_fields(MAGIC, length, 0, 0, 0, 0)
-        header = fields + framing._pack_check(framing.extend(9, fields), framing._HEADER_END)
-        assert framing.read_header(header, 0, 9) is not None
+    for length in (record.BODY_MAX_BYTES + 1, 2**32 - 1, 5000):
+        fields = record._pack_fields(MAGIC, length, 0, 0, 0, 0)
+        header = fields + record._pack_check(record.extend(9, fields), record._HEADER_END)
+        assert record.read_header(header, 0, 9) is not None
         assert read_frame(header + bytes(4064), 0, 9) is None
 
 

@@ -23,7 +23,7 @@ from raftkv.storage.wal import (
     WALVersionError,
     describe,
 )
-from raftkv.storage.wal.frame import encode_frame
+from raftkv.storage.wal.record import encode_frame
 from raftkv.storage.wal.wal import FILL_BYTES
 from tests.storage.wal.helpers import (
     DIRECTORY,
