@@ -45,8 +45,8 @@ GROUP = "raftkv_native"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OF_MEMBERS = {
-    "raftkv/apply": "applier check compares plain quotas ranges txn wire",
-    "raftkv/raft": "confchange core log raw_node read_lease tracker types",
+    "raftkv/apply": "applier check compares quotas ranges txn wire",
+    "raftkv/raft": "confchange core log read_lease tracker types",
     "raftkv/replica": "codec",
     "raftkv/replica/lease": "graces lessor renewals times",
     "raftkv/replica/node": "applying node proposals reads waits",
@@ -54,7 +54,7 @@ _OF_MEMBERS = {
     "raftkv/server/streams": "keep_alives",
     "raftkv/replica/watch": "hub index messages piece stream",
     "raftkv/storage": (
-        "applied_mark failpoints index key_value mvcc mvcc_range mvcc_txn overlay restore revision schema selection"
+        "applied_mark failpoints index key_value mvcc mvcc_range overlay restore revision schema selection"
     ),
     "raftkv/storage/wal": "record segment wal",
 }

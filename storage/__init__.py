@@ -9,9 +9,9 @@ Imported as ``raftkv.storage``; synchronous; knows nothing of asyncio, RPC or th
     committed entries                                               reads at any revision
           |                                                                   ^
           v                                                                   |
-    mvcc.Store, mvcc_txn.WriteTxn                                  mvcc_range.Reader, selection
+    mvcc.Store, mvcc.WriteTxn                                      mvcc_range.Reader, selection
           |                                                                   |
-          +---> index.Index        key -> revisions     (key_index, revision) <-+
+          +---> index.Index        key -> revisions     (KeyIndex, revision) <--+
           |                                                                   |
           +---> overlay.Overlay    revision -> record   (key_value, record) <---+
                       |
@@ -41,10 +41,10 @@ Example::
     store.set_applied(index=7, term=1)      # entry 7 is in the state, and on disk with the next batch
     store.range(b"k").kvs
 
-Reading order: ``revision``, ``index``, ``overlay``, ``mvcc_txn``, ``mvcc``; then ``wal``.
+Reading order: ``revision``, ``index``, ``overlay``, ``mvcc``; then ``wal``.
 
 Left out: what a request means (``raftkv.apply``), when to sync, commit, compact and release (``raftkv.replica.node``),
-watchers, and leases but for the keys that are attached to them (``mvcc_txn``).
+watchers, and leases but for the keys that are attached to them (``mvcc``).
 """
 
 if __name__ != "raftkv.storage":

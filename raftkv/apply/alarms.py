@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from raftkv import errors
-from raftkv.apply import plain, txn, wire
+from raftkv.apply import txn, wire
 from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
 
@@ -168,6 +168,6 @@ def can_grow(kind: int, request: object) -> bool:
         kind: of the request.
         request: the parsed message, or its plain form.
     """
-    if isinstance(request, plain.PlainTxn):
+    if isinstance(request, wire.PlainTxn):
         return request.writes
     return kind in _ALWAYS_GROW or (isinstance(request, rpc_pb2.TxnRequest) and txn.has_put(request))

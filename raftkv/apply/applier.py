@@ -25,7 +25,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import plain, txn, wire
+from raftkv.apply import txn, wire
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
@@ -95,9 +95,9 @@ CHANGES_MAX: Final = SUB_MASK + 1
 """Changes of one revision. A request that makes more is refused; a lease with more keys ends in several revisions."""
 
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
-    Kind.PUT: plain.parse_put,
+    Kind.PUT: wire.parse_put,
     Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
-    Kind.TXN: plain.parse,
+    Kind.TXN: wire.parse,
     Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
     Kind.ALARM: rpc_pb2.AlarmRequest.FromString,
     Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord.FromString,
@@ -308,13 +308,13 @@ class Applier:
             return error
         return errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}")
 
-    def _put(self, request: rpc_pb2.PutRequest | plain.PlainPut) -> Outcome:
-        if not isinstance(request, plain.PlainPut):
+    def _put(self, request: rpc_pb2.PutRequest | wire.PlainPut) -> Outcome:
+        if not isinstance(request, wire.PlainPut):
             return self._put_with_options(request)
         if self.quotas.is_active:
             return self._put_with_options(request.message())
         if request.lease:
-            plain.check_lease(request, self.leases)
+            wire.check_lease(request, self.leases)
         # The plain put is most of all writes: no call between here and the store.
         write = self.store.begin()
         write.put(request.key, request.value, request.lease)
@@ -354,8 +354,8 @@ class Applier:
         write.end()
         return Outcome(revision, pieces=pieces)
 
-    def _txn(self, request: rpc_pb2.TxnRequest | plain.PlainTxn) -> Outcome | Work:
-        if not isinstance(request, plain.PlainTxn):
+    def _txn(self, request: rpc_pb2.TxnRequest | wire.PlainTxn) -> Outcome | Work:
+        if not isinstance(request, wire.PlainTxn):
             return self._any_txn(request)
         size = request.size
         if (
@@ -365,11 +365,11 @@ class Applier:
         ):
             return self._any_txn(request.message())
         store = self.store
-        succeeded = plain.choose(store, request)
+        succeeded = wire.choose(store, request)
         branch = request.success if succeeded else request.failure
-        plain.check(branch, self.leases)
+        wire.check(branch, self.leases)
         write = store.begin()
-        body = plain.execute_txn(write, succeeded, branch, is_answered=self._is_answered)
+        body = wire.execute_txn(write, succeeded, branch, is_answered=self._is_answered)
         write.end()
         return Outcome(store.revision, body)
 
@@ -510,7 +510,7 @@ class Applier:
 
 
 def _message(request: Any) -> Any:
-    return request.message() if isinstance(request, (plain.PlainTxn, plain.PlainPut)) else request
+    return request.message() if isinstance(request, (wire.PlainTxn, wire.PlainPut)) else request
 
 
 def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:

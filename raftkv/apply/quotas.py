@@ -43,8 +43,7 @@ from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.index import TO_THE_LAST
 from raftkv.storage.key_value import KeyValueView, key_of
-from raftkv.storage.mvcc import Store
-from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.mvcc import Change, Store
 from raftkv.storage.selection import Selection, finish
 
 QUOTAS_MAX: Final = 1_000

@@ -12,9 +12,8 @@ from typing import Final
 
 from raftkv.apply import wire
 from raftkv.pb import rpc_pb2
-from raftkv.storage.mvcc import Store
+from raftkv.storage.mvcc import Store, WriteTxn
 from raftkv.storage.mvcc_range import PinnedView
-from raftkv.storage.mvcc_txn import WriteTxn
 from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Selection, finish, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND

@@ -24,7 +24,7 @@ from raftkv import errors
 from raftkv.apply import compares, ranges, wire
 from raftkv.apply.leases import Leases
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.storage.mvcc_txn import WriteTxn
+from raftkv.storage.mvcc import WriteTxn
 from raftkv.storage.selection import VALUE, Selection, finish, no_limit
 
 _RANGE: Final = "request_range"

@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError
 
 from raftkv.apply import wire
 from raftkv.apply.applier import PARSERS
-from raftkv.apply.plain import PlainPut, PlainTxn
-from raftkv.apply.wire import Caller
+from raftkv.apply.wire import Caller, PlainPut, PlainTxn
 from raftkv.errors import MalformedEntryError
 from raftkv.offline.directory import is_running
 from raftkv.pb import raft_pb2

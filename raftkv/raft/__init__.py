@@ -65,7 +65,7 @@ A caller without overlap does duties 1-7 in one go and calls ``node.advance(read
         if proposals: node.propose_batch(proposals)
         if node.has_ready(): carry_out(node.ready())
 
-Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, quorums and reads are
+Reading order: ``types``, ``log``, ``core``; membership is ``confchange``, quorums and reads are
     ``tracker``, reads without a round ``read_lease``.
 
 Left out: the disk and the network (they are the caller's), what entries mean.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .core import Raft
 from .tracker import Progress, ProgressState
 from .types import ConfChange, ConfChangeTransition, ConfChangeType, ConfState, StateRole
+
+if TYPE_CHECKING:
+    from .core import Raft
 
 STEP_LETTERS = {
     ConfChangeType.ADD_NODE: "v",

@@ -49,8 +49,8 @@ from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.raft.confchange import is_conf_change
+from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import INDEX_MAX, Message, RaftConfig, SnapshotMeta, StateRole
 from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.lessor import Lessor

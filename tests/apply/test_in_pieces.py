@@ -16,7 +16,7 @@ from raftkv.apply import applier, check, compares, leases, ranges, txn, wire
 from raftkv.apply.applier import Outcome
 from raftkv.apply.wire import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
-from raftkv.storage import mvcc_txn, selection
+from raftkv.storage import mvcc, selection
 from raftkv.storage.selection import finish
 from tests.apply.arbitrary import build
 from tests.apply.machine import KINDS, Machine, keys_by_turn
@@ -31,7 +31,7 @@ EVERYTHING = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
 
 @pytest.fixture(autouse=True)
 def _smallest_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (compares, mvcc_txn, selection):
+    for module in (compares, mvcc, selection):
         monkeypatch.setattr(module, "KEYS_PER_PIECE", 1)
     monkeypatch.setattr(leases, "_KEYS_PER_PIECE", 1)
     monkeypatch.setattr(leases, "_RUN_KEYS", 2)

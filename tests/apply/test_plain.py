@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from raftkv.apply import check, plain, ranges
+from raftkv.apply import check, ranges, wire
 from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.storage.key_value import varint
@@ -20,7 +20,7 @@ KEYS = (b"a", b"b", b"\xff", b"k" * 130, b"k" * 20_000)
 
 def check_put(data: bytes) -> bool:
     """Compare what is decoded of some bytes with their message; whether it is a plain put."""
-    put = plain.decode_put(data)
+    put = wire.decode_put(data)
     if put is None:
         return False
     message = rpc_pb2.PutRequest.FromString(data)
@@ -31,7 +31,7 @@ def check_put(data: bytes) -> bool:
 
 def check_get(data: bytes) -> bool:
     """Compare what is decoded of some bytes with their message; whether it is a plain read."""
-    get = plain.decode_get(data)
+    get = wire.decode_get(data)
     if get is None:
         return False
     message = rpc_pb2.RangeRequest.FromString(data)
@@ -40,7 +40,7 @@ def check_get(data: bytes) -> bool:
     return True
 
 
-def wire(rng: Random) -> bytes:
+def encoded(rng: Random) -> bytes:
     """Bytes of a put or a read, most of them plain."""
     fields = [_field(0x0A, rng.choice((*KEYS * 8, b"")))]
     if rng.random() < 0.5:
@@ -71,7 +71,7 @@ def _field(tag: int, data: bytes) -> bytes:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(st.integers(0, 2**32).map(lambda seed: wire(Random(seed))), st.binary(max_size=60)))
+@given(st.one_of(st.integers(0, 2**32).map(lambda seed: encoded(Random(seed))), st.binary(max_size=60)))
 @example(b"")
 @example(bytes.fromhex("0a"))
 @example(bytes.fromhex("0a00"))
@@ -88,7 +88,7 @@ def test_plain_decoding_equals_the_message(data: bytes) -> None:
 def test_most_requests_are_plain() -> None:
     """Else the test above would compare nothing."""
     rng = Random(1)
-    samples = [wire(rng) for _ in range(500)]
+    samples = [encoded(rng) for _ in range(500)]
     assert sum(map(check_put, samples)) > 200
     assert sum(map(check_get, samples)) > 80
 
@@ -112,7 +112,7 @@ def test_states_and_answers_of_puts_are_the_same(changed: str) -> None:
             machine.applier.auth.is_enabled = True
     outcomes = set()
     for _ in range(300):
-        data = wire(rng)
+        data = encoded(rng)
         try:
             message = rpc_pb2.PutRequest.FromString(data)
         except DecodeError:

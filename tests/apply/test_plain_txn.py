@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.apply import check, compares, plain, txn
+from raftkv.apply import check, compares, txn, wire
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
@@ -50,7 +50,7 @@ class Pair:
 
 def check_decoded(data: bytes) -> bool:
     """Compare what is decoded of some bytes with their message; whether it is a plain txn."""
-    decoded = plain.decode_txn(data, OPERATIONS_MAX)
+    decoded = wire.decode_txn(data, OPERATIONS_MAX)
     if decoded is None:
         return False
     message = rpc_pb2.TxnRequest.FromString(data)
@@ -65,7 +65,7 @@ def check_decoded(data: bytes) -> bool:
     return True
 
 
-def _operation(operation: rpc_pb2.RequestOp) -> plain.PlainOperation:
+def _operation(operation: rpc_pb2.RequestOp) -> wire.PlainOperation:
     """A put or a range, which has no other option."""
     if operation.HasField("request_put"):
         put = operation.request_put
@@ -133,7 +133,7 @@ def _request(rng: Random) -> bytes:
     return _length_delimited(rng, rng.choice((*(0x12,) * 30, 0x1A)), _message(rng, fields))
 
 
-def wire(rng: Random) -> bytes:
+def encoded(rng: Random) -> bytes:
     """Bytes of a txn, most of them plain."""
     fields = [_length_delimited(rng, 0x0A, _compare(rng)) for _ in range(rng.choice((0, 1, 1, 2)))]
     for tag in (0x12, 0x1A):
@@ -153,7 +153,7 @@ def wire(rng: Random) -> bytes:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(st.integers(0, 2**32).map(lambda seed: wire(Random(seed))), st.binary(max_size=60)))
+@given(st.one_of(st.integers(0, 2**32).map(lambda seed: encoded(Random(seed))), st.binary(max_size=60)))
 @example(b"")
 @example(bytes.fromhex("0a00"))
 @example(bytes.fromhex("12040a021a00"))
@@ -171,7 +171,7 @@ def test_states_and_answers_are_the_same(seed: int) -> None:
     rng = Random(seed)
     pair = Pair() if rng.random() < 0.7 else Pair(at_once_max=3, changes_max=4)
     for _ in range(40):
-        data = wire(rng) if rng.random() < 0.9 else payload(rng, rpc_pb2.TxnRequest, 3)
+        data = encoded(rng) if rng.random() < 0.9 else payload(rng, rpc_pb2.TxnRequest, 3)
         pair.apply(data, is_answered=rng.random() < 0.7)
     pair.check_equal()
 
@@ -179,7 +179,7 @@ def test_states_and_answers_are_the_same(seed: int) -> None:
 def test_most_txns_are_plain() -> None:
     """Else the tests above would compare nothing."""
     rng = Random(1)
-    assert sum(check_decoded(wire(rng)) for _ in range(500)) > 150
+    assert sum(check_decoded(encoded(rng)) for _ in range(500)) > 150
 
 
 def _txn(success: int = 1, compares_: int = 1) -> rpc_pb2.TxnRequest:
@@ -194,8 +194,8 @@ def test_long_lists_are_left_to_the_messages(success: int, conditions: int, is_p
 
 
 def test_a_limit_of_the_operator_holds() -> None:
-    assert plain.decode_txn(_txn(3).SerializeToString(), 3) is not None
-    assert plain.decode_txn(_txn(4).SerializeToString(), 3) is None
+    assert wire.decode_txn(_txn(3).SerializeToString(), 3) is not None
+    assert wire.decode_txn(_txn(4).SerializeToString(), 3) is None
 
 
 @pytest.mark.parametrize("changed", ["alarm", "quota", "users"])

@@ -17,7 +17,7 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.quotas import COUNT_ON, QUOTAS_MAX, REMOVE, RUNS, History, kept_bytes
 from raftkv.apply.wire import Kind, versioned
 from raftkv.pb import admin_pb2, kv_pb2, rpc_pb2
-from raftkv.storage import mvcc_txn, schema, selection
+from raftkv.storage import mvcc, schema, selection
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone
 from tests.apply.arbitrary import build
@@ -174,7 +174,7 @@ def test_use_is_a_count_and_refusals_are_those_of_the_model(seed: int) -> None:
     """At once and in the smallest pieces, over restarts, all members come to the same."""
     rng = Random(seed)
     with pytest.MonkeyPatch.context() as patches:
-        for module in (compares, mvcc_txn, selection):
+        for module in (compares, mvcc, selection):
             patches.setattr(module, "KEYS_PER_PIECE", 1)
         patches.setattr(leases, "_KEYS_PER_PIECE", 1)
         plain, pieces = Machine(), Machine(at_once_max=0)

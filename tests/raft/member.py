@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import replace
 
 from raftkv.raft import confchange
+from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, RaftConfig, ReadState, Ready
 from tests.raft import invariants
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 
 from .member import FixedRandom, Member

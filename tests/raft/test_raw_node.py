@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from raftkv.raft.core import RawNode
 from raftkv.raft.errors import InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 

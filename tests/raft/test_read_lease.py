@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from raftkv.raft import read_lease
-from raftkv.raft.core import LEASE_GIVEN_UP, Raft
+from raftkv.raft.core import LEASE_GIVEN_UP, Raft, RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.read_lease import LEASE_NS, RATE_ERROR, ReadLease
 from raftkv.raft.types import ConfState, HardState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
 from tests.long import long_except

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.config import ServerConfig
 from raftkv.loop.cork import Cork
+from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfChange, ConfState, RaftConfig, Ready, SnapshotMeta
 from raftkv.replica.node.bootstrap import Durable, memory_log, take_mark
 from raftkv.replica.node.node import Node

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from raftkv.raft import confchange
+from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.tracker import SNAPSHOT
 from raftkv.raft.types import (
     ConfChange,

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from raftkv.raft import confchange
-from raftkv.raft.core import Raft
-from raftkv.raft.raw_node import RawNode
+from raftkv.raft.core import Raft, RawNode
 from raftkv.raft.tracker import ReadIndexQueue, Tracker
 from raftkv.raft.types import NO_LIMIT, NONE, Entry, Message, MessageType, StateRole
 from tests.sim.member import Member

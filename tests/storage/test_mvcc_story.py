@@ -10,8 +10,7 @@ import pytest
 
 from raftkv.errors import StatusError
 from raftkv.storage.key_value import KeyValueView
-from raftkv.storage.mvcc import Store
-from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.mvcc import Change, Store
 from raftkv.storage.revision import describe
 from tests.raft import golden
 from tests.storage.conftest import Engine

@@ -41,5 +41,5 @@ Example::
 Modules: ``lessor`` (roles, timer), ``on_leader`` (ask the leader), ``renewals`` (RENEW and EXPIRE), ``graces`` (lost
 connections), ``times`` (when leases end; pure).
 
-Leaves out: the RPCs (``server.streams``), the lease itself (``apply/leases``), its keys (``storage/mvcc_txn``).
+Leaves out: the RPCs (``server.streams``), the lease itself (``apply/leases``), its keys (``storage/mvcc``).
 """

@@ -28,9 +28,9 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.raft import confchange
+from raftkv.raft.core import RawNode
 from raftkv.raft.errors import ConfChangeError, ProposalDropped
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import NONE, ConfChange, ConfState, Entry, Message, StateRole
 
 WAITING_MAX: Final = 100

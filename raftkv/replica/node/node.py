@@ -41,9 +41,9 @@ from raftkv.apply.membership import Decision, conf_change_of
 from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.core import RawNode
 from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import (
     NONE,
     ConfState,

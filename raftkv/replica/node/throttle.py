@@ -30,7 +30,7 @@ from math import ceil
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import plain
+from raftkv.apply import wire
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.limits import EACH, PREFIX, ROLE, Limits, Subject
 from raftkv.pb import admin_pb2, rpc_pb2
@@ -231,7 +231,7 @@ class Throttle:
                 self._use(queue).refused += 1
                 return f"{errors.LimitedError.text} (raftkv: {name_of(queue)} may have {most} watches of this member)"
         try:
-            self._take(call, len(key), plain.PlainGet(key, False))
+            self._take(call, len(key), wire.PlainGet(key, False))
         except errors.LimitedError as error:
             (_, again_ms), (_, limit) = error.trailers
             return f"{error} (raftkv: {limit.decode()}; {errors.RETRY_AFTER.decode()}: {again_ms.decode()})"
@@ -376,7 +376,7 @@ def _is_begun(ordered: list[bytes], prefix: bytes) -> bool:
 
 def _keys_of(request: Any) -> Collection[bytes]:
     """Return the keys of a request, of a txn those of all compares and operations: 10 ms for the most there may be."""
-    if isinstance(request, plain.PlainTxn):
+    if isinstance(request, wire.PlainTxn):
         return {each[0] for part in (request.compares, request.success, request.failure) for each in part}
     if not isinstance(request, rpc_pb2.TxnRequest):
         key = getattr(request, "key", None)

@@ -35,8 +35,7 @@ from raftkv.replica.watch.index import LOOK_BYTES, Group, Watcher, WatcherIndex
 from raftkv.replica.watch.stream import INTERRUPTED, SendTimes, WatchStream
 from raftkv.rpc.shares import Identity, Shares, name_of, refusal
 from raftkv.storage.key_value import value_bytes
-from raftkv.storage.mvcc import Store
-from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.mvcc import Change, Store
 from raftkv.storage.revision import SUB_BITS
 
 # -- turn -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import check, compares, plain, ranges, txn
+from raftkv.apply import check, compares, ranges, txn, wire
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.wire import Caller, Kind
@@ -80,7 +80,7 @@ class KVService:
 
     def range(self, call: UnaryCall, data: bytes) -> None:
         """Read an interval, here or confirmed with the leader."""
-        get = plain.decode_get(data)
+        get = wire.decode_get(data)
         if get is not None:
             self._read(call, get, get.serializable, self._serve_get)
             return
@@ -99,7 +99,7 @@ class KVService:
         except errors.StatusError as error:
             fail(call, error)
 
-    def _serve_get(self, call: UnaryCall, get: plain.PlainGet) -> None:
+    def _serve_get(self, call: UnaryCall, get: wire.PlainGet) -> None:
         if call.cancelled:
             return
         if self._responder.slices.is_late:
@@ -148,7 +148,7 @@ class KVService:
 
     def put(self, call: UnaryCall, data: bytes) -> None:
         """Write one key."""
-        put = plain.decode_put(data)
+        put = wire.decode_put(data)
         if put is not None:
             self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, put))
             return
@@ -164,7 +164,7 @@ class KVService:
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a txn of ranges alone stays out of the log."""
-        decoded = plain.decode_txn(data, self._txn_operations_max)
+        decoded = wire.decode_txn(data, self._txn_operations_max)
         if decoded is not None and decoded.writes:
             self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, decoded))
             return

@@ -17,7 +17,7 @@ from raftkv.apply.membership import conf_change_of
 from raftkv.apply.wire import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.raft import confchange
-from raftkv.storage import mvcc_txn
+from raftkv.storage import mvcc
 from tests.apply.auth.machine import READ, READWRITE, WRITE, AuthMachine, permission
 from tests.compat.store import delete, get, put, txn
 
@@ -466,7 +466,7 @@ def test_rights_to_a_lease_are_cached_until_keys_or_users_change(monkeypatch: py
 
 def test_the_first_key_of_a_lease_from_a_key_on_is_that_of_its_sorted_keys() -> None:
     rng = Random(5)
-    table = mvcc_txn.Attachments()
+    table = mvcc.Attachments()
     model: dict[bytes, int] = {}
     for _ in range(3_000):
         key, lease = b"%d" % rng.randrange(300), rng.choice((1, 1, 1, 2))
@@ -481,7 +481,7 @@ def test_the_first_key_of_a_lease_from_a_key_on_is_that_of_its_sorted_keys() -> 
             expected = sorted(key for key in model if model[key] == each)
             assert table.key_from(each, start) == next((key for key in expected if key >= start), None)
             assert table.count(each) == len(expected)
-    again = mvcc_txn.Attachments()
+    again = mvcc.Attachments()
     again.restore(model)
     for each in (1, 2):
         assert sorted(again.keys_unordered(each)) == sorted(table.keys_unordered(each))

@@ -17,8 +17,8 @@ from typing import Any
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.loop.cork import Cork
+from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Message, MessageType, RaftConfig, SnapshotMeta
 from raftkv.replica.node.disk import Batch
 from raftkv.replica.node.node import Node

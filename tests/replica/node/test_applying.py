@@ -15,7 +15,7 @@ from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
 from raftkv.replica.node import applying
-from raftkv.storage import mvcc_txn
+from raftkv.storage import mvcc
 from tests.compat.store import delete, put
 from tests.replica.node.node_world import Caller, World
 
@@ -26,7 +26,7 @@ PASSES_MAX = 5_000
 @pytest.fixture(autouse=True)
 def _one_piece_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "SLICE_S", 0.0)
-    monkeypatch.setattr(mvcc_txn, "KEYS_PER_PIECE", 5)
+    monkeypatch.setattr(mvcc, "KEYS_PER_PIECE", 5)
 
 
 class _Read:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftkv.raft.core import WITHOUT_TERM
-from raftkv.raft.raw_node import _LOCAL
+from raftkv.raft.core import _LOCAL, WITHOUT_TERM
 from raftkv.raft.types import ConfState, Entry, Message, MessageType, SnapshotMeta, StateRole
 from raftkv.replica.codec import TERMS_AHEAD_MAX, BatchEncoder
 from tests.replica.node.node_world import ME, World

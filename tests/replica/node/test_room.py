@@ -231,7 +231,7 @@ def test_a_message_out_of_a_long_log_costs_what_it_holds(monkeypatch: pytest.Mon
         found = log.entries(low, high, bytes_max)
         assert found == expected
         if bytes_max < NO_LIMIT:
-            assert sum(looked_at) <= 2 * len(found) + 4 * log.LOOKED_AT
+            assert sum(looked_at) <= 2 * len(found) + 4 * log_module.LOOKED_AT
 
 
 def test_the_log_knows_its_size() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raftkv import errors
-from raftkv.apply import plain, txn
+from raftkv.apply import txn, wire
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState, Message, Ready
@@ -238,7 +238,7 @@ def _old_decision(patches: Patches) -> None:
 @mutant("put with a lease that is gone", "a key is attached to a lease that exists (R4)", lease_corner)
 def _lease_not_checked(patches: Patches) -> None:
     patches.set(txn, "check_put", nothing)
-    patches.set(plain, "check_lease", nothing)
+    patches.set(wire, "check_lease", nothing)
 
 
 @mutant("keys outlive their lease", "the end of a lease deletes its keys (L1)", lease_corner)

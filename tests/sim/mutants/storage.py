@@ -8,8 +8,7 @@ from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState
 from raftkv.storage import index, schema
 from raftkv.storage.compaction import Compactor
-from raftkv.storage.mvcc import Store
-from raftkv.storage.mvcc_txn import Attachments
+from raftkv.storage.mvcc import Attachments, Store
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.wal import wal as wal_module
 from raftkv.storage.wal.wal import WAL
