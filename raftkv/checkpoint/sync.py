@@ -22,15 +22,14 @@ from raftkv.checkpoint import find
 from raftkv.checkpoint import registry as aio
 from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.find import MIN
-from raftkv.checkpoint.records import Checkpoint
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
-from raftkv.client.sync.blocking import Blocking, Held, Stream, blocking
+from raftkv.client.sync.blocking import Blocking, Held, Shown, Stream, blocking
 from raftkv.client.sync.library import client_of
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.claim import Claim
-    from raftkv.checkpoint.records import AttemptRecord
     from raftkv.client.sync.library import Client
     from raftkv.client.sync.loop import LoopThread
 
@@ -46,15 +45,11 @@ class Attempt(Blocking[attempts.Attempt]):
     abort = blocking(attempts.Attempt.abort)
     give_up = blocking(attempts.Attempt.give_up)
 
-    @property
-    def record(self) -> AttemptRecord:
-        """Return the head of the attempt."""
-        return self._inner.record
+    record = Shown[AttemptRecord]()
+    """The head of the attempt."""
 
-    @property
-    def uri(self) -> str:
-        """Return the URL of the directory of its bytes."""
-        return self._inner.uri
+    uri = Shown[str]()
+    """The URL of the directory of its bytes."""
 
 
 class Commits(Stream[find.Commit]):
@@ -76,10 +71,8 @@ class Pin(Held[holds.Pin]):
         super().__init__(owner, loop, inner)
         self.lost = lost
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """Return the pinned checkpoint."""
-        return self._inner.checkpoint
+    checkpoint = Shown[Checkpoint]()
+    """The pinned checkpoint."""
 
     def take(self) -> Pin:
         """Take it, without a ``with`` block.

@@ -19,7 +19,19 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
 from raftkv.client.arguments import limit, many, seconds
 from raftkv.client.kv import WINDOW
@@ -331,6 +343,51 @@ class Blocking(Generic[Inner]):
         except BaseException:
             self._loop.post(give_back())
             raise
+
+
+class Shown(Generic[Result]):
+    """A value of the async object that any thread may read, under the name that it has there; read-only."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, twin: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, twin: Blocking[Any], owner: type) -> Result: ...
+
+    def __get__(self, twin: Blocking[Any] | None, owner: type) -> Self | Result:
+        return self if twin is None else self._read(twin)
+
+    def __set__(self, twin: object, value: NoReturn) -> NoReturn:
+        raise AttributeError(f"{self._name} cannot be set")
+
+    def _read(self, twin: Blocking[Any]) -> Result:
+        result: Result = getattr(twin._inner, self._name)
+        return result
+
+
+class Asked(Shown[Result]):
+    """A value that only the loop's thread may read."""
+
+    def _read(self, twin: Blocking[Any]) -> Result:
+        result: Result = twin._ask(lambda inner: getattr(inner, self._name))
+        return result
+
+
+def passing(method: Callable[Concatenate[Inner, P], Result]) -> Callable[Concatenate[Any, P], Result]:
+    """Make the twin of a method that waits for nothing, and that any thread may call.
+
+    Arguments:
+        method: of the async object.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return method(self._inner, *args, **kwargs)
+
+    return call
 
 
 class Held(Blocking[Inner]):

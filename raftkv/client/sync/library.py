@@ -47,15 +47,18 @@ from raftkv.client.lease import Leases
 from raftkv.client.lock import Elections
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.sync.blocking import (
+    Asked,
     Blocking,
     Drawn,
     Held,
+    Shown,
     Stream,
     Watch,
     blocking,
     chunked,
     iterates_like,
     iterating,
+    passing,
     taking,
     taskless,
 )
@@ -102,25 +105,17 @@ class Lease(Held[aio_lease.Lease]):
         self.lost = threading.Event()
         self._ask(lambda lease: lease.on_lost(lambda _: self.lost.set()))
 
-    @property
-    def id(self) -> int:
-        """Its id in the cluster; 0 until it is granted."""
-        return self._inner.id
+    id = Shown[int]()
+    """Its id in the cluster; 0 until it is granted."""
 
-    @property
-    def ttl(self) -> int:
-        """Seconds that the cluster has granted; until then those asked for."""
-        return self._inner.ttl
+    ttl = Shown[int]()
+    """Seconds that the cluster has granted; until then those asked for."""
 
-    @property
-    def remaining_s(self) -> float:
-        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
-        return self._ask(lambda lease: lease.remaining_s)
+    remaining_s = Asked[float]()
+    """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
 
-    @property
-    def alive(self) -> bool:
-        """Whether it can be relied on."""
-        return self._ask(lambda lease: lease.alive)
+    alive = Asked[bool]()
+    """Whether it can be relied on."""
 
     grant = taking(aio_lease.Lease.grant, aio_lease.Lease.revoke)
 
@@ -138,9 +133,7 @@ class Lease(Held[aio_lease.Lease]):
             raise LeaseLost(0, "it was never granted: enter it by with, or call grant()")
         super().check()
 
-    def lose(self, reason: str) -> None:
-        """Note that the cluster does not know it any more, as a call has found that relied on it."""
-        self._inner.lose(reason)
+    lose = passing(aio_lease.Lease.lose)
 
     def on_lost(self, callback: Callable[[Lease], Any]) -> Callable[[], None]:
         """Call back when it is lost (at once if it is), on a thread of its own, so it may use the client.
@@ -170,25 +163,17 @@ class Lease(Held[aio_lease.Lease]):
 class Session(Held[aio_lease.Session]):
     """A lease that comes back; made by ``Client.session``, established by ``with`` or ``establish()``."""
 
-    @property
-    def id(self) -> int:
-        """Id of the present lease."""
-        return self._inner.id
+    id = Shown[int]()
+    """Id of the present lease."""
 
-    @property
-    def generation(self) -> int:
-        """How many leases it has had; 0: none yet. Locks and terms do not survive a change of it."""
-        return self._inner.generation
+    generation = Shown[int]()
+    """How many leases it has had; 0: none yet. Locks and terms do not survive a change of it."""
 
-    @property
-    def error(self) -> Exception | None:
-        """Why it is not established at present; None while it is."""
-        return self._inner.error
+    error = Shown[Exception | None]()
+    """Why it is not established at present; None while it is."""
 
-    @property
-    def alive(self) -> bool:
-        """Whether its present lease can be relied on."""
-        return self._ask(lambda session: session.alive)
+    alive = Asked[bool]()
+    """Whether its present lease can be relied on."""
 
     @property
     def lease(self) -> Lease:
@@ -199,9 +184,7 @@ class Session(Held[aio_lease.Session]):
         """
         return Lease(self._owner, self._loop, self._inner.lease)
 
-    def lose(self, reason: str) -> None:
-        """Note that the cluster does not know its present lease any more, as a call has found that relied on it."""
-        self._inner.lose(reason)
+    lose = passing(aio_lease.Session.lose)
 
     establish = taking(aio_lease.Session.establish, aio_lease.Session.close)
 
@@ -236,20 +219,14 @@ class Holder(Held[HeldInner]):
         super().__init__(owner, loop, inner)
         self._lease: Lease | None = None
 
-    @property
-    def key(self) -> bytes:
-        """Its key, as the client sees it; empty while it is not held."""
-        return self._inner.key
+    key = Shown[bytes]()
+    """Its key, as the client sees it; empty while it is not held."""
 
-    @property
-    def guard_key(self) -> bytes:
-        """Its key, as the store knows it; empty while it is not held."""
-        return self._inner.guard_key
+    guard_key = Shown[bytes]()
+    """Its key, as the store knows it; empty while it is not held."""
 
-    @property
-    def fence(self) -> int:
-        """The fencing token: the create revision of its key; 0 while it is not held."""
-        return self._inner.fence
+    fence = Shown[int]()
+    """The fencing token: the create revision of its key; 0 while it is not held."""
 
     @property
     def lease(self) -> Lease:
@@ -263,18 +240,14 @@ class Holder(Held[HeldInner]):
             self._lease = Lease(self._owner, self._loop, inner)
         return self._lease
 
-    def broken(self) -> Exception:
-        """Note that its key is gone or changed, as a write has found that relied on it; returns the error to raise."""
-        return self._inner.broken()
+    broken = passing(aio_lock.Holder.broken)
 
 
 class Lock(Holder[aio_lock.Lock]):
     """One lock of one holder; made by ``Client.lock``. Not reentrant; threads that compete take one object each."""
 
-    @property
-    def held(self) -> bool:
-        """Whether it can be relied on, as far as this client knows."""
-        return self._ask(lambda lock: lock.held)
+    held = Asked[bool]()
+    """Whether it can be relied on, as far as this client knows."""
 
     acquire = taking(aio_lock.Lock.acquire, aio_lock.Lock.release)
 
@@ -306,10 +279,8 @@ def plain_lease(lease: Any) -> Any:
 class Term(Holder[aio_lock.Term]):
     """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
 
-    @property
-    def leads(self) -> bool:
-        """Whether it leads, as far as this client knows."""
-        return self._ask(lambda term: term.leads)
+    leads = Asked[bool]()
+    """Whether it leads, as far as this client knows."""
 
     campaign = taking(aio_lock.Term.campaign, aio_lock.Term.resign)
 
@@ -475,20 +446,14 @@ def _reading(
 class Cache(Blocking[aio_cache.Cache]):
     """A local copy of a prefix; made by ``Client.cache``, filled by ``with`` or ``start()``."""
 
-    @property
-    def revision(self) -> int:
-        """The revision of the copy: all changes up to it are seen by reads. 0: it is not filled."""
-        return self._inner.revision
+    revision = Shown[int]()
+    """The revision of the copy: all changes up to it are seen by reads. 0: it is not filled."""
 
-    @property
-    def size_bytes(self) -> int:
-        """What the keys take in memory, about; ``max_bytes`` limits it."""
-        return self._inner.size_bytes
+    size_bytes = Shown[int]()
+    """What the keys take in memory, about; ``max_bytes`` limits it."""
 
-    @property
-    def error(self) -> Exception | None:
-        """Why the copy does not follow the cluster at present, or has ended; None: it does, as far as is known."""
-        return self._inner.error
+    error = Shown[Exception | None]()
+    """Why the copy does not follow the cluster at present, or has ended; None: it does, as far as is known."""
 
     start = taking(aio_cache.Cache.start, aio_cache.Cache.close)
     close = blocking(aio_cache.Cache.close)

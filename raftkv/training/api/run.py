@@ -24,22 +24,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.sync import Registry
 from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
-from raftkv.client.sync.blocking import Blocking, blocking
+from raftkv.client.sync.blocking import Asked, Blocking, Shown, blocking, passing
 from raftkv.client.sync.loop import CallbackQueue
 from raftkv.training.api import async_run, checkpoint, generation
-from raftkv.training.rendezvous.world import RunPlace
+from raftkv.training.rendezvous.world import RunPlace, World
 
 if TYPE_CHECKING:
-    from raftkv.checkpoint.records import Checkpoint
-    from raftkv.checkpoint.storage.place import Writer
     from raftkv.client.sync.loop import LoopThread
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.checkpoint import Resumed
     from raftkv.training.rendezvous.participant import OnProgress
-    from raftkv.training.rendezvous.world import World
 
 
 class Counter(Blocking[generation.Counter]):
@@ -64,23 +62,17 @@ class Leadership(Blocking[generation.Leadership]):
         self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
         return self
 
-    @property
-    def leads(self) -> bool:
-        """Whether it leads, as far as this rank knows."""
-        return self._ask(lambda held: held.leads)
+    leads = Asked[bool]()
+    """Whether it leads, as far as this rank knows."""
 
-    @property
-    def token(self) -> int:
-        """The fencing token: grows from leader to leader; 0 before it leads."""
-        return self._inner.token
+    token = Shown[int]()
+    """The fencing token: grows from leader to leader; 0 before it leads."""
 
     def compares(self) -> list[rpc_pb2.Compare]:
         """Implement ``client.guards.Conditions.compares``; asked by a client's call on its loop."""
         return self._inner.compares() if self._loop.is_current else self._ask(lambda held: held.compares())
 
-    def broken(self) -> Exception:
-        """Implement ``client.guards.Conditions.broken``."""
-        return self._inner.broken()
+    broken = passing(generation.Leadership.broken)
 
     def __enter__(self) -> Self:
         return self.campaign()
@@ -93,37 +85,21 @@ class Leadership(Blocking[generation.Leadership]):
 class Saving(Blocking[checkpoint.Saving]):
     """A checkpoint that all ranks save together; made by ``Run.checkpoint``."""
 
-    @property
-    def step(self) -> int:
-        """Return the step of training."""
-        return self._inner.step
+    path = passing(checkpoint.Saving.path)
+    write = passing(checkpoint.Saving.write)
+    open = passing(checkpoint.Saving.open)
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of rank 0: what is in it at the end of the block counts."""
-        return self._inner.metrics
+    step = Shown[int]()
+    """The step of training."""
 
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """What was committed; None before the end of the block, or on ranks that do not wait."""
-        return self._inner.checkpoint
+    metrics = Shown[dict[str, float]]()
+    """The metrics of rank 0: what is in it at the end of the block counts."""
 
-    @property
-    def uri(self) -> str:
-        """Return the URL of the directory of its bytes, which is this attempt's alone."""
-        return self._inner.uri
+    checkpoint = Shown[Checkpoint | None]()
+    """What was committed; None before the end of the block, or on ranks that do not wait."""
 
-    def path(self, name: str) -> str:
-        """Return a local path to write a file, or a directory of files, to. Errors as for ``RankFiles.path``."""
-        return self._inner.path(name)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a whole file. Errors as for ``RankFiles.write``."""
-        self._inner.write(name, data)
-
-    def open(self, name: str) -> Writer:
-        """Open a new file, which is digested while it is written; the end of the block closes it at the latest."""
-        return self._inner.open(name)
+    uri = Shown[str]()
+    """The URL of the directory of its bytes, which is this attempt's alone."""
 
     def __enter__(self) -> Self:
         interrupt = KeyboardInterrupt("as it began")
@@ -168,27 +144,19 @@ class Run(Blocking[async_run.Run], RunPlace):
 
     # ---- where this rank is: values of the present generation, no I/O
 
-    @property
-    def world(self) -> World:
-        """The generation as this node sees it."""
-        return self._inner.world
+    world = Shown[World]()
+    """The generation as this node sees it."""
 
-    @property
-    def rank(self) -> int:
-        """This rank; it may be another in the next generation."""
-        return self._inner.rank
+    rank = Shown[int]()
+    """This rank; it may be another in the next generation."""
 
-    @property
-    def is_worker(self) -> bool:
-        """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
-        return self._inner.is_worker
+    is_worker = Shown[bool]()
+    """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
 
     # ---- when the generation ends
 
-    @property
-    def changed(self) -> bool:
-        """Whether the generation is over: come back with ``rejoin``. No I/O; any thread may ask."""
-        return self._inner.changed
+    changed = Shown[bool]()
+    """Whether the generation is over: come back with ``rejoin``. No I/O; any thread may ask."""
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
         """Call back when a generation ends, once each, on a thread of its own. Returns a function that cancels it."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from raftkv.client.control import OnTrouble
-from raftkv.client.sync.blocking import Blocking, blocking
+from raftkv.client.sync.blocking import Blocking, Shown, blocking
 from raftkv.client.sync.library import Client
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Node
@@ -60,20 +60,14 @@ class Participant(Blocking[aio_participant.Participant], RecordView):
     close = blocking(aio_participant.Participant.close)
     leave = blocking(aio_participant.Participant.leave)
 
-    @property
-    def config(self) -> RunConfig:
-        """Settings of this node."""
-        return self._inner.config
+    config = Shown[RunConfig]()
+    """Settings of this node."""
 
-    @property
-    def node(self) -> Node:
-        """This node, as registered."""
-        return self._inner.node
+    node = Shown[Node]()
+    """This node, as registered."""
 
-    @property
-    def world(self) -> World | None:
-        """The last one that ``next_world`` has returned."""
-        return self._inner.world
+    world = Shown[World | None]()
+    """The last one that ``next_world`` has returned."""
 
     def _seen(self) -> tuple[RecordCache, World | None]:
         return self._inner._seen()
