@@ -205,7 +205,6 @@ class WriteTxn:
     __slots__ = (
         "_attachments",
         "_base",
-        "_create_field",
         "_index",
         "_leases",
         "_mod_field",
@@ -238,7 +237,7 @@ class WriteTxn:
         self._attachments = attachments
         self._leases = attachments.of_key
         self._records: dict[bytes, bytes] = {}
-        self._create_field = self._mod_field = b""
+        self._mod_field = b""
         self._base = 0
         self._poisoned = False
         self.main = 0
@@ -305,9 +304,6 @@ class WriteTxn:
     def _next_revision(self) -> int:
         # Each change is one tuple in ``changes``, so its number there is its sub-revision.
         sub = len(self.changes)
-        if not self._mod_field:
-            self._mod_field = mod_field(self.main)
-            self._create_field = create_field(self.main)
         if sub > SUB_MASK or not self.is_open:
             raise InvariantError(f"change {sub} of revision {self.main}, transaction open: {self.is_open}")
         return self._base + sub
@@ -325,16 +321,17 @@ class WriteTxn:
         """
         revision = self._next_revision()
         created, version, previous = self._index.put(key, revision)
+        if not self._mod_field:
+            self._mod_field = mod_field(self.main)
         key_size, value_size = len(key), len(value)
         self.put_bytes += key_size + value_size
-        # ``key_value.encode`` spelled out: one join, the fields that are the same for the whole transaction encoded
-        # once, the short ones from tables.
+        # ``key_value.encode`` spelled out: one join, the field that is the same for the whole transaction encoded once,
+        # the short ones from tables.
         data = b"".join(
             (
                 KEY_HEADS[key_size] if key_size < _SMALL else key_head(key_size),
                 key,
-                # A key created by this very transaction has the transaction's own revision.
-                self._create_field if created == self.main else create_field(created),
+                create_field(created),
                 self._mod_field,
                 VERSION_FIELDS[version] if version < _SMALL else version_field(version),
                 VALUE_HEADS[value_size] if value_size < _SMALL else value_head(value_size),
@@ -405,6 +402,8 @@ class WriteTxn:
         if self._leases and key in self._leases:
             self._attachments.detach(key)
         self.deleted_total += 1
+        if not self._mod_field:
+            self._mod_field = mod_field(self.main)
         # The event that watchers get says when: it has the mod revision, which the record does not need.
         self.changes.append((key, data + self._mod_field, True, previous))
 

@@ -1245,21 +1245,6 @@ _RESPONSES = frozenset(
 )
 
 
-class _Append:
-    """The steps to take when the write of one Ready is confirmed."""
-
-    __slots__ = ("last_index", "last_term", "number", "snapshot_index", "term", "to_self")
-
-    def __init__(self, number: int, raft: Raft, to_self: list[Message], snapshot_index: int) -> None:
-        self.number = number
-        # The member's term, and the end of its log, when the Ready was taken.
-        self.term = raft.term
-        self.last_index = raft.log.last_index
-        self.last_term = raft.log.last_term
-        self.to_self = to_self
-        self.snapshot_index = snapshot_index
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RawNode:
     """The Raft core of one member of one group."""
@@ -1282,7 +1267,7 @@ class RawNode:
         self.raft = Raft(config, log, rng, clock_ns)
         self._soft = (self.raft.leader, self.raft.role)
         self._hard = (self.raft.term, self.raft.vote, self.raft.log.committed)
-        self._appends: deque[_Append] = deque()
+        self._unconfirmed: deque[Ready] = deque()
         self._append_number = 0
 
     # -- inputs ------------------------------------------------------------------------------------------------------
@@ -1446,7 +1431,12 @@ class RawNode:
             or ready.messages_after_append
             or raft.messages_to_self
         ):
-            self._number(ready)
+            # What the confirmation of its write will mean.
+            self._append_number += 1
+            ready.append_number = self._append_number
+            ready.attested = (raft.term, log.last_index, log.last_term)
+            ready.to_self, raft.messages_to_self = raft.messages_to_self, ready.to_self
+            self._unconfirmed.append(ready)
         return ready
 
     def _take_states(self, ready: Ready) -> None:
@@ -1464,36 +1454,27 @@ class RawNode:
             self._hard = hard
             ready.hard_state = HardState(*hard)
 
-    def _number(self, ready: Ready) -> None:
-        """Remember what the confirmation of this Ready's write will mean."""
-        self._append_number += 1
-        ready.append_number = self._append_number
-        raft = self.raft
-        to_self, raft.messages_to_self = raft.messages_to_self, []
-        snapshot_index = 0 if ready.snapshot is None else ready.snapshot.index
-        self._appends.append(_Append(self._append_number, raft, to_self, snapshot_index))
-
     def on_append_durable(self, ready: Ready) -> None:
         """Confirm that everything of ``ready`` that is for the disk is durable, and that the ``MemoryLog`` has it.
 
         A snapshot is also installed in the state machine. Call it for each Ready, in order; for one with
         ``append_number`` 0 it does nothing.
         """
-        number = ready.append_number
-        if number == 0:
+        if ready.append_number == 0:
             return
-        if not self._appends or self._appends[0].number != number:
-            raise InvariantError(f"append {number} confirmed out of order")
-        append = self._appends.popleft()
+        if not self._unconfirmed or self._unconfirmed[0] is not ready:
+            raise InvariantError(f"append {ready.append_number} confirmed out of order")
+        self._unconfirmed.popleft()
         raft = self.raft
-        for message in append.to_self:
+        for message in ready.to_self:
             raft.step(message)
         # Counts only if the log was not truncated meanwhile; see the head of the module.
-        if append.term == raft.term:
-            raft.log.unstable.stable_to(append.last_index, append.last_term)
+        term, last_index, last_term = ready.attested
+        if term == raft.term:
+            raft.log.unstable.stable_to(last_index, last_term)
         # A snapshot is committed state: it stays valid in any term.
-        if append.snapshot_index:
-            raft.installed_snapshot(append.snapshot_index)
+        if ready.snapshot is not None:
+            raft.installed_snapshot(ready.snapshot.index)
 
     def on_applied(self, index: int) -> None:
         """Confirm that the state machine holds everything up to and including ``index``."""

@@ -243,6 +243,10 @@ class Ready:
     """Whether ``messages_after_append`` need an fsync: not for a mere advance of the commit index."""
     append_number: int = 0
     """Place among the Readys that have something for the disk or wait for it; 0 for one that has not."""
+    attested: tuple[int, int, int] = (0, 0, 0)
+    """For the core: the term of the member, index and term of the last entry, when the Ready was taken."""
+    to_self: list[Message] = field(default_factory=list)
+    """For the core: messages to itself that the confirmation of the write delivers."""
 
 
 # -- config ---------------------------------------------------------------------------------------------------------

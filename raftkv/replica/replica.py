@@ -305,7 +305,7 @@ class Replica:
             max_request_bytes=config.max_request_bytes,
             quota_bytes=config.quota_bytes,
             # Pages that a compaction freed are written again, so they count as space.
-            size_bytes=partial(attrgetter("size_in_use_bytes"), store),
+            size_bytes=partial(attrgetter("backend.size_in_use_bytes"), store),
             data_dir=config.data_dir,
             raise_no_space=space.raise_no_space,
             make_room=space.make_room,

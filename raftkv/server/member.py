@@ -11,6 +11,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from raftkv.apply.auth.rights import Rights
@@ -144,7 +146,8 @@ class Member:
     def _assemble(self, durable: Durable) -> None:
         beside = None if self.config.unsafe_no_fsync else KernelSync.open()
         self._syncs = Buckets(DISK_S)
-        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe, beside, self._writer.is_busy_for)
+        busy_since_s = partial(attrgetter("busy_since_s"), self._writer)
+        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe, beside, busy_since_s)
         self._transport = self._make_transport(durable)
         self.replica = self._make_replica(durable)
         self.node = self.replica.node

@@ -104,17 +104,14 @@ class ThreadWriter:
         """Start the thread. ``notify(call)`` must have ``call()`` run on the owner's thread, soon, in order."""
         self._notify = notify
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
-        self._began_s = math.inf
+        self.busy_since_s = math.inf
+        """When the job under way began, by ``time.monotonic``; infinity: there is none."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
         """Implement ``Writer.submit``."""
         self._jobs.put((job, done))
-
-    def is_busy_for(self, seconds: float) -> bool:
-        """Return whether the job under way has taken so long already."""
-        return monotonic() - self._began_s > seconds
 
     def drain(self) -> None:
         """Implement ``Writer.drain``."""
@@ -131,10 +128,10 @@ class ThreadWriter:
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
-            self._began_s = monotonic()
+            self.busy_since_s = monotonic()
             # The job runs here and its report there: the owner never sees its state change under it.
             error = _outcome(job)
-            self._began_s = math.inf
+            self.busy_since_s = math.inf
             try:
                 self._notify(partial(done, error))
             except RuntimeError:  # the loop is closed, and the owner is gone
@@ -276,7 +273,7 @@ class LMDBBackend:
             )
 
     def _measure(self) -> None:
-        self._size_bytes, self._size_in_use_bytes = self._environment.measure()
+        self.size_bytes, self.size_in_use_bytes = self._environment.measure()
 
     def begin_read(self) -> LMDBReadTxn:
         """Implement ``Backend.begin_read``."""
@@ -352,16 +349,6 @@ class LMDBBackend:
     def open_reads(self) -> int:
         """Read transactions that are open."""
         return self._environment.users
-
-    @property
-    def size_bytes(self) -> int:
-        """Implement ``Backend.size_bytes``."""
-        return self._size_bytes
-
-    @property
-    def size_in_use_bytes(self) -> int:
-        """Implement ``Backend.size_in_use_bytes``."""
-        return self._size_in_use_bytes
 
     def copy_to(self, path: Path) -> None:
         """Implement ``Backend.copy_to``. Runs without the interpreter lock; writers go on meanwhile."""

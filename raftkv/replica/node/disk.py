@@ -233,7 +233,8 @@ class Disk:
         observe_sync: called with the seconds of each sync (a metric).
         beside: syncs while the loop goes on; None: the thread does. ``close`` closes it. Such a sync is taken to last
             until the loop hears of its end.
-        is_busy_for: whether something large has been written to the same device for so many seconds.
+        busy_since_s: when a write of something large to the same device began, by ``time.monotonic``; infinity: none
+            is under way.
 
     Attributes:
         observer: called likewise, while the dashboard is open.
@@ -246,10 +247,10 @@ class Disk:
         on_failure: Callable[[BaseException], None],
         observe_sync: Callable[[float], None],
         beside: BesideSync | None = None,
-        is_busy_for: Callable[[float], bool] = lambda seconds: False,
+        busy_since_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._log = log
-        self._is_busy_for = is_busy_for
+        self._busy_since_s = busy_since_s
         self._loop = loop
         self._on_failure = on_failure
         self._observe_sync = observe_sync
@@ -292,7 +293,7 @@ class Disk:
             self._leave_to_thread([batch])
 
     def _is_fast(self) -> bool:
-        return self._times.is_fast(time.perf_counter()) and not self._is_busy_for(BUSY_S)
+        return self._times.is_fast(time.perf_counter()) and time.monotonic() - self._busy_since_s() <= BUSY_S
 
     def _go_beside(self, batches: list[Batch]) -> bool:
         """Write batches and have the kernel sync them, if that suits them; whether so."""
