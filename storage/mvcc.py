@@ -111,8 +111,6 @@ class Attachments:
             until ``become``.
     """
 
-    __slots__ = ("_keys", "of_key")
-
     def __init__(self) -> None:
         self.of_key: dict[bytes, int] = {}
         self._keys: dict[int, set[bytes] | SortedList] = {}
@@ -201,26 +199,6 @@ Change = tuple[bytes, bytes, bool, int]
 
 class WriteTxn:
     """The write transaction of a store: one object, opened again and again by ``Store.begin``."""
-
-    __slots__ = (
-        "_attachments",
-        "_base",
-        "_index",
-        "_leases",
-        "_mod_field",
-        "_on_changed",
-        "_overlay",
-        "_poisoned",
-        "_reader",
-        "_records",
-        "changes",
-        "compact_revision",
-        "deleted_total",
-        "deletes_total",
-        "is_open",
-        "main",
-        "put_bytes",
-    )
 
     def __init__(
         self,

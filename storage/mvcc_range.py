@@ -45,8 +45,6 @@ class RangeResult:
 class Reader:
     """The read side of one store: an index, an overlay and the leases, put together. It has no state but a count."""
 
-    __slots__ = ("_index", "_leases", "_overlay", "ranges_total")
-
     def __init__(self, index: Index, overlay: Overlay, leases: dict[bytes, int]) -> None:
         self._index = index
         self._overlay = overlay

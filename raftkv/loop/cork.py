@@ -48,8 +48,6 @@ class Cork:
         schedule: calls a function at the start of the loop's next turn.
     """
 
-    __slots__ = ("_deferred", "_expected", "_has_arrived", "_is_held", "_marked", "_schedule", "_touched")
-
     def __init__(self, schedule: Callable[[Callable[[], None]], None] = _next_turn) -> None:
         self._schedule = schedule
         self._touched: list[Flushable] = []

@@ -144,34 +144,6 @@ class Campaign(enum.Enum):
 class Raft:
     """The Raft state of one member: ``RawNode`` is its interface; tests and invariants read its fields."""
 
-    __slots__ = (
-        "append_due",
-        "config",
-        "election_elapsed",
-        "heartbeat_due",
-        "heartbeat_elapsed",
-        "id",
-        "leader",
-        "lease",
-        "log",
-        "max_uncommitted_bytes",
-        "messages",
-        "messages_after_append",
-        "messages_to_self",
-        "pending_conf_index",
-        "randomized_election_ticks",
-        "read_states",
-        "reads",
-        "rng",
-        "role",
-        "term",
-        "term_start_index",
-        "tracker",
-        "transferee",
-        "uncommitted_bytes",
-        "vote",
-    )
-
     def __init__(
         self, config: RaftConfig, reader: MemoryLog, rng: random.Random, clock_ns: Callable[[], int] | None = None
     ) -> None:

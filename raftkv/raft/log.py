@@ -218,8 +218,6 @@ REJECTED = -1
 class Unstable:
     """The tail of the log, and perhaps a snapshot, that are not known to be durable."""
 
-    __slots__ = ("entries", "in_progress", "offset", "snapshot", "snapshot_in_progress")
-
     def __init__(self, offset: int) -> None:
         self.entries: list[Entry] = []
         # entries[i] has index offset + i.
@@ -301,25 +299,6 @@ class RaftLog:
     """The log of one member: the part on disk, the unstable tail, and how far it is committed. Only the core changes
     it.
     """
-
-    __slots__ = (
-        "_counted_to",
-        "_pages",
-        "_slice_bytes",
-        "_slice_entries",
-        "_slice_key",
-        "_waiting_bytes",
-        "applied",
-        "applying",
-        "applying_bytes",
-        "applying_paused",
-        "committed",
-        "last_index",
-        "last_term",
-        "max_applying_bytes",
-        "reader",
-        "unstable",
-    )
 
     def __init__(self, reader: MemoryLog, max_applying_bytes: int) -> None:
         first, last = reader.first_index(), reader.last_index()

@@ -57,17 +57,6 @@ class ReadLease:
         wait_until_ns: until when ``must_wait`` may hold; 0: it does not in this term any more.
     """
 
-    __slots__ = (
-        "_appended",
-        "_clock_ns",
-        "_given_up",
-        "_received_ns",
-        "_released_term",
-        "_until_ns",
-        "allowed",
-        "wait_until_ns",
-    )
-
     def __init__(self, clock_ns: Callable[[], int] | None, starts_within_lease: bool) -> None:
         self.allowed = False
         self._clock_ns = clock_ns

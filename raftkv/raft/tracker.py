@@ -352,18 +352,6 @@ def describe(voters: Collection[int], acked: Mapping[int, int]) -> str:
 class Tracker:
     """The configuration of one Raft group at one member, with the progress and the votes of its members."""
 
-    __slots__ = (
-        "config",
-        "id",
-        "incoming",
-        "max_inflight_bytes",
-        "max_inflight_messages",
-        "outgoing",
-        "peers",
-        "progress",
-        "votes",
-    )
-
     def __init__(self, id: int, max_inflight_messages: int, max_inflight_bytes: int) -> None:
         self.id = id
         self.max_inflight_messages = max_inflight_messages
@@ -475,8 +463,6 @@ class ReadRequest:
 
 class ReadIndexQueue:
     """The reads that wait for the confirmation of one leadership."""
-
-    __slots__ = ("_acked", "_queue", "confirmed", "deferred")
 
     def __init__(self) -> None:
         self._acked: dict[int, int] = {}
