@@ -34,8 +34,7 @@ from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, c
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
 from raftkv.checkpoint.copies import catalogue
-from raftkv.checkpoint.copies.catalogue import Copy, Spot
-from raftkv.checkpoint.copies.reading import read_nearest
+from raftkv.checkpoint.copies.catalogue import Copy, Spot, read_nearest
 from raftkv.checkpoint.errors import PrepareConflict, printable
 from raftkv.checkpoint.exchange import Imported, Incoming, OnResult
 from raftkv.checkpoint.find import MIN, Bests, Commits, Lookup, RunLatest

@@ -76,12 +76,11 @@ from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.replica.node.bootstrap import Durable
 from raftkv.replica.node.disk import Disk, Marker
-from raftkv.replica.node.housekeeping import Housekeeping
+from raftkv.replica.node.housekeeping import Housekeeping, LogCut, Retention
 from raftkv.replica.node.leadership import LeaderGuard, LeaderLog, LostLeader
-from raftkv.replica.node.log_cut import LogCut, Retention
 from raftkv.replica.node.node import Node
-from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
 from raftkv.replica.node.throttle import Throttle
+from raftkv.replica.node.waits import NodeSettings, Sender, Stages
 from raftkv.replica.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.replica.snapshots.files import check_room, free_disk_bytes
 from raftkv.replica.watch.hub import WatchHub, WatchRunner

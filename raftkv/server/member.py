@@ -72,10 +72,9 @@ from raftkv.server.streams.lease import LeaseService
 from raftkv.server.streams.watch import WatchService
 from raftkv.server.tls.ports import Ports, peer_hosts
 from raftkv.server.ui.cluster import ClusterFigures, Identity
-from raftkv.server.ui.events import Events
-from raftkv.server.ui.figures import Figures
+from raftkv.server.ui.figures import Events, Figures
 from raftkv.server.ui.service import Dashboard
-from raftkv.storage.wal.kernel_sync import KernelSync
+from raftkv.storage.wal.disk import KernelSync
 
 if TYPE_CHECKING:
     from raftkv.server.tracing.assembly import MemberTracing

@@ -16,7 +16,7 @@ segment may be cut, and only where a crash can have torn it.
        version, metadata, hard state, marker     repeats hard state and marker 2: once a marker from 4 on is
                                                  durable, segment 0 is deleted whole (``release``)
 
-Reading order: this page, ``record.py``, ``tail.py``, ``segment.py``, ``replay.py``, ``recovery.py``,
+Reading order: this page, ``record.py``, ``tail.py``, ``segment.py``, ``recovery.py``,
 ``wal.py``; beside them ``disk.py`` (the operating system behind a protocol) and ``describe.py`` (dumps).
 
 THE FORMAT, version 1. All numbers little-endian; checksums are CRC32C (Castagnoli).

@@ -47,12 +47,12 @@ from raftkv.storage.wal.disk import (
     WALSpaceError,
 )
 from raftkv.storage.wal.record import BODY_MAX_BYTES, encode_frame, frame_size
+from raftkv.storage.wal.recovery import ReplayError
 from raftkv.storage.wal.segment import SpareSegment
 
 from .disk import Disk, RealDisk
 from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
 from .recovery import Recovered, Recovery
-from .replay import ReplayError
 from .segment import (
     LOCK_NAME,
     SEGMENT_BYTES,

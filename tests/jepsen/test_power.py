@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None and "CI" not in os.e
 
 BEGIN = """
 import ctypes, mmap, os, signal, sys
-from raftkv.storage.wal.kernel_sync import KernelSync
+from raftkv.storage.wal.disk import KernelSync
 def new(name, flags=0):
     return os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o600)
 def settle():

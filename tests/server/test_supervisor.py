@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.client.local import ServerProcess, is_healthy
-from raftkv.server.supervisor import Supervisor
+from raftkv.server.main import Supervisor
 from tests.procs import PATIENCE_S, free_port
 
 

@@ -21,7 +21,7 @@ from raftkv.raft.types import ConfChange, ConfState, RaftConfig, Ready, Snapshot
 from raftkv.replica.node.bootstrap import Durable, memory_log, take_mark
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import request_ids
-from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.node.waits import NodeSettings
 from raftkv.replica.replica import Devices, Replica
 from raftkv.server.peer.service import PeerService
 from raftkv.server.services.cluster import ClusterService

@@ -29,7 +29,7 @@ from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.commit.summary import advanced, checked_metrics, indexed
 from raftkv.checkpoint.copies import catalogue
-from raftkv.checkpoint.copies.reading import ReadCopy, receive
+from raftkv.checkpoint.copies.catalogue import ReadCopy, receive
 from raftkv.checkpoint.errors import (
     AttemptOver,
     CheckpointExists,

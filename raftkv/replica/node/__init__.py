@@ -27,10 +27,9 @@ Example::
     outcome = await node.propose(Kind.TXN, data, request, call.caller, identity=identity_of(call))
     outcome.check()                             # raises what it was refused for
 
-Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,
-``admission`` (what is refused), ``bootstrap`` (start), ``housekeeping``,
-``log_cut``, ``auto_compaction``, ``conf_changes`` (one at a time), ``leadership``, ``survivor``
-(``--force-new-cluster``), ``surroundings`` (what a node is given).
+Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines; what a node is given),
+``disk``, ``applying``, ``admission`` (what is refused), ``bootstrap`` (start, ``--force-new-cluster`` too),
+``housekeeping`` (cuts of the log), ``auto_compaction``, ``conf_changes`` (one at a time), ``leadership``.
 
 Leaves out: connections, the meaning of requests, and files below ``disk``.
 """

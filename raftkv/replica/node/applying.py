@@ -35,7 +35,7 @@ from raftkv.histograms import Buckets, doubling
 from raftkv.raft.log import RaftLog
 from raftkv.raft.types import Entry, EntryType, Message, MessageType
 from raftkv.replica.node.proposals import Waiter
-from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.node.waits import NodeSettings
 from raftkv.rpc.shares import name_of
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint

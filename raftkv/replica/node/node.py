@@ -63,8 +63,7 @@ from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_begin
 from raftkv.replica.node.disk import Batch, Disk, Restore
 from raftkv.replica.node.proposals import Forwarded, Pace, Proposals, Waiter, answer, cost_bytes
 from raftkv.replica.node.reads import Reader, ReadQueue
-from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
-from raftkv.replica.node.waits import AwaitableNode, timeout_error
+from raftkv.replica.node.waits import AwaitableNode, NodeSettings, Sender, Stages, timeout_error
 from raftkv.rpc.shares import Uses
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint

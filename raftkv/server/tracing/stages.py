@@ -1,4 +1,4 @@
-"""The moments of a traced request on its way through the node: ``node.surroundings.Stages`` for one that traces.
+"""The moments of a traced request on its way through the node: ``node.waits.Stages`` for one that traces.
 
 Knows requests by the eight bytes that name them in every entry, message and log (request id, context of a read round).
 While nothing is traced each hook is one look at an empty dict.

@@ -4,8 +4,8 @@
     Server(limits, dashboard.around(handler))
 
 ``files`` serves the bundle of ``raftkv.ui``; ``service`` knows the paths and who may use them; ``live`` sends one
-record a second to all viewers; ``figures`` reads it from the member's counters; ``cluster`` asks the other members;
-``events`` notes what happened.
+record a second to all viewers; ``figures`` reads it from the member's counters, and notes what
+happened; ``cluster`` asks the other members.
 
 Invariant: without a viewer nothing but events is counted, read or asked. Keys are not read here: pages use ``/v3``.
 """

@@ -19,7 +19,7 @@ from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit import claim as claims
 from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.copies import reading
+from raftkv.checkpoint.copies import catalogue
 from raftkv.checkpoint.copies.holder import Shelf
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConflict, RanksMissing, StaleStep
 from raftkv.checkpoint.find import Commits
@@ -369,7 +369,7 @@ def _pin_of_nothing(patches: Patches) -> None:
 
 @mutant("digest of a copy not compared", "bytes count only by the committed digest", run_memory_seed)
 def _believed(patches: Patches) -> None:
-    patches.set(reading, "check", lambda data, wanted, where: None)
+    patches.set(catalogue, "check", lambda data, wanted, where: None)
 
 
 @mutant("newest attempt instead of the agreed one", "all ranks restore one attempt", run_memory_seed)

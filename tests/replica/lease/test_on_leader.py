@@ -23,8 +23,7 @@ from raftkv.replica.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.replica.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.replica.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive
 from raftkv.replica.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
-from raftkv.replica.node.surroundings import NodeSettings
-from raftkv.replica.node.waits import AwaitableNode
+from raftkv.replica.node.waits import AwaitableNode, NodeSettings
 from raftkv.rpc.status import Code, RpcError
 from tests.apply.machine import Machine
 from tests.rpc.attacks.test_work_of_a_read import Turns

@@ -23,7 +23,7 @@ from raftkv.raft.types import ConfState, Message, MessageType, RaftConfig, Snaps
 from raftkv.replica.node.disk import Batch
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
-from raftkv.replica.node.surroundings import NodeSettings, Stages
+from raftkv.replica.node.waits import NodeSettings, Stages
 from tests.apply.machine import Machine
 
 ME = 1

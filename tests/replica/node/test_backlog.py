@@ -15,7 +15,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft.log import MemoryLog, RaftLog, size_of
 from raftkv.raft.types import NO_LIMIT, Entry, HardState, Message, MessageType
 from raftkv.replica.node.admission import Admission
-from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.node.waits import NodeSettings
 from raftkv.rpc.server.calls import ServerCall
 from tests.replica.node.node_world import ME, World
 

@@ -28,7 +28,7 @@ from raftkv.replica.node.disk import (
 )
 from raftkv.storage import failpoints
 from raftkv.storage.wal import WAL
-from raftkv.storage.wal.kernel_sync import KernelSync
+from raftkv.storage.wal.disk import KernelSync
 
 
 class FakeLog:

@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.raft.types import NONE, MessageType, StateRole
 from raftkv.replica.node.leadership import LostLeader
-from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.node.waits import NodeSettings
 from tests.replica.node.node_world import World
 
 TICK_S = 60.0

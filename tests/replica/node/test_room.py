@@ -16,9 +16,9 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft import log as log_module
 from raftkv.raft.log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
 from raftkv.raft.types import NO_LIMIT, ConfState, Entry, SnapshotMeta
-from raftkv.replica.node import log_cut
+from raftkv.replica.node import housekeeping
 from raftkv.replica.node.admission import DISK_RESERVE_BYTES, Admission
-from raftkv.replica.node.log_cut import LogCut, Retention
+from raftkv.replica.node.housekeeping import LogCut, Retention
 from raftkv.storage.mvcc import Store
 from tests.storage.memory import MemoryBackend
 
@@ -150,8 +150,8 @@ class Cut:
 def test_the_log_is_held_for_a_lagging_member_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, entries_max: int, bytes_max: int
 ) -> None:
-    monkeypatch.setattr(log_cut, "LOG_HELD_ENTRIES_MAX", entries_max)
-    monkeypatch.setattr(log_cut, "LOG_HELD_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(housekeeping, "LOG_HELD_ENTRIES_MAX", entries_max)
+    monkeypatch.setattr(housekeeping, "LOG_HELD_BYTES_MAX", bytes_max)
     snapshots = Snapshots()
     cut = Cut(snapshots)
     for index in range(1, 200):
@@ -196,7 +196,7 @@ def test_the_log_is_cut_by_entries_and_by_bytes(retention: dict[str, int], kept_
     ("name", "most"), [("DROPPED_AT_ONCE_MAX", 30), ("DROPPED_AT_ONCE_BYTES", 30 * ENTRY_BYTES - 1)]
 )
 def test_much_of_a_log_is_dropped_in_steps(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
-    monkeypatch.setattr(log_cut, name, most)
+    monkeypatch.setattr(housekeeping, name, most)
     snapshots = Snapshots()
     cut = Cut(snapshots, catchup_entries=0)
     for index in range(1, 101):

@@ -7,7 +7,7 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.node.waits import NodeSettings
 from raftkv.rpc.server.server import Server
 from raftkv.server.metrics.budgets import BudgetMetrics, IdentityMetrics
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raftkv.pb import rpc_pb2
-from raftkv.server.ui.events import EVENTS_MAX, TEXT_MAX, Events
+from raftkv.server.ui.figures import EVENTS_MAX, TEXT_MAX, Events
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from raftkv.replica.node.disk import Batch, Restore
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.reads import ReadQueue
 from raftkv.storage.mvcc import Store
-from raftkv.storage.wal.replay import LogReplay
+from raftkv.storage.wal.recovery import LogReplay
 from tests.sim import assembly
 from tests.sim.corners import (
     divergence_corner,

@@ -13,11 +13,11 @@ from raftkv.replica import replica
 from raftkv.replica.node import node as node_module
 from raftkv.replica.node.applying import Applying, Backlog
 from raftkv.replica.node.disk import Marker
-from raftkv.replica.node.log_cut import LogCut
+from raftkv.replica.node.housekeeping import LogCut
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Proposals, Waiter
 from raftkv.replica.node.reads import ReadQueue
-from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.node.waits import NodeSettings
 from raftkv.replica.snapshots import SnapshotSender, copies
 from tests.sim import assembly
 from tests.sim.corners import (

@@ -6,7 +6,7 @@ import pytest
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.wal.record import Metadata, Record
-from raftkv.storage.wal.replay import LogReplay, ReplayError
+from raftkv.storage.wal.recovery import LogReplay, ReplayError
 from tests.storage.wal.helpers import entries, indexes
 
 

@@ -1,4 +1,4 @@
-// What happened to the cluster: the lists of all members (`server/ui/events`) in one, in words. Pure.
+// What happened to the cluster: the lists of all members (`server/ui/figures`) in one, in words. Pure.
 //
 //     merged(record.members)     [{ at, text, kind }], the newest first; `kind` is the colour of its badge
 
