@@ -24,7 +24,7 @@ Every budget of a member, and how it is shared:
     answers          bytes not read     taken back: a connection of the greediest is ended     ``rpc/server/budget``
     requests         bytes unfinished   taken back: likewise                                   ``rpc/server/budget``
     watchers         bytes              taken back: its newest watchers are cancelled          ``replica/watch/hub``
-    dashboard        open pages         taken back: its oldest page ends                       ``server/ui/live``
+    dashboard        open pages         taken back: its oldest page ends                       ``server/ui/service``
     tokens ahead     calls that wait    taken back: its oldest is refused, for its own newer one too: who is honest
                                         waits for a moment                                     ``server/auth/guard``
     logins           passwords          taken back, by address and, within one, by name (all names that no user has are

@@ -5,8 +5,8 @@
     for done in await import_directory(registry, "/shared/old-job/output"):
         print(done.step, done.action, done.reason)          # or json.dumps(done.plain())
 
-    importing    what is in a directory, registered oldest first; what is there already is skipped
-    detect       which tool has written what: from the names of files alone
+    importing    what is in a directory, registered oldest first; what is there already is skipped; ``detect``: which
+                 tool has written what, from the names of files alone
     source       the directory: its listing, and reads of bounded size
     formats      whether single files are whole: safetensors, torch's archives, JSON
     candidate    what may be a checkpoint; steps and numbers of shards in names

@@ -7,7 +7,7 @@ writes it to a file of its own, reads that file again, checks the SHA-256 of all
 the entry that was announced, and everything in it, makes it durable under the name of its index, and only then hands
 the SNAPSHOT message to the core.
 
-    sender       flush -> copy (N.out.db) -> header chunk, data chunks, digest             ``copies``, ``sender``
+    sender       flush -> copy (N.out.db) -> header chunk, data chunks, digest             ``sender``
     receiver     ....part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message  ``receiver``
     node         marker in the log -> read in steps -> swap -> acknowledge                 ``receiver``
 

@@ -3,7 +3,7 @@
 Owns answers that probes and load balancers know from etcd, byte for byte where they look.
 
     GET /health   /livez   /readyz   /version   /metrics          ``routes``
-    GET /debug/vars   /debug/pprof/                               ``debug``, with ``profiles``; for root
+    GET /debug/vars   /debug/pprof/                               ``debug``; for root
     Host header, origins of pages, content types                  ``access``, around all of them
 
 Laws:

@@ -3,29 +3,399 @@
     GET /             -> /ui/, for browsers
     GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    everyone
     GET /ui/about     which member this is, whether users are on             everyone; where others are: not with users
-    GET /ui/live      figures, a record a second (``live``)                  with users on: any user, as for Status
-    GET /ui/watchers  who watches which keys (``watchers``)                  with users on: root
+    GET /ui/live      figures, a record a second (``Live``)                  with users on: any user, as for Status
+    GET /ui/watchers  who watches which keys (``Watching``)                  with users on: root
 
 Only ``Authorization`` names the user, as for ``/v3``: a certificate may be that of a proxy, which says nothing about
 its users (CVE-2018-16886). A page asks for all other data on ``/v3``, in its own user's name.
+
+FILES
+
+All are read and compressed at the first request, on a thread, and kept (they are a few hundred kilobytes). A request is
+a lookup in a dictionary: no path of a request ever reaches a file system. An ETag, the digest of the file, lets a
+browser keep what has not changed; it asks each time, so pages and modules of one version come together after an
+upgrade.
+
+>>> sorted(read_all())[:2]
+['frame/app.js', 'frame/bytes.js']
+
+LIVE FIGURES: one record a second to all viewers, encoded once.
+
+    GET /ui/live      text/event-stream: "data: {...}\\n\\n" each second
+
+    while there are viewers, each second:   own figures + those of the other members -> one record -> every viewer
+
+Invariants
+- Without viewers there is no task, no timer and no question to another member.
+- A viewer holds one record, the newest: a slow reader misses some, and costs no memory.
+- At most ``VIEWERS_MAX`` viewers at a time, in shares (``rpc/shares``): the oldest page of the greediest identity ends.
+- The right of each is checked again with every record: a viewer that signs out, or loses its token or user, is cut off
+  within a second.
+
+WATCHERS of this member, for root: streams, where they come from, which keys, how far behind.
+
+    GET /ui/watchers      with users on: root alone, since keys that others watch are theirs
+
+A question looks at ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in all,
+and shows ``SHOWN_BYTES_MAX`` of a key: its cost is bounded, however many there are, and however long their keys. That
+is still 30 ms, so the list is built in slices and shared by concurrent requests.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import gzip
+import hashlib
+import heapq
 import json
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from itertools import islice
 from typing import Any, Final
 
 from raftkv import __version__, errors
 from raftkv.apply.applier import Applier
+from raftkv.loop.limiter import SharedText
 from raftkv.pb import rpc_pb2
 from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
-from raftkv.rpc.shares import identity_of_peer
+from raftkv.rpc.shares import Identity, Shares, identity_of_peer, refusal
 from raftkv.server.auth.users import Users
-from raftkv.server.ui.cluster import ClusterFigures, Identity
-from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
-from raftkv.server.ui.live import Live, TooManyViewersError
-from raftkv.server.ui.watchers import Watching
+from raftkv.server.ui.cluster import ClusterFigures
+from raftkv.server.ui.cluster import Identity as MemberIdentity
+
+PAGE: Final = "index.html"
+
+_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+    "ico": "image/x-icon",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "webmanifest": "application/manifest+json",
+}
+_SELF: Final = "'self'"
+_URL: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
+
+SAFE_HEADERS: Final = (
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("x-frame-options", "DENY"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+"""Headers of every answer below /ui."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file.
+
+    Attributes:
+        body: its bytes.
+        content_type: by its name.
+        digest: of its bytes.
+        packed: its bytes, compressed.
+    """
+
+    body: bytes
+    content_type: str
+    digest: str
+    packed: bytes
+
+
+class Bundle:
+    """The files below ``raftkv/ui/static``."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, File] | None = None
+
+    async def find(self, path: str) -> File | None:
+        """Return the file of a path below /ui/; the empty path is the page.
+
+        Arguments:
+            path: without a slash before it.
+        """
+        if self._by_path is None:
+            self._by_path = await asyncio.to_thread(read_all)
+        return self._by_path.get(path or PAGE)
+
+
+def read_all() -> dict[str, File]:
+    """Return all files of the bundle, by the path below /ui/."""
+    return dict(_read(files("raftkv.ui").joinpath("static"), ""))
+
+
+def answer(file: File, request: HttpRequest, others: Iterable[str]) -> HttpResponse:
+    """Return a file, or that the browser has it.
+
+    Arguments:
+        file: that is asked for.
+        request: may name what the browser has.
+        others: client URLs of the other members, which a page may look for when this one is lost.
+    """
+    takes_packed = "gzip" in request.header("accept-encoding")
+    etag = f'"{file.digest}-gzip"' if takes_packed else f'"{file.digest}"'
+    headers: HttpHeaders = (
+        ("content-security-policy", policy(others)),
+        ("etag", etag),
+        ("cache-control", "no-cache"),
+        ("vary", "accept-encoding"),
+        *SAFE_HEADERS,
+    )
+    known = request.header("if-none-match")
+    if known == "*" or etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}:
+        return HttpResponse(304, b"", headers)
+    headers = (("content-type", file.content_type), *headers)
+    if takes_packed:
+        return HttpResponse(200, file.packed, (("content-encoding", "gzip"), *headers))
+    return HttpResponse(200, file.body, headers)
+
+
+def policy(others: Iterable[str]) -> str:
+    """Return what the page may load and whom it may ask: this member, and whether other members answer.
+
+    >>> policy(["http://b:2379", "http://c:1; script-src *"])[:54]
+    "default-src 'self'; connect-src 'self' http://b:2379; "
+    """
+    named = sorted({url for url in others if _URL.fullmatch(url)})
+    return (
+        f"default-src 'self'; connect-src {' '.join((_SELF, *named))}; img-src 'self' data:; object-src 'none'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _read(folder: Traversable, prefix: str) -> Iterator[tuple[str, File]]:
+    for entry in folder.iterdir():
+        path = prefix + entry.name
+        if entry.is_dir():
+            yield from _read(entry, f"{path}/")
+        elif (content_type := _TYPES.get(entry.name.rpartition(".")[2])) is not None:
+            body = entry.read_bytes()
+            yield path, File(body, content_type, hashlib.sha256(body).hexdigest()[:32], gzip.compress(body, mtime=0))
+
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 1.0
+VIEWERS_MAX: Final = 64
+"""Open pages that look at one member: a few for each of its people, and a wall or two."""
+
+
+class TooManyViewersError(Exception):
+    """The limit of viewers is reached, and this identity has its share; the text says so."""
+
+
+class Viewer:
+    """One page that looks.
+
+    Arguments:
+        may_look: raises what refuses it, or returns False: no longer.
+        identity: in whose share it falls.
+    """
+
+    def __init__(self, may_look: Callable[[], bool], identity: Identity) -> None:
+        self.identity = identity
+        self._may_look = may_look
+        self._record: bytes | None = None
+        self._has_news = asyncio.Event()
+        self.is_over = False
+
+    def offer(self, record: bytes) -> None:
+        """Give it the newest record, in place of one that it has not read yet."""
+        self._record = record
+        self._has_news.set()
+
+    def end(self) -> None:
+        """Give it nothing more."""
+        self.is_over = True
+        self._has_news.set()
+
+    async def records(self) -> AsyncIterator[bytes]:
+        """Yield records as they come, until it may look no longer."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            if self.is_over or not self._may_look():
+                return
+            record, self._record = self._record, None
+            if record is not None:
+                yield record
+
+
+class Live:
+    """Sends records to viewers.
+
+    Arguments:
+        collect: makes a record; called each second while there are viewers.
+    """
+
+    def __init__(self, collect: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        self._collect = collect
+        self._viewers: dict[Viewer, None] = {}
+        self._shares = Shares(VIEWERS_MAX)
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether records are made."""
+        return self._task is not None
+
+    def look(self, may_look: Callable[[], bool], identity: Identity) -> AsyncIterator[bytes]:
+        """Return the records from now on, as server-sent events.
+
+        Arguments:
+            may_look: whether the viewer still may; asked before each record.
+            identity: in whose share the page falls.
+
+        Raises:
+            TooManyViewersError: others have to close their pages first.
+        """
+        if self._is_closed or not self._shares.make_room(identity, 1, self._end_oldest):
+            raise TooManyViewersError(refusal(identity, f"{self._shares.limit} pages that may look at one member"))
+        return self._serve(Viewer(may_look, identity))
+
+    def _end_oldest(self, identity: Identity) -> bool:
+        viewer = next(viewer for viewer in self._viewers if viewer.identity == identity)
+        viewer.end()
+        self._leave(viewer)
+        return True
+
+    def _leave(self, viewer: Viewer) -> None:
+        if viewer in self._viewers:
+            del self._viewers[viewer]
+            self._shares.give_back(viewer.identity, 1)
+
+    async def _serve(self, viewer: Viewer) -> AsyncIterator[bytes]:
+        # Here and not in ``look``: a page that left before the first byte was never a viewer.
+        if self._is_closed or not self._shares.make_room(viewer.identity, 1, self._end_oldest):
+            return
+        self._viewers[viewer] = None
+        self._shares.take(viewer.identity, 1)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            yield b"retry: 1000\n\n"
+            async for record in viewer.records():
+                yield record
+        finally:
+            self._leave(viewer)
+            if not self._viewers:
+                self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                record = encode(await self._collect())
+            except Exception:
+                # A figure that cannot be read is no reason to stop: the page says that it hears nothing.
+                _log.exception("the dashboard's figures could not be read")
+            else:
+                for viewer in self._viewers:
+                    viewer.offer(record)
+            await asyncio.sleep(max(0.1, INTERVAL_S - (loop.time() - began)))
+
+    def close(self) -> None:
+        """End all streams: the member stops."""
+        self._is_closed = True
+        for viewer in list(self._viewers):
+            viewer.end()
+        self._stop()
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """Return a record as an event of a stream.
+
+    >>> encode({"at": 1})
+    b'data: {"at":1}\\n\\n'
+    """
+    return b"data: %s\n\n" % json.dumps(record, separators=(",", ":")).encode()
+
+
+STREAMS_MAX: Final = 200
+WATCHERS_MAX: Final = 4_000
+RANGES_MAX: Final = 20
+"""Ranges that are named of one stream, those with the most watchers."""
+SHOWN_BYTES_MAX: Final = 256
+"""Bounds what is shown of a key; one that is cut says so."""
+
+_encoded: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Watching:
+    """Lists the watchers.
+
+    Arguments:
+        hub: of the member.
+    """
+
+    def __init__(self, hub: WatchHub) -> None:
+        self._hub = hub
+        self.text = SharedText(self._parts)
+        """The list as JSON, made on demand."""
+
+    def _parts(self) -> Iterator[str]:
+        hub = self._hub
+        head = _encoded(
+            {
+                "streams_total": len(hub.streams),
+                "watchers": hub.watcher_count,
+                "slow_watchers": hub.unsynced_count,
+                "bytes": hub.watcher_bytes,
+                "revision": hub.revision,
+            }
+        )
+        streams = heapq.nlargest(STREAMS_MAX, hub.streams, key=lambda stream: len(stream.watchers))
+        yield head[:-1] + ',"streams":['
+        left, comma = WATCHERS_MAX, ""
+        for stream in streams:
+            yield comma + _encoded(_stream(stream, left))
+            left, comma = max(RANGES_MAX, left - len(stream.watchers)), ","
+        yield "]}"
+
+
+def _stream(stream: WatchStream, watchers_max: int) -> dict[str, Any]:
+    counts = Counter((one.key, one.range_end) for one in islice(stream.watchers.values(), watchers_max))
+    address, user = stream.client
+    return {
+        "client": address,
+        "user": user,
+        "watchers": len(stream.watchers),
+        "slow_watchers": stream.unsynced_count,
+        "bytes": stream.watcher_bytes,
+        "unread_bytes": stream.unread_bytes,
+        "ranges_total": len(counts),
+        "ranges": [
+            {
+                "key": _text(key),
+                "range_end": _text(end),
+                "watchers": number,
+                "is_cut": max(len(key), len(end)) > SHOWN_BYTES_MAX,
+            }
+            for (key, end), number in counts.most_common(RANGES_MAX)
+        ],
+    }
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data[:SHOWN_BYTES_MAX]).decode()
+
 
 ROOT: Final = "/ui"
 _JSON: Final[HttpHeaders] = (("content-type", "application/json"), ("cache-control", "no-store"), *SAFE_HEADERS)
@@ -81,7 +451,7 @@ class Dashboard:
     """
 
     def __init__(
-        self, identity: Identity, cluster: ClusterFigures, applier: Applier, users: Users, hub: WatchHub
+        self, identity: MemberIdentity, cluster: ClusterFigures, applier: Applier, users: Users, hub: WatchHub
     ) -> None:
         self._bundle = Bundle()
         self._identity = identity

@@ -18,8 +18,7 @@ from raftkv.checkpoint.keys import check_name, check_step
 from raftkv.errors import ConfigError
 from raftkv.integrations.importers import formats, source
 from raftkv.integrations.importers.candidate import Candidate, Facts
-from raftkv.integrations.importers.detect import TOOLS, detect
-from raftkv.integrations.importers.importing import wrong_trackers
+from raftkv.integrations.importers.importing import TOOLS, detect, wrong_trackers
 from raftkv.integrations.importers.source import Listing, Source
 from tests.integrations.importers import fabricated as made
 

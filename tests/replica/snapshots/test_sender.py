@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from raftkv.errors import CorruptionError, MapFullError, StorageError
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
-from raftkv.replica.snapshots import copies, files, sender
+from raftkv.replica.snapshots import files, sender
 from raftkv.replica.snapshots.sender import SnapshotSender
 from raftkv.rpc.status import Code, RpcError
 from raftkv.storage.backend.lmdb import LMDBBackend
@@ -419,7 +419,7 @@ def test_members_that_need_a_copy_at_once_share_it(tmp_path: Path) -> None:
 
 
 def test_an_abandoned_copy_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "KEPT_S", 0.02)
+    monkeypatch.setattr(sender, "KEPT_S", 0.02)
 
     async def scenario(world: World) -> None:
         await _send(world, 2, Channel("breaks"))
@@ -456,8 +456,8 @@ def test_a_copy_that_is_too_old_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_a_copy_under_way_ends_soon_when_its_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "COPY_SHARE", 1e-9)
-    monkeypatch.setattr(copies, "REST_MAX_S", 1_000.0)
+    monkeypatch.setattr(sender, "COPY_SHARE", 1e-9)
+    monkeypatch.setattr(sender, "REST_MAX_S", 1_000.0)
     monkeypatch.setattr("raftkv.storage.snapshot._CHUNK_BYTES", 1)
 
     async def scenario(world: World) -> None:
@@ -542,8 +542,8 @@ def test_a_disk_that_fills_up_under_a_copy_ends_it(tmp_path: Path, monkeypatch: 
 def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> None:
     """That waits for its readers, and all entries with it."""
     store = Store.open(LMDBBackend(tmp_path / "db", MAP_BYTES))
-    made = copies.Copies(store, tmp_path, [].append)
-    rest = copies._pace(threading.Event(), made._is_in_the_way)
+    made = sender.Copies(store, tmp_path, [].append)
+    rest = sender._pace(threading.Event(), made._is_in_the_way)
     rest(0.0)
     store._overlay.space_error = MapFullError("readers hold it")
     with pytest.raises(StorageError, match="so that it can grow"):

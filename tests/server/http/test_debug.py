@@ -17,7 +17,7 @@ from raftkv.raft.describe import ProgressStatus, Status
 from raftkv.raft.tracker import ProgressState
 from raftkv.raft.types import ConfState, StateRole
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
-from raftkv.server.http import profiles
+from raftkv.server.http import debug
 from raftkv.server.http.debug import DebugService, raft_status
 from raftkv.server.ui.service import Gate
 from tests.server.auth.world import World
@@ -167,7 +167,7 @@ def test_stacks_of_tasks_that_wait_at_the_same_place_are_one() -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(waits(event)) for _ in range(7)]
             await asyncio.sleep(0)
-            text = profiles.stacks(tasks, 5)
+            text = debug.stacks(tasks, 5)
             event.set()
         return text
 

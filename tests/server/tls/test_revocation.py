@@ -12,8 +12,8 @@ import pytest
 
 from raftkv.errors import ConfigError
 from raftkv.rpc import Channel
-from raftkv.server.tls.connections import CHECKED_A_TURN
 from raftkv.server.tls.issue import Pair
+from raftkv.server.tls.ports import CHECKED_A_TURN
 from tests.rpc.loop import failure, on_loop, until
 from tests.server.tls.room import QUICK, WHO, Room, Serving, asked, serving
 

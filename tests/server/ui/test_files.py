@@ -15,7 +15,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
-from raftkv.server.ui import files
+from raftkv.server.ui import service
 from raftkv.server.ui.cluster import Identity
 from raftkv.server.ui.service import Dashboard
 
@@ -162,9 +162,9 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 def test_the_bundle_is_small_and_loads_nothing_from_elsewhere() -> None:
     texts = dict(_sources())
-    assert set(texts) == set(files.read_all())
+    assert set(texts) == set(service.read_all())
     assert max(name.count("/") for name in texts) == 1, "setup.py packs two levels"
-    assert sum(len(file.packed) for file in files.read_all().values()) < BUNDLE_BYTES_MAX
+    assert sum(len(file.packed) for file in service.read_all().values()) < BUNDLE_BYTES_MAX
     elsewhere = {
         name: re.findall(r"""(?:src|href|from|import|url)\W{1,3}https?://""", text) for name, text in texts.items()
     }

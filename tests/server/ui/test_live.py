@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from raftkv.server.ui import live as module
+from raftkv.server.ui import service
 from raftkv.server.ui.cluster import rates
 from raftkv.server.ui.figures import Latencies, quantile
-from raftkv.server.ui.live import Live, TooManyViewersError
+from raftkv.server.ui.service import Live, TooManyViewersError
 from tests.virtual_loop import NodeLoop, Scheduler
 
 
@@ -102,7 +102,7 @@ def test_a_reader_without_rights_any_more_is_cut_off_at_the_next_record() -> Non
 
 
 def test_viewers_are_bounded_and_end_with_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VIEWERS_MAX", 2)
+    monkeypatch.setattr(service, "VIEWERS_MAX", 2)
 
     async def story(live: Live, _collector: Collector) -> None:
         never_read = live.look(lambda: True, b"alice")
@@ -121,7 +121,7 @@ def test_viewers_are_bounded_and_end_with_the_member(monkeypatch: pytest.MonkeyP
 
 def test_the_oldest_page_of_the_greediest_ends_for_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without roles opened all the pages that a member serves."""
-    monkeypatch.setattr(module, "VIEWERS_MAX", 3)
+    monkeypatch.setattr(service, "VIEWERS_MAX", 3)
 
     async def story(live: Live, _collector: Collector) -> None:
         pages = [live.look(lambda: True, b"mallory") for _ in range(4)]

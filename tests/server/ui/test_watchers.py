@@ -12,9 +12,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.loop import limiter
-from raftkv.server.ui import watchers
-from raftkv.server.ui.service import Dashboard
-from raftkv.server.ui.watchers import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, Watching
+from raftkv.server.ui import service
+from raftkv.server.ui.service import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, Dashboard, Watching
 
 
 def hub_of(*streams: list[tuple[bytes, bytes]]) -> Any:
@@ -97,7 +96,7 @@ def test_very_many_who_ask_have_it_made_once_and_in_steps(monkeypatch: pytest.Mo
             await asyncio.sleep(0)
         return await asyncio.gather(*asked)
 
-    monkeypatch.setattr(watchers, "_stream", one)
+    monkeypatch.setattr(service, "_stream", one)
     monkeypatch.setattr(limiter, "TEXT_SLICE_S", -1.0)
     texts = asyncio.run(main())
     assert len(made) <= 2 * STREAMS_MAX

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.raft.types import Message, MessageType, SnapshotMeta
 from raftkv.replica.snapshots import SnapshotSender, snapshot_path
-from raftkv.replica.snapshots.copies import Copy
+from raftkv.replica.snapshots.sender import Copy
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.snapshot import SnapshotInfo
 from tests.sim.devices.database import Database, applied_meta

@@ -18,7 +18,7 @@ from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Proposals, Waiter
 from raftkv.replica.node.reads import ReadQueue
 from raftkv.replica.node.waits import NodeSettings
-from raftkv.replica.snapshots import SnapshotSender, copies
+from raftkv.replica.snapshots import SnapshotSender, sender
 from tests.sim import assembly
 from tests.sim.corners import (
     backlog_corner,
@@ -137,7 +137,7 @@ def _unreported(patches: Patches) -> None:
 
 @mutant("a copy made before a member joined", "who joined is sent a database that knows it (R10)", late_corner)
 def _older_copy(patches: Patches) -> None:
-    patches.set(copies, "serves", lambda copy, to, index: copy.info.index >= index)
+    patches.set(sender, "serves", lambda copy, to, index: copy.info.index >= index)
 
 
 # -- proposals and reads ----------------------------------------------------------------------------------------
