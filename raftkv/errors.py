@@ -24,48 +24,21 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-OK: Final = 0
-CANCELED: Final = 1
-UNKNOWN: Final = 2
-INVALID_ARGUMENT: Final = 3
-DEADLINE_EXCEEDED: Final = 4
-NOT_FOUND: Final = 5
-ALREADY_EXISTS: Final = 6
-PERMISSION_DENIED: Final = 7
-RESOURCE_EXHAUSTED: Final = 8
-FAILED_PRECONDITION: Final = 9
-ABORTED: Final = 10
-OUT_OF_RANGE: Final = 11
-UNIMPLEMENTED: Final = 12
-INTERNAL: Final = 13
-UNAVAILABLE: Final = 14
-DATA_LOSS: Final = 15
-UNAUTHENTICATED: Final = 16
+(OK, CANCELED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED) = range(8)
+(RESOURCE_EXHAUSTED, FAILED_PRECONDITION, ABORTED, OUT_OF_RANGE, UNIMPLEMENTED, INTERNAL) = range(8, 14)
+(UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED) = range(14, 17)
+"""Codes of gRPC."""
 
 RETRY_AFTER: Final = b"retry-after-ms"
 """Trailer of a refusal: after so many milliseconds the same request would be taken."""
 LIMIT_NAME: Final = b"raftkv-limit"
 """Trailer of a refusal: the limit, in words."""
 
-CODE_NAMES: Final[dict[int, str]] = {
-    OK: "OK",
-    CANCELED: "Canceled",
-    UNKNOWN: "Unknown",
-    INVALID_ARGUMENT: "InvalidArgument",
-    DEADLINE_EXCEEDED: "DeadlineExceeded",
-    NOT_FOUND: "NotFound",
-    ALREADY_EXISTS: "AlreadyExists",
-    PERMISSION_DENIED: "PermissionDenied",
-    RESOURCE_EXHAUSTED: "ResourceExhausted",
-    FAILED_PRECONDITION: "FailedPrecondition",
-    ABORTED: "Aborted",
-    OUT_OF_RANGE: "OutOfRange",
-    UNIMPLEMENTED: "Unimplemented",
-    INTERNAL: "Internal",
-    UNAVAILABLE: "Unavailable",
-    DATA_LOSS: "DataLoss",
-    UNAUTHENTICATED: "Unauthenticated",
-}
+_CODE_NAMES: Final = (
+    "OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied ResourceExhausted "
+    "FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated"
+)
+CODE_NAMES: Final[dict[int, str]] = dict(enumerate(_CODE_NAMES.split()))
 """Code to the name that Go prints, which command lines show."""
 
 
