@@ -222,8 +222,9 @@ class Applying:
                     self._is_paused = True
                     self._wake()
                     break
+            is_whole = self.is_whole
             self.times.end_run(began_s)
-            if last is not None and self.is_whole:
+            if last is not None and is_whole:
                 node.applied_up_to(last, answers)
                 if answers:
                     self._charge(answers, perf_counter() - began_s)
