@@ -78,3 +78,18 @@ class SnapshotTemporarilyUnavailable(LogError):
 
 class InvariantError(RaftError):
     """A broken rule that safety rests on. There is no recovery but to stop this member."""
+
+
+class LogLostError(InvariantError):
+    """An entry is committed that the log of this member had, by the leader's count, and no longer has.
+
+    Attributes:
+        index: of the entry.
+    """
+
+    def __init__(self, index: int, last_index: int) -> None:
+        super().__init__(
+            f"the log ends at {last_index}, but entries up to {index} were committed with it: "
+            "it was corrupted, truncated or lost, or is an older copy"
+        )
+        self.index = index

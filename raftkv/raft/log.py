@@ -471,10 +471,7 @@ class RaftLog:
             if index > self.last_index:
                 if index > INDEX_MAX:
                     raise InvalidMessage(f"commit {index} is beyond any log")
-                raise InvariantError(
-                    f"commit {index} is beyond the last entry {self.last_index}: "
-                    "was the log corrupted, truncated or lost?"
-                )
+                raise LogLostError(index, self.last_index)
             self.committed = index
 
     def restore(self, snapshot: SnapshotMeta) -> None:

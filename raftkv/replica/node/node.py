@@ -42,7 +42,14 @@ from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.core import RawNode
-from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.raft.errors import (
+    ConfChangeError,
+    InvalidMessage,
+    LogLostError,
+    ProposalDropped,
+    StepLocalMessage,
+    StepPeerNotFound,
+)
 from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import (
     NONE,
@@ -425,6 +432,10 @@ class Node(AwaitableNode):
         """Stop for good because of an error."""
         if not self.stopped:
             self.stop()
+            if isinstance(error, LogLostError):
+                # So the next start refuses this data: another leader would fill the log again, behind forgotten promises.
+                self._note_applied(error.index, self.term)
+                error = errors.CorruptionError(str(error))
             self._on_fatal(error)
 
     # -- the loop ----------------------------------------------------------------------------------------------------

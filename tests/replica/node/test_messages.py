@@ -116,3 +116,15 @@ async def test_no_log_or_database_has_a_later_term_than_its_member() -> None:
     world.node.receive([Message(MessageType.SNAPSHOT, ME, 2, term=5, snapshot=database)])
     await world.turns()
     assert (world.failures, world.installing, world.node.raw.raft.log.last_index) == ([], [], 2)
+
+
+@on_loop
+async def test_a_member_whose_log_lacks_what_the_leader_counts_refuses_later_starts_too() -> None:
+    """An old copy of the data: the next start filled the log again, behind promises that were forgotten."""
+    world = await _member("follower")
+    world.node.receive([world.heartbeat(2, term=5, commit=9)])
+    (failure,) = world.failures
+    assert isinstance(failure, CorruptionError)
+    assert "the log ends at 2" in str(failure)
+    # The mark of an entry that the log lacks: ``take_mark`` refuses the data.
+    assert world.noted[-1] == (9, 5)
