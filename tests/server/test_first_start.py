@@ -10,6 +10,7 @@ import pytest
 
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
+from raftkv.pb import rpc_pb2
 from raftkv.replica.node import bootstrap
 from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage.backend.lmdb import InlineWriter
@@ -69,6 +70,14 @@ def test_the_data_of_another_member_is_refused_by_name(tmp_path: Path) -> None:
     _close(_open(_config(tmp_path)))
     with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of member b \("):
         _open(_config(tmp_path, "b"))
+
+
+def test_the_data_of_another_member_is_refused_also_before_this_one_has_a_name(tmp_path: Path) -> None:
+    """A member that was added and never started is known by its URL alone: two ran as the owner of the data."""
+    owner = rpc_pb2.Member(ID=1, name="a", peerURLs=["http://10.0.0.1:2380"])
+    added = rpc_pb2.Member(ID=2, peerURLs=["http://10.0.0.2:2380"])
+    with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of a member not started yet \("):
+        bootstrap._refuse_data_of_another(_config(tmp_path, "b"), 1, {1: owner, 2: added})
 
 
 @pytest.mark.parametrize(

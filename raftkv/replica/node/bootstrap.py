@@ -247,6 +247,12 @@ class Durable:
     mark: AppliedMark
     snapshots: Path
 
+    @property
+    def is_as_restored(self) -> bool:
+        """Whether a restore made this data, and the member has not yet voted or followed with it."""
+        state, _ = self.log.initial_state()
+        return self.log.first_index() == 2 and self.log.last_index() == 1 and (state.term, state.vote) == (1, 0)
+
 
 def is_new(config: ServerConfig) -> bool:
     """Return whether a member has no data yet. If it is to join a running cluster, it needs an ``Origin`` from there.
@@ -344,11 +350,13 @@ def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mappi
     if own is None or own.name == config.name or not urls.isdisjoint(map(cluster_id.comparable, own.peerURLs)):
         return
     for other in members.values():
-        if other.name == config.name and not urls.isdisjoint(map(cluster_id.comparable, other.peerURLs)):
+        # One that was added and never started has no name.
+        if other.name in (config.name, "") and not urls.isdisjoint(map(cluster_id.comparable, other.peerURLs)):
+            whose = f"member {other.name}" if other.name else "a member not started yet"
             raise ConfigError(
                 f"{config.data_dir} holds the data of member {own.name} ({member_id:x}, {','.join(own.peerURLs)}), and "
-                f"--name and --initial-advertise-peer-urls are those of member {other.name} ({other.ID:x}): give the "
-                f"data of {other.name}, or the flags of {own.name}"
+                f"--name and --initial-advertise-peer-urls are those of {whose} ({other.ID:x}): give the "
+                f"data of that member, or the flags of {own.name}"
             )
 
 
