@@ -9,6 +9,7 @@ the token, which only founders make their ids of, plays no part.
 A member that the cluster knows as started is refused: its data is gone, and with it its votes and acknowledgements.
 Under its old id it could help to elect a leader that lacks acknowledged writes. The same holds for one that is started
 as a founder again (``check_founder``); it asks the other members, and founds the cluster if none of them knows one.
+And for one whose data is a restored snapshot (``check_restored``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from raftkv import cluster_id
+from raftkv.apply.membership import Membership
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.node.bootstrap import Origin
+from raftkv.replica.node.bootstrap import Durable, Origin
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import Security
@@ -88,9 +90,8 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
     config.check_bootstrap()
     founders = config.founding_members()
     others = sorted(url for _, (name, urls) in founders.items() if name != config.name for url in urls)
-    asked = (_ask(url, ssl, FOUNDER_ASK_TIMEOUT_S) for url in others)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    if others and not any(isinstance(answer, raft_pb2.MembersResponse) for answer in answers):
+    answers = await _ask_all(others, ssl)
+    if others and not answers:
         _log.warning(
             "no other founder answers, so this member begins as one of a new cluster: right at its first start. If it "
             "has run before, its data is not in %s: stop it, bring the data back, or remove the member and add it "
@@ -99,7 +100,7 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
             config.member_id,
         )
     for answer in answers:
-        if isinstance(answer, raft_pb2.MembersResponse) and answer.cluster_id == cluster_id.cluster_id(founders):
+        if answer.cluster_id == cluster_id.cluster_id(founders):
             for member in answer.members:
                 if config.member_id == member.ID:
                     _check_not_started(member, config)
@@ -125,6 +126,34 @@ def _check_not_replaced(other: rpc_pb2.Member, config: ServerConfig) -> None:
         )
 
 
+async def check_restored(durable: Durable, data_dir: str, ssl: Security | None) -> None:
+    """Refuse data that was restored from a snapshot while other members run with this one.
+
+    Their log goes on behind the snapshot: entries that it holds already would be applied a second time, and what this
+    member promised before is not in it.
+
+    Arguments:
+        durable: the data, as restored.
+        data_dir: where it lies.
+        ssl: for https URLs.
+
+    Raises:
+        ConfigError: another member knows this one as started.
+    """
+    members = Membership(durable.store).members
+    others = sorted(url for each in members.values() if each.ID != durable.member_id for url in each.peerURLs)
+    for answer in await _ask_all(others, ssl):
+        if answer.cluster_id == durable.cluster_id:
+            for member in answer.members:
+                if member.ID == durable.member_id and member.clientURLs:
+                    raise ConfigError(
+                        f"member {member.ID:x} has taken part in the cluster that runs, and {data_dir} was restored "
+                        "from a snapshot, which founds a new cluster of all its members: remove the data and the "
+                        f"member (raftkvctl member remove {member.ID:x}), and let it join (raftkv join); or stop all "
+                        "members, and restore each; or restore with another --initial-cluster-token"
+                    )
+
+
 async def ask_any(urls: Iterable[str], ssl: Security | None) -> raft_pb2.MembersResponse:
     """Return what the first of some peer URLs that answers says of its cluster.
 
@@ -145,6 +174,13 @@ async def ask_any(urls: Iterable[str], ssl: Security | None) -> raft_pb2.Members
         "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs "
         f"({'; '.join(failures) or '--initial-cluster names no other member'})"
     )
+
+
+async def _ask_all(urls: Iterable[str], ssl: Security | None) -> list[raft_pb2.MembersResponse]:
+    """Return what those of some peer URLs that answer soon say of their clusters."""
+    asked = (_ask(url, ssl, FOUNDER_ASK_TIMEOUT_S) for url in urls)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    return [answer for answer in answers if isinstance(answer, raft_pb2.MembersResponse)]
 
 
 async def _ask(url: str, ssl: Security | None, timeout_s: float = ASK_TIMEOUT_S) -> raft_pb2.MembersResponse:

@@ -43,6 +43,7 @@ from raftkv.server.http.access import HostCheck, HttpAccess, own_names
 from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
 from raftkv.server.insecure_settings import list_insecure_settings
+from raftkv.server.joining import check_restored
 from raftkv.server.listening import (
     METRICS_LIMITS,
     RECEIVE_OVERHEAD_BYTES,
@@ -348,12 +349,14 @@ class Member:
             on_ready: awaited once clients are served, beside all else; it reports its own failures.
 
         Raises:
-            ConfigError: an address cannot be listened on.
+            ConfigError: an address cannot be listened on, or the data was restored beside members that run.
             MemberRemovedError: this member was removed from the cluster before.
         """
         replica = self.replica
         if replica.departure.is_known:
             raise MemberRemovedError(self.removed_text)
+        if self._durable.is_as_restored:
+            await check_restored(self._durable, self.config.data_dir, self._tls.peer.dialing)
         await self._listen()
         self._log_start()
         self._leader_log.start()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import raftkv
+from raftkv.config import ServerConfig
 from raftkv.errors import MemberRemovedError
+from raftkv.offline.etcd.restore import restore
 from raftkv.pb import rpc_pb2
 from raftkv.storage.failpoints import ENVIRONMENT, PANIC_EXIT_STATUS
 from tests.compat.wire import Answer, Wire
@@ -307,3 +310,41 @@ def test_a_founder_that_was_removed_and_added_again_is_told_which_flag_is_wrong(
         lost.flags = [*lost.flags, "--initial-cluster-state", "existing"]
         lost.restart()
         wait_for(lambda: members_of(wire)[lost.name].clientURLs, "the new member to be known")
+
+
+def _put_snapshot_in_place(lost: Member, snapshot: Path) -> None:
+    """Lose the data of a member, and put an old snapshot in its place, as one does by hand."""
+    lost.kill()
+    shutil.rmtree(lost.data_dir)
+    config = ServerConfig(
+        name=lost.name,
+        data_dir=str(lost.data_dir),
+        initial_cluster=lost.initial_cluster,
+        initial_cluster_token=lost.token,
+        initial_advertise_peer_urls=(lost.peer_url,),
+    )
+    restore(snapshot, config)
+
+
+def test_a_snapshot_restored_beside_running_members_is_refused(tmp_path: Path) -> None:
+    """It took part: entries that the snapshot holds already were applied a second time, to other revisions."""
+    with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints) as wire:
+        must_put(wire, "k")
+        wait_for(lambda: all(found.clientURLs for found in members_of(wire).values()), "all members to be known")
+        with raftkv.connect(cluster.endpoints[0]) as kv:
+            kv.snapshot(tmp_path / "old.db")
+        must_put(wire, "after")
+        lost = cluster.members[2]
+        _put_snapshot_in_place(lost, tmp_path / "old.db")
+        line = start_to_end(lost).one_line()
+        assert "was restored from a snapshot" in line
+        assert "raftkvctl member remove" in line
+        # A restore of all members has the same ids: none of them runs, so they may begin.
+        for member in cluster.members:
+            _put_snapshot_in_place(member, tmp_path / "old.db")
+        for member in cluster.members:
+            member.start()
+        for member in cluster.members:
+            member.wait_ready()
+        wire.reconnect()
+        wait_for_equal_hashes(wire, must_put(wire, "restored"))
