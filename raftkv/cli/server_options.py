@@ -466,6 +466,8 @@ def read_options(
     path = given.pop("config-file", "") or environment.get("ETCD_CONFIG_FILE", "")
     with refused(ConfigError):
         if path:
+            if idle := [*(f"--{name}" for name in sorted(given)), *_settings_in(environment)]:
+                warnings.append(f"{path} counts alone: {', '.join(idle)} {'have' if len(idle) > 1 else 'has'} no effect")
             texts = _read_file(path, warnings)
         else:
             texts = {**_read_environment(environment, given, warnings), **given}
@@ -525,6 +527,12 @@ def _parsed(name: str, text: str, complaint: str, where: str) -> Any:
         return parse(text)
     except (ValueError, ConfigError) as error:
         raise ConfigError(f"{complaint} {pflag.quote(text)} for {where}: {error}") from None
+
+
+def _settings_in(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that configure a member, in order."""
+    names = {ENVIRONMENT_PREFIX + name.upper().replace("-", "_") for name in FLAGS}
+    return sorted(key for key in environment if key in names and environment[key])
 
 
 def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], warnings: list[str]) -> dict[str, str]:

@@ -141,11 +141,11 @@ async def check_restored(durable: Durable, data_dir: str, ssl: Security | None) 
         ConfigError: another member knows this one as started.
     """
     members = Membership(durable.store).members
-    others = sorted(url for each in members.values() if each.ID != durable.member_id for url in each.peerURLs)
+    others = sorted(url for key, each in members.items() if key != durable.member_id for url in each.peerURLs)
     for answer in await _ask_all(others, ssl):
         if answer.cluster_id == durable.cluster_id:
             for member in answer.members:
-                if member.ID == durable.member_id and member.clientURLs:
+                if member.clientURLs and durable.member_id == member.ID:
                     raise ConfigError(
                         f"member {member.ID:x} has taken part in the cluster that runs, and {data_dir} was restored "
                         "from a snapshot, which founds a new cluster of all its members: remove the data and the "

@@ -136,6 +136,7 @@ def test_a_file_is_all_that_counts(tmp_path):
     assert (config.client_tls.cert_file, config.client_tls.key_file) == ("c.pem", "k.pem")
     assert config.peer_tls.trusted_ca_file == "ca.pem"
     assert options.warnings == [
+        f"{path} counts alone: --max-txn-ops, --name, ETCD_NAME have no effect",
         f"{path}: unknown setting 'colour' is ignored",
         "socket-reuse-port has no effect in raftkv",
     ]
