@@ -35,6 +35,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,8 +63,14 @@ from raftkv.offline.directory import database_of, is_running, is_shared, log_of,
 from raftkv.offline.log import verify
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
+from raftkv.replica.node.bootstrap import MARK_NAME, is_new
 from raftkv.rpc.client.connect import addresses
+from raftkv.server.joining import check_founder, discover
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
+from raftkv.server.tls.ports import Ports
+from raftkv.storage import schema
+from raftkv.storage.applied_mark import AppliedMark
+from raftkv.storage.backend.lmdb import read_value
 from raftkv.urls import parse_endpoints
 
 if TYPE_CHECKING:
@@ -231,7 +238,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     yield from _members(picture)
     if not picture.statuses:
         return
-    for look in (_quorum, _leader, _versions, _alarms, _lag):
+    for look in (_quorum, _leader, _versions, _alarms, _lag, _data):
         yield look(picture)
     yield from _space(picture)
     yield _clocks(picture)
@@ -337,6 +344,25 @@ def _lag(picture: Picture) -> Finding:
     if lag > LAG_MAX:
         return warning("lag", f"{lag} entries at {endpoint}", "its disk, its processor or the way to it is too slow")
     return ok("lag", f"{lag} entries at most")
+
+
+def _data(picture: Picture) -> Finding:
+    """Compare revisions: each is a function of the applied entries, on all members the same, and never falls."""
+    subject = "same data"
+    stands = sorted(
+        (answer.status.raftAppliedIndex, answer.status.header.revision, _name(picture, answer.member_id))
+        for answer in picture.answers
+        if answer.status is not None and answer.program.startswith("raftkv/")  # etcd reads its figures one by one
+    )
+    for (applied, revision, name), (later, other, whose) in pairwise(stands):
+        if revision > other or (applied == later and revision != other):
+            further = f"and {other} at" if applied == later else f"and up to {later} revision {other} at"
+            figure = f"entries up to {applied} made revision {revision} at {name}, {further} {whose}"
+            advice = (
+                "raftkvctl endpoint hashkv --cluster shows which member differs: remove it, and join again with none"
+            )
+            return failure(subject, figure, advice)
+    return ok(subject, "revisions agree with the applied entries")
 
 
 def _space(picture: Picture) -> Iterator[Finding]:
@@ -797,7 +823,8 @@ def _check_member(data_dir: str, wal_dir: str) -> list[Finding]:
     if member.level is not Level.OK:
         return [member]
     log = wal_dir or log_of(data_dir)
-    return [member, _check_log(log), _check_database(data_dir, log)]
+    found, last_index = _check_log(log)
+    return [member, found, _check_database(data_dir, log, last_index)]
 
 
 def _check_user(data_dir: str, wal_dir: str) -> Finding:
@@ -812,28 +839,64 @@ def _check_user(data_dir: str, wal_dir: str) -> Finding:
     return ok(subject, f"the member {state}; its database has {human_size(size)}")
 
 
-def _check_log(directory: str) -> Finding:
-    """Read the whole log: damage in it shows at a start, which may be the next night."""
+def _check_log(directory: str) -> tuple[Finding, int]:
+    """Read the whole log, also for its last index: damage in it shows at a start, which may be the next night."""
     subject = "data directory: log"
     try:
         found = verify(directory)
     except (RaftKVError, OSError) as error:
-        return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
+        return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE), 0
     entries = f"entries {found.first_index} to {found.last_index}" if found.last_index else "no entries"
     end = f", a write at its end was cut off: {found.torn}" if found.torn else ""
-    return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums right{end}")
+    last_index = max([found.last_index, *(marker.index for marker in found.markers)])
+    return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums right{end}"), last_index
 
 
-def _check_database(data_dir: str, log: str) -> Finding:
-    """Read all of the database, as a start does."""
+def _check_database(data_dir: str, log: str, last_index: int) -> Finding:
+    """Read all of the database, as a start does, and whether the log reaches as far; 0: it could not be read."""
     subject = "data directory: database"
     if is_running(log):
         return skipped(subject, "the member runs, and checks what it reads")
     try:
         found = hash_database_file(data_dir)
+        applied = _applied_index(data_dir)
     except (RaftKVError, OSError) as error:
         return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
+    if 0 < last_index < applied:
+        figure = f"the log ends at {last_index}, but entries up to {applied} were applied"
+        return failure(subject, figure, _AFTER_DAMAGE)
     return ok(subject, f"revision {found.revision}, all checksums right")
+
+
+def _applied_index(data_dir: str) -> int:
+    """Return how far the log has been applied, by the database and by the mark that outlives a kill."""
+    database = database_of(data_dir)
+    index = schema.decode_integer(read_value(database, schema.META, schema.META_CONSISTENT_INDEX)) or 0
+    if not (path := database.with_name(MARK_NAME)).exists():
+        return index
+    with contextlib.closing(AppliedMark(path)) as mark:
+        return max(index, mark.index)
+
+
+def check_first_start(config: ServerConfig) -> Finding:
+    """Ask the other members what they know of this one, as its first start does.
+
+    Arguments:
+        config: of a member without data.
+    """
+    subject = "first start"
+    try:
+        ssl = Ports.of(config).peer.dialing
+        if config.initial_cluster_state == "existing":
+            asyncio.run(discover(config, ssl))
+        elif not asyncio.run(check_founder(config, ssl)):
+            advice = (
+                "right if the cluster is new; else bring the data of this member back, or remove it and add it again"
+            )
+            return warning(subject, "no other founder answers", advice)
+    except RaftKVError as error:
+        return failure(subject, " ".join(str(error).split()), "the member does not start before this is done")
+    return ok(subject, "the other members do not know this one as started")
 
 
 # -- certificates ---------------------------------------------------------------------------------------------------
@@ -1160,6 +1223,8 @@ def _parts(values: dict[str, Any], config: ServerConfig | None) -> Iterator[Part
         yield "disk", lambda: check_disk(data_dir, wal_dir)
     if config is not None:
         yield "certificates", lambda: check_certificates(config)
+        if is_new(config):
+            yield "first start", lambda: [check_first_start(config)]
     files = TLSFiles(values["cert"], values["key"], trusted_ca_file=values["cacert"])
     if any(files.paths):
         yield "certificates", lambda: check_files("certificates of this client", files)

@@ -467,7 +467,9 @@ def read_options(
     with refused(ConfigError):
         if path:
             if idle := [*(f"--{name}" for name in sorted(given)), *_settings_in(environment)]:
-                warnings.append(f"{path} counts alone: {', '.join(idle)} {'have' if len(idle) > 1 else 'has'} no effect")
+                warnings.append(
+                    f"{path} counts alone: {', '.join(idle)} {'have' if len(idle) > 1 else 'has'} no effect"
+                )
             texts = _read_file(path, warnings)
         else:
             texts = {**_read_environment(environment, given, warnings), **given}

@@ -54,7 +54,14 @@ async def origin_of(config: ServerConfig, ssl: Security | None) -> Origin | None
     """
     if config.initial_cluster_state == "existing":
         return await discover(config, ssl)
-    await check_founder(config, ssl)
+    if not await check_founder(config, ssl):
+        _log.warning(
+            "no other founder answers, so this member begins as one of a new cluster: right at its first start. If it "
+            "has run before, its data is not in %s: stop it, bring the data back, or remove the member and add it "
+            "again (raftkvctl member remove %x, then member add)",
+            config.data_dir,
+            config.member_id,
+        )
     return None
 
 
@@ -77,12 +84,15 @@ async def discover(config: ServerConfig, ssl: Security | None) -> Origin:
     return Origin(answer.cluster_id, own.ID, tuple(answer.members))
 
 
-async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
+async def check_founder(config: ServerConfig, ssl: Security | None) -> bool:
     """Refuse to found a cluster anew that runs with this member in it.
 
     Arguments:
         config: of a member without data.
         ssl: for https URLs.
+
+    Returns:
+        whether another founder answers, or there is none.
 
     Raises:
         ConfigError: another member knows this one as started, or another in its place.
@@ -91,14 +101,6 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
     founders = config.founding_members()
     others = sorted(url for _, (name, urls) in founders.items() if name != config.name for url in urls)
     answers = await _ask_all(others, ssl)
-    if others and not answers:
-        _log.warning(
-            "no other founder answers, so this member begins as one of a new cluster: right at its first start. If it "
-            "has run before, its data is not in %s: stop it, bring the data back, or remove the member and add it "
-            "again (raftkvctl member remove %x, then member add)",
-            config.data_dir,
-            config.member_id,
-        )
     for answer in answers:
         if answer.cluster_id == cluster_id.cluster_id(founders):
             for member in answer.members:
@@ -106,6 +108,7 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
                     _check_not_started(member, config)
                 else:
                     _check_not_replaced(member, config)
+    return bool(answers) or not others
 
 
 def _check_not_started(own: rpc_pb2.Member, config: ServerConfig) -> None:

@@ -208,3 +208,21 @@ def test_no_answer_at_all_is_no_guess():
 def test_limits_of_a_figure():
     kinds = [at_most("x", value, "ms", warning=10, failure=100, advice="a").level for value in (9, 10, 99, 100)]
     assert kinds == [Level.OK, Level.WARNING, Level.WARNING, Level.FAILURE]
+
+
+def test_members_that_differ_after_the_same_entries_are_found():
+    """A revision is a function of the applied entries: one member had applied some of them twice."""
+    found = picture()
+    for at, (applied, revision) in enumerate([(18, 7), (18, 12), (17, 7)]):
+        found.answers[at] = answer(at + 1, raftIndex=18, raftAppliedIndex=applied)
+        found.answers[at].status.header.revision = revision
+    assert of(found, "same data").level is Level.FAILURE
+    assert of(found, "same data").figure == "entries up to 18 made revision 7 at m1, and 12 at m2"
+    found.answers[1].status.header.revision = 7
+    assert of(found, "same data").level is Level.OK
+    # One that is behind cannot have the higher revision.
+    found.answers[2].status.header.revision = 8
+    assert of(found, "same data").figure == "entries up to 17 made revision 8 at m3, and up to 18 revision 7 at m1"
+    # etcd reads its two figures one after the other.
+    found.answers[2] = replace(found.answers[2], program="")
+    assert of(found, "same data").level is Level.OK

@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from raftkv.cli.program import CommandError
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Entry, HardState
+from raftkv.replica.node.bootstrap import MARK_NAME
+from raftkv.storage.applied_mark import AppliedMark
 from raftkv.storage.wal import WAL
 from tests.offline.directory import DataDirectory, put
 
@@ -134,6 +137,30 @@ def test_a_damaged_database_is_found_before_the_next_start(tmp_path: Path):
     database.write_bytes(damaged)
     level, figure = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
     assert (level, figure) == (Level.FAILURE, "record of revision 2.0 is corrupt: its checksum is wrong")
+
+
+def test_a_log_that_ends_before_its_database_is_found_before_the_next_start(tmp_path: Path):
+    """The end of the log was lost, or an older copy of it was put in its place: a start refuses it."""
+    directory = DataDirectory(tmp_path / "data")
+    directory.write(put(b"key %d" % number, b"v") for number in range(9))
+    directory.close()
+    log = directory.path / "member" / "wal"
+    shutil.rmtree(log)
+    wal = WAL.create(str(log), raft_pb2.WALMetadata(cluster_id=1, member_id=2).SerializeToString())
+    wal.append(HardState(1, 1, 1), [Entry(1, 1, b"")])
+    wal.sync()
+    wal.close()
+    found = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
+    assert found == (Level.FAILURE, "the log ends at 1, but entries up to 10 were applied")
+
+
+def test_an_applied_mark_beyond_the_log_is_found_before_the_next_start(tmp_path: Path):
+    directory = DataDirectory(tmp_path / "data").close()
+    mark = AppliedMark(directory.snapshots / MARK_NAME)
+    mark.note(7, 1)
+    mark.close()
+    found = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
+    assert found == (Level.FAILURE, "the log ends at 1, but entries up to 7 were applied")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from raftkv.errors import ConfigError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.replica.node.bootstrap import open_durable
 from raftkv.rpc.server.server import Server
-from raftkv.server.joining import MEMBERS, assign, check_founder, discover
+from raftkv.server.joining import MEMBERS, assign, discover, origin_of
 from raftkv.storage.backend.lmdb import InlineWriter
 
 A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
@@ -109,11 +109,11 @@ def test_a_founder_without_reachable_peers_says_what_to_do(caplog: pytest.LogCap
     alone = ServerConfig(
         name="b", data_dir="/nowhere/b", initial_cluster=f"b={B}", initial_advertise_peer_urls=(B,), insecure_peers=True
     )
-    asyncio.run(check_founder(alone, None))
+    asyncio.run(origin_of(alone, None))
     assert caplog.messages == []
 
     config = dataclasses.replace(alone, initial_cluster=f"a=http://127.0.0.1:1,b={B}")
-    asyncio.run(check_founder(config, None))
+    asyncio.run(origin_of(config, None))
     (line,) = caplog.messages
     assert "no other founder answers" in line
     assert f"raftkvctl member remove {config.member_id:x}" in line
