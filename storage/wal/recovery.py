@@ -184,6 +184,10 @@ class Repair:
     reason: str
     saved_as: str
 
+    def __str__(self) -> str:
+        kept = f"they are kept in {self.saved_as}" if self.saved_as else "the disk had no room for a copy of them"
+        return f"cut {self.cut_bytes} bytes at offset {self.offset} of {self.path} ({self.reason}): {kept}"
+
 
 def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Repair:
     """Zero the end of a segment, durably, after a copy of what was written is durable beside it, if there is room.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import random
 import subprocess
 import sys
@@ -142,6 +143,9 @@ def test_a_full_disk_keeps_no_torn_log_from_being_opened(
     assert indexes(recovered.entries) == [1, 2, 3]
     assert recovered.repair is not None
     assert (recovered.repair.path, recovered.repair.saved_as) == (path, "")
+    assert re.fullmatch(
+        rf"cut \d+ bytes at offset \d+ of {path} \(.+\): the disk had no room for a copy of them", str(recovered.repair)
+    )
     assert sorted(disk.names) == [path], "not half a copy either"
     append_synced(again, 4, 6)
     again.close()
