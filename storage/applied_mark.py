@@ -32,6 +32,9 @@ from google_crc32c import value as crc32c
 from raftkv.errors import StorageError
 from raftkv.storage.datadir import format_refusal, give_back, sync_directory
 
+MARK_NAME: Final = "applied"
+"""Name of the file, beside the database."""
+
 _SLOT_BYTES: Final = 64
 _FILE_BYTES: Final = 2 * _SLOT_BYTES
 _BODY: Final = Struct("<QQ")

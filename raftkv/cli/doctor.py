@@ -58,19 +58,16 @@ from raftkv.errors import (
     StatusError,
     StorageError,
 )
-from raftkv.offline.database import hash_database_file
+from raftkv.offline.database import applied_index, hash_database_file
 from raftkv.offline.directory import database_of, is_running, is_shared, log_of, obstacle
 from raftkv.offline.log import verify
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
-from raftkv.replica.node.bootstrap import MARK_NAME, is_new
+from raftkv.replica.node.bootstrap import is_new
 from raftkv.rpc.client.connect import addresses
 from raftkv.server.joining import check_founder, discover
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
 from raftkv.server.tls.ports import Ports
-from raftkv.storage import schema
-from raftkv.storage.applied_mark import AppliedMark
-from raftkv.storage.backend.lmdb import read_value
 from raftkv.urls import parse_endpoints
 
 if TYPE_CHECKING:
@@ -859,23 +856,13 @@ def _check_database(data_dir: str, log: str, last_index: int) -> Finding:
         return skipped(subject, "the member runs, and checks what it reads")
     try:
         found = hash_database_file(data_dir)
-        applied = _applied_index(data_dir)
+        applied = applied_index(data_dir)
     except (RaftKVError, OSError) as error:
         return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
     if 0 < last_index < applied:
         figure = f"the log ends at {last_index}, but entries up to {applied} were applied"
         return failure(subject, figure, _AFTER_DAMAGE)
     return ok(subject, f"revision {found.revision}, all checksums right")
-
-
-def _applied_index(data_dir: str) -> int:
-    """Return how far the log has been applied, by the database and by the mark that outlives a kill."""
-    database = database_of(data_dir)
-    index = schema.decode_integer(read_value(database, schema.META, schema.META_CONSISTENT_INDEX)) or 0
-    if not (path := database.with_name(MARK_NAME)).exists():
-        return index
-    with contextlib.closing(AppliedMark(path)) as mark:
-        return max(index, mark.index)
 
 
 def check_first_start(config: ServerConfig) -> Finding:

@@ -12,9 +12,11 @@ from typing import Final
 
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.directory import database_of, held, refuse_running
+from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
+from raftkv.storage.applied_mark import MARK_NAME, AppliedMark
 from raftkv.storage.backend.base import History, ReadTxn, WriteBatch
-from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
+from raftkv.storage.backend.lmdb import LMDBBackend, read_value, replace_file
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import FIRST_REVISION
 from raftkv.storage.revision import SUB_BITS, from_key, unseal
@@ -42,6 +44,35 @@ def hash_database_file(path: str, revision: int = 0) -> KVHash:
     with closing(LMDBBackend(database, read_only=True)) as backend:
         check_format(backend)
         return hash_kv(backend.begin_read, checked_revision(backend.begin_read, revision))
+
+
+def members_in(path: str) -> list[rpc_pb2.Member]:
+    """Return the members of the cluster, as a database or data directory knows them; none that it lacks yet.
+
+    Raises:
+        StorageError: it cannot be used: missing, foreign or in use.
+        CorruptionError: it is damaged.
+    """
+    database = database_of(path)
+    refuse_running(database)
+    with closing(LMDBBackend(database, read_only=True)) as backend, closing(backend.begin_read()) as read:
+        check_format(backend)
+        with schema.reading(schema.MEMBERS):
+            return [rpc_pb2.Member.FromString(record) for _, record in read.items(schema.MEMBERS)]
+
+
+def applied_index(path: str) -> int:
+    """Return how far the log was applied, by the database of a stopped member and by the mark that outlives a kill.
+
+    Arguments:
+        path: the data directory.
+    """
+    database = database_of(path)
+    index = schema.decode_integer(read_value(database, schema.META, schema.META_CONSISTENT_INDEX)) or 0
+    if not (mark := database.with_name(MARK_NAME)).exists():
+        return index
+    with closing(AppliedMark(mark)) as applied:
+        return max(index, applied.index)
 
 
 def checked_revision(begin_read: Callable[[], History], revision: int) -> int:

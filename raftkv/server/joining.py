@@ -9,7 +9,8 @@ the token, which only founders make their ids of, plays no part.
 A member that the cluster knows as started is refused: its data is gone, and with it its votes and acknowledgements.
 Under its old id it could help to elect a leader that lacks acknowledged writes. The same holds for one that is started
 as a founder again (``check_founder``); it asks the other members, and founds the cluster if none of them knows one.
-And for one whose data is a restored snapshot (``check_restored``).
+And for one whose data is a restored snapshot (``check_restored``), and for one that is to go on alone beside a quorum
+(``check_survivor``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from raftkv import cluster_id
 from raftkv.apply.membership import Membership
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
+from raftkv.offline.database import members_in
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.bootstrap import Durable, Origin
@@ -155,6 +157,34 @@ async def check_restored(durable: Durable, data_dir: str, ssl: Security | None) 
                         f"member (raftkvctl member remove {member.ID:x}), and let it join (raftkv join); or stop all "
                         "members, and restore each; or restore with another --initial-cluster-token"
                     )
+
+
+async def check_survivor(config: ServerConfig, ssl: Security | None) -> None:
+    """Refuse that a member goes on alone beside others that are a quorum with it.
+
+    It would tell them that they were removed, and they would stop, with writes that it may lack.
+
+    Arguments:
+        config: of a member with data.
+        ssl: for https URLs.
+
+    Raises:
+        ConfigError: that many of the others run.
+        StorageError, CorruptionError: the members cannot be read.
+    """
+    voters = [member for member in members_in(config.data_dir) if not member.isLearner]
+    answers = await asyncio.gather(*(_ask_all(member.peerURLs, ssl) for member in voters))
+    running = [
+        member.name or f"{member.ID:x}"
+        for member, answered in zip(voters, answers, strict=True)
+        if any(member.ID in {each.ID for each in answer.members} for answer in answered)
+    ]
+    if running and len(running) + 1 > len(voters) // 2:
+        names = ", ".join(sorted(running))
+        raise ConfigError(
+            f"--force-new-cluster is for the one member that is left, but {names} run, a quorum with this one: start "
+            "it without --force-new-cluster; or stop the others for good first, with the writes that only they have"
+        )
 
 
 async def ask_any(urls: Iterable[str], ssl: Security | None) -> raft_pb2.MembersResponse:

@@ -49,7 +49,7 @@ from raftkv.replica.node.bootstrap import is_new
 from raftkv.server import descriptors
 from raftkv.server.audit.trail import open_destination
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
-from raftkv.server.joining import origin_of
+from raftkv.server.joining import check_survivor, origin_of
 from raftkv.server.listening import addresses, check_free
 from raftkv.server.logs import outputs as logs
 from raftkv.server.member import ExtendHttp, Member, OnReady
@@ -252,7 +252,11 @@ async def _serve(
         from raftkv.server.tls.issue import with_self_signed
 
         config = with_self_signed(config)
-    origin = await origin_of(config, Ports.of(config).peer.dialing) if is_new(config) else None
+    dialing, origin = Ports.of(config).peer.dialing, None
+    if is_new(config):
+        origin = await origin_of(config, dialing)
+    elif config.force_new_cluster:
+        await check_survivor(config, dialing)
     member = Member(config, selector.turns, extend_http, origin)
     gc.freeze()
     selector.disregard()

@@ -61,7 +61,7 @@ from raftkv.raft.types import NO_LIMIT, ConfChange, ConfState, Entry, EntryType,
 from raftkv.replica.node.conf_changes import hide_beginning
 from raftkv.replica.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
-from raftkv.storage.applied_mark import AppliedMark, check_mark_format
+from raftkv.storage.applied_mark import MARK_NAME, AppliedMark, check_mark_format
 from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter, Writer, check_copy, read_value
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
@@ -205,8 +205,6 @@ def _step(kind: raft_pb2.MemberChange.Kind, member_id: int) -> ConfChange:
 
 MAP_MIN_BYTES: Final = 16 * 1024**3
 """Address space reserved for the database at least; the file itself only grows with its data."""
-
-MARK_NAME: Final = "applied"
 
 
 @dataclass(frozen=True, slots=True)

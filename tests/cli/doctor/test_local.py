@@ -20,8 +20,7 @@ from raftkv.cli.program import CommandError
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Entry, HardState
-from raftkv.replica.node.bootstrap import MARK_NAME
-from raftkv.storage.applied_mark import AppliedMark
+from raftkv.storage.applied_mark import MARK_NAME, AppliedMark
 from raftkv.storage.wal import WAL
 from tests.offline.directory import DataDirectory, put
 

@@ -63,6 +63,19 @@ def test_the_survivor_goes_on_alone_and_takes_new_members(lost: Cluster) -> None
             assert value_of(other, "k") == b"alone"
 
 
+def test_no_member_goes_on_alone_beside_a_quorum() -> None:
+    """It told the two that run that they were removed, and both stopped for good."""
+    with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
+        must_put(wire, "k")
+        forced = cluster.members[2]
+        forced.kill()
+        forced.flags.append("--force-new-cluster")
+        line = start_to_end(forced).one_line()
+        assert "m0, m1 run" in line
+        assert "start it without --force-new-cluster" in line
+        must_put(wire, "k")
+
+
 STEPS = ["walBeforeWrite", "walAfterWrite", "walAfterSync", "afterApplyOneConfChange"]
 
 
