@@ -173,7 +173,7 @@ class Replica:
         self.header = HeaderEncoder(durable.cluster_id, durable.member_id)
         self.damaged: Callable[[CorruptionError], None] = devices.on_damage or self._found_damage
         self.membership = Membership(self.store)
-        self.departure = Departure(durable.member_id, self.membership, on_removed)
+        self.departure = Departure(durable.member_id, self.membership, on_removed, lambda: self.node.hears_leader)
         self.versions = Versions(self.membership, durable.member_id)
         alarms = Alarms(self.store, schema.ALARM, tell_alarm)
         self.applier = Applier(self.store, alarms, self.membership, Leases(self.store), at_once_max=devices.at_once_max)

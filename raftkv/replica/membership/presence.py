@@ -141,12 +141,16 @@ class Departure:
         member_id: of this member.
         membership: the members as applied here.
         leave: called once, when the member has to stop.
+        hears_leader: tells whether a leader counts this member as one of its own.
     """
 
-    def __init__(self, member_id: int, membership: Membership, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, member_id: int, membership: Membership, leave: Callable[[], None], hears_leader: Callable[[], bool]
+    ) -> None:
         self._member_id = member_id
         self._membership = membership
         self._leave = leave
+        self._hears_leader = hears_leader
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self._over = asyncio.Event()
@@ -162,12 +166,15 @@ class Departure:
             self._timer = asyncio.get_running_loop().call_later(STOP_DELAY_S, self._end_unless_needed)
 
     def refused(self, text: str) -> bool:
-        """Another member refused a connection of this one; whether that was because this one was removed.
+        """Another member refused a connection of this one; whether this one stops because it was removed.
+
+        The word of a survivor that was forced to go on alone stops no member that a leader still counts as its own: a
+        leader sends nothing to a member that it has removed.
 
         Arguments:
-            text: of the refusal.
+            text: of the refusal; it comes again with each attempt to connect.
         """
-        if not text.endswith(MemberRemovedError.text):
+        if not text.endswith(MemberRemovedError.text) or (self._hears_leader() and not self.is_removed):
             return False
         self._end()
         return True

@@ -428,6 +428,12 @@ class Node(AwaitableNode):
         else:
             self.on_damage(error)
 
+    @property
+    def hears_leader(self) -> bool:
+        """Whether a leader has counted this member as one of its own within an election timeout, or this one leads."""
+        raft = self.raw.raft
+        return raft.leader != NONE and raft.election_elapsed < raft.config.election_ticks
+
     def fatal(self, error: BaseException) -> None:
         """Stop for good because of an error."""
         if not self.stopped:
