@@ -433,7 +433,7 @@ SHARE_MAX: Final = 0.5
 def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
     for name, url, rtt_ms in picture.peers:
         if rtt_ms is None:
-            advice = "if members cannot reach it either: start it, or open the way (docs: ports)"
+            advice = "if members cannot reach it either: start it, or open the way through the firewall"
             yield warning(f"peer port of {name}", f"{url} cannot be reached from here", advice)
     times = [rtt_ms for _, _, rtt_ms in picture.peers if rtt_ms is not None]
     times += [answer.rtt_ms for answer in picture.answers if answer.status is not None]

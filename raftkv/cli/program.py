@@ -136,6 +136,7 @@ def leave(body: Callable[[], int], complain: Callable[[str], None], name: str = 
         the exit code.
     """
     _open_closed_streams()
+    _write_to_the_end()
     _take_any_bytes()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``start`` left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -181,6 +182,17 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
+
+
+def _write_to_the_end() -> None:
+    """Buffer each line of standard output where nothing is buffered (``PYTHONUNBUFFERED``).
+
+    Without a buffer, Python ignores that the system may write only a part of what is printed at once.
+    """
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and isinstance(stdout.buffer, io.RawIOBase):
+        whole = io.BufferedWriter(stdout.buffer)
+        sys.stdout = io.TextIOWrapper(whole, stdout.encoding, stdout.errors, line_buffering=True)
 
 
 def _take_any_bytes() -> None:
