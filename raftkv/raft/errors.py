@@ -83,8 +83,9 @@ class InvariantError(RaftError):
 class LogLostError(InvariantError):
     """An entry is committed that the log of this member had, by the leader's count, and no longer has.
 
-    Attributes:
-        index: of the entry.
+    Arguments:
+        index: index of the entry.
+        last_index: index of the last entry of the log.
     """
 
     def __init__(self, index: int, last_index: int) -> None:
@@ -92,4 +93,3 @@ class LogLostError(InvariantError):
             f"the log ends at {last_index}, but entries up to {index} were committed with it: "
             "it was corrupted, truncated or lost, or is an older copy"
         )
-        self.index = index

@@ -42,7 +42,14 @@ from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
-from .errors import CompactedError, InvalidMessage, InvariantError, SnapshotOutOfDateError, UnavailableError
+from .errors import (
+    CompactedError,
+    InvalidMessage,
+    InvariantError,
+    LogLostError,
+    SnapshotOutOfDateError,
+    UnavailableError,
+)
 from .types import INDEX_MAX, NO_LIMIT, ConfState, Entry, HardState, SnapshotMeta
 
 ENTRY_OVERHEAD_BYTES = 16

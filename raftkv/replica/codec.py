@@ -16,7 +16,6 @@ from mypy_extensions import mypyc_attr
 
 from raftkv.apply.wire import field, integer
 from raftkv.pb import raft_pb2
-from raftkv.errors import CorruptionError
 from raftkv.raft.core import WITHOUT_TERM
 from raftkv.raft.errors import InvalidMessage
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta

@@ -439,8 +439,6 @@ class Node(AwaitableNode):
         if not self.stopped:
             self.stop()
             if isinstance(error, LogLostError):
-                # The next start refuses this data: another leader would fill the log again, behind forgotten promises.
-                self._note_applied(error.index, self.term)
                 error = errors.CorruptionError(str(error))
             self._on_fatal(error)
 
