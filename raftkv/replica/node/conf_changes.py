@@ -67,6 +67,8 @@ class ConfChanges:
         is_wanted: whether a caller here still waits for a request id.
         check_way: raises ``ProposalDropped`` while what is passed on to the leader would be lost.
         connected_since: when the connection to a member began; None: there is none.
+        clock: seconds, monotonic.
+        patience_s: how long members wait for the outcome: what others passed on is dropped then, as ``Forwarded``.
     """
 
     def __init__(
@@ -75,14 +77,19 @@ class ConfChanges:
         is_wanted: Callable[[int], bool],
         check_way: Callable[[], None],
         connected_since: Callable[[int], float | None],
+        clock: Callable[[], float],
+        patience_s: float,
     ) -> None:
         self._raw = raw
         self._is_wanted = is_wanted
         self._check_way = check_way
         self._connected_since = connected_since
+        self._clock = clock
+        self._patience_s = patience_s
         self._own: deque[tuple[int, ConfChange]] = deque()
         self._handed: list[_Handed] = []
-        self._forwarded: deque[ConfChange] = deque()
+        self._forwarded: deque[tuple[float, ConfChange]] = deque()
+        """Those of others, and when they came."""
         self._taken: set[int] = set()
         self._taken_in_term = 0
 
@@ -119,7 +126,7 @@ class ConfChanges:
             if len(self) >= WAITING_MAX or not change.context:
                 dropped += 1
             elif self._takes(_request_id(change)):
-                self._forwarded.append(change)
+                self._forwarded.append((self._clock(), change))
         return dropped
 
     def _takes(self, request_id: int) -> bool:
@@ -150,7 +157,7 @@ class ConfChanges:
             if self._own:
                 self._hand_on()
             else:
-                self._raw.propose_conf_change(self._forwarded[0])
+                self._raw.propose_conf_change(self._forwarded[0][1])
                 self._forwarded.popleft()
         except ProposalDropped:
             return False
@@ -196,6 +203,8 @@ class ConfChanges:
     def _forget_unwanted(self) -> None:
         while self._own and not self._is_wanted(self._own[0][0]):
             self._own.popleft()
+        while self._forwarded and self._forwarded[0][0] <= self._clock() - self._patience_s:
+            self._forwarded.popleft()
 
 
 def has_change(message: Message) -> bool:

@@ -155,7 +155,14 @@ class Node(AwaitableNode):
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, self._check_way, sender.connected_since)
+        self._conf_changes = ConfChanges(
+            raw,
+            self.proposals.is_waiting,
+            self._check_way,
+            sender.connected_since,
+            clock,
+            settings.request_timeout_s,
+        )
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self._cork = cork or Cork()

@@ -25,7 +25,7 @@ from raftkv.raft.types import (
     SnapshotMeta,
 )
 from raftkv.replica.node import conf_changes
-from tests.replica.node.node_world import ME, Caller, World
+from tests.replica.node.node_world import ME, SETTINGS, Caller, World
 
 
 def add(member: int, learner: bool = True) -> raft_pb2.MembershipChange:
@@ -106,6 +106,33 @@ def test_forwarded_change_waits_for_its_turn() -> None:
         assert world.node.conf_state.learners == (5, 6)
 
     play(scenario)
+
+
+def test_forwarded_change_whose_time_is_over_is_dropped() -> None:
+    """Drop what its caller was told has failed: it was kept while the leader had no quorum, and took effect after."""
+
+    async def run() -> None:
+        loop, passed_s = asyncio.get_running_loop(), [0.0]
+        clock = loop.time
+        loop.time = lambda: clock() + passed_s[0]  # type: ignore[method-assign]
+        world = await leader()
+        first, world.disk.held = Caller(), []
+        world.node.submit_change(add(5), first)
+        await world.turns()
+        for member, more_s in ((6, SETTINGS.request_timeout_s - 1), (7, 2.0)):
+            change = conf_change_of(add(member))
+            entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+            world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry])])
+            await world.turns()
+            passed_s[0] += more_s
+        held, world.disk.held, world.disk.outstanding = world.disk.held, None, 0
+        held[0].done()
+        await world.turns()
+        assert world.node.conf_state.learners == (5, 7)
+        world.node.stop()
+        assert world.failures == []
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("kind", list(ConfChangeType))
