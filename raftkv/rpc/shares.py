@@ -1,7 +1,8 @@
 """Budgets that all clients share: each identity has a share, so that none takes what belongs to all; and its use.
 
 An *identity* is the user of a call, else the name in the client's certificate, else the client's address (of IPv6 its
-/64: one host has all of that). Passwords that are checked show no identity yet: see the row "logins".
+/64: one host has all of that). While users are on, a name that no user has counts for nothing: whoever can have
+certificates made would have a share for each. Passwords that are checked show no identity yet: see the row "logins".
 
     shares = Shares(limit=64)
     if shares.make_room(identity, 1, give_way):     # the greediest gave way if that was needed; False: refuse
@@ -53,6 +54,9 @@ from zlib import crc32
 from raftkv.loop.fair import Identity as Identity
 from raftkv.rpc.tls import common_name_of
 
+Identify = Callable[[str, Mapping[str, Any] | None], Identity]
+"""Returns the identity of a connection, as ``identity_of_peer``."""
+
 GREED: Final = 7
 """How many times what is left for others one identity may hold, of what cannot be taken back."""
 
@@ -86,10 +90,7 @@ def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None)
 
 def identity_of(call: Any) -> Identity:
     """Return the identity of a call: its user, else that of its connection, as far as they are known."""
-    user: bytes = getattr(getattr(call, "caller", None), "user", b"")
-    if user:
-        return user
-    found: str = getattr(getattr(call, "peer", None), "identity", "")
+    found: Identity = getattr(call, "identity", "")
     return found
 
 

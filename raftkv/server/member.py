@@ -164,7 +164,13 @@ class Member:
         self._audit = make_audit(self.config, self._registry, self._tls)
         self._client_server = self._make_client_server(durable)
         metrics_http = self._guarded(self._http.handle)
-        self._metrics_server = Server(METRICS_LIMITS, metrics_http, answers=self._answers, cork=self._cork)
+        self._metrics_server = Server(
+            METRICS_LIMITS,
+            metrics_http,
+            answers=self._answers,
+            cork=self._cork,
+            identify=self._users.guard.identify,
+        )
         self._peer_server = self._make_peer_server(durable)
         is_connected = self._transport.connected_since
         self._leader_log = LeaderLog(
@@ -239,6 +245,7 @@ class Member:
             cork=self._cork,
             origins=Origins(config.cors),
             around=self._arounds(),
+            identify=self._users.guard.identify,
         )
         if self._audit is not None:
             server.router.on_refused = self._audit.refused

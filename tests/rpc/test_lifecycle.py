@@ -10,6 +10,8 @@ import pytest
 from raftkv.rpc import Channel, ChannelState, Code, RpcError, Server, ServerLimits, StreamCall, UnaryCall
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.calls import CallStateError
+from raftkv.rpc.server.http import HttpRequest, HttpResponse
+from raftkv.rpc.shares import identity_of
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import failure, on_loop, until
@@ -258,6 +260,23 @@ async def test_errors_are_translated_by_the_injected_table() -> None:
             assert (error.code, error.text) == (Code.OUT_OF_RANGE, "known")
     await server.close()
     assert reported == []
+
+
+@on_loop
+async def test_calls_and_requests_have_the_identity_of_their_connection() -> None:
+    async def handle(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, repr(request.identity).encode())
+
+    server = Server(http_handler=handle, identify=lambda address, certificate: address.partition(":")[0].encode())
+    server.unary(s.UNARY, lambda call, message: call.reply(repr(identity_of(call)).encode()))
+    ((host, port),) = await server.listen("127.0.0.1")
+    async with Channel(f"{host}:{port}") as channel:
+        assert await channel.unary(s.UNARY, b"", 20) == b"b'127.0.0.1'"
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    assert (await reader.read()).endswith(b"b'127.0.0.1'")
+    writer.close()
+    await server.close()
 
 
 @on_loop

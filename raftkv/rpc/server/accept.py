@@ -32,7 +32,7 @@ from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.calls import Peer
 from raftkv.rpc.server.core import ServerCore, ServerH2Protocol
 from raftkv.rpc.server.http1 import Http1Protocol
-from raftkv.rpc.shares import Identity, Shares, identity_of_peer, queue_of
+from raftkv.rpc.shares import Identify, Identity, Shares, identity_of_peer, queue_of
 from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
     def _become_h2(self, transport: asyncio.Transport) -> None:
         server = self._server
         router = server.grpc_router if self._grpc_only else server.router
-        core = ServerCore(router, server.limits, server.environment(), _peer_of(transport))
+        core = ServerCore(router, server.limits, server.environment(), _peer_of(transport, server.identify))
         self._h2 = ServerH2Protocol(core, transport, server.cork, self.released, server.backlog())
         buffered = self._hand_over(transport, self._h2)
         if buffered:
@@ -216,7 +216,10 @@ class Connection(asyncio.Protocol):
         if self._grpc_only:
             self.abort()
             return
-        self._http1 = Http1Protocol(self._server, transport, _peer_of(transport), self.released, self._since_s)
+        server = self._server
+        self._http1 = Http1Protocol(
+            server, transport, _peer_of(transport, server.identify), self.released, self._since_s
+        )
         buffered = self._hand_over(transport, self._http1)
         if buffered:
             self._http1.data_received(buffered)
@@ -318,16 +321,16 @@ def _address_of(transport: asyncio.Transport) -> str:
     return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
-def _peer_of(transport: asyncio.Transport) -> Peer:
+def _peer_of(transport: asyncio.Transport, identify: Identify) -> Peer:
     address = _address_of(transport)
     loopback = _is_loopback(transport.get_extra_info("sockname"))
     ssl_object = transport.get_extra_info("ssl_object")
     if ssl_object is None:
-        return Peer(address, loopback=loopback, identity=identity_of_peer(address))
+        return Peer(address, loopback=loopback, identity=identify(address, None))
     # Only a certificate of a trusted authority identifies the peer.
     is_verified = ssl_object.context.verify_mode == ssl_module.CERT_REQUIRED
     certificate = (ssl_object.getpeercert() or None) if is_verified else None
-    return Peer(address, certificate, True, loopback, identity=identity_of_peer(address, certificate))
+    return Peer(address, certificate, True, loopback, identity=identify(address, certificate))
 
 
 def _is_loopback(name: object) -> bool:

@@ -28,6 +28,7 @@ from raftkv.rpc.http2 import H2Error
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import AnswerAccount, AnswerBudget
+from raftkv.rpc.shares import Identity
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Peer:
     certificate: dict[str, Any] | None = None
     tls: bool = False
     loopback: bool = False
-    identity: str = field(kw_only=True)
+    identity: Identity = field(kw_only=True)
 
     def __str__(self) -> str:
         return self.address
@@ -288,6 +289,7 @@ class ServerCall:
         "caller",
         "deadline",
         "headers",
+        "identity",
         "is_cut",
         "observer",
         "peer",
@@ -304,6 +306,7 @@ class ServerCall:
         self.is_cut = False
         self.observer: Observer | None = None
         self.peer = carrier.peer
+        self.identity: Identity = carrier.peer.identity
         self.request_done = False
         self.route = route
         route.counts.started += 1
@@ -330,9 +333,9 @@ class ServerCall:
         """The full method name, ``/package.Service/Method``."""
         return self.route.path
 
-    def identify(self, user: bytes) -> None:
-        """Count the waiting answers of this connection in the share of a user, who has just called."""
-        self._carrier.account.identity = user
+    def identify(self, identity: Identity) -> None:
+        """Count this call, and the waiting answers of its connection, in the share of the one who has just called."""
+        self.identity = self._carrier.account.identity = identity
 
     @property
     def cancelled(self) -> bool:

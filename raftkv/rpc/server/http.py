@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.rpc.shares import Identity
+
 if TYPE_CHECKING:
     from raftkv.rpc.server.websocket import WebSocket
 
@@ -28,6 +30,7 @@ class HttpRequest:
         tls: True if it came encrypted.
         loopback: True if it came to a loopback address of this machine.
         certificate: verified, that the client has shown, as ``ssl.SSLSocket.getpeercert`` gives it; None: none.
+        identity: of its connection (``raftkv.rpc.shares``).
         can_switch: whether its connection can become another protocol's, for which the client has asked.
     """
 
@@ -39,6 +42,7 @@ class HttpRequest:
     tls: bool = False
     loopback: bool = False
     certificate: dict[str, Any] | None = field(default=None, repr=False)
+    identity: Identity = ""
     can_switch: bool = False
 
     @property

@@ -325,6 +325,7 @@ class Http1Protocol(asyncio.Protocol):
             tls=self._peer.tls,
             loopback=self._peer.loopback,
             certificate=self._peer.certificate,
+            identity=self._peer.identity,
         )
 
     # ---- the answer

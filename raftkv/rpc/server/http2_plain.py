@@ -88,6 +88,7 @@ class PlainCall(ServerCall):
             tls=self.peer.tls,
             loopback=self.peer.loopback,
             certificate=self.peer.certificate,
+            identity=self.peer.identity,
         )
 
     async def _run(self) -> None:

@@ -32,7 +32,7 @@ from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origi
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.router import Around, Kind, Route, Router
 from raftkv.rpc.server.stream import ListenedCall, ListenedHandler, StreamCall, StreamHandler, TaskCall
-from raftkv.rpc.shares import identity_of_peer, queue_of, queue_of_call
+from raftkv.rpc.shares import Identify, identity_of_peer, queue_of, queue_of_call
 from raftkv.rpc.sockets import Acceptor, Poller, open_poller
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
@@ -69,6 +69,7 @@ class Server:
         cork: flushes connections at the end of a turn; may be shared likewise.
         origins: of the web pages that may call methods; by default none. ``http_handler`` decides for itself.
         around: what every method's handler is wrapped in when it is registered, the outermost first.
+        identify: in whose share connections fall, until their calls say more.
 
     Methods are registered before ``listen``.
     """
@@ -84,7 +85,9 @@ class Server:
         cork: Cork | None = None,
         origins: Origins | None = None,
         around: Sequence[Around] = (),
+        identify: Identify = identity_of_peer,
     ) -> None:
+        self.identify = identify
         self.limits = limits or ServerLimits()
         self.answers = answers or AnswerBudget(self.limits)
         self.http_handler = None if http_handler is None else self._paced(http_handler)
@@ -360,7 +363,7 @@ class Server:
         async def paced(request: HttpRequest) -> HttpResponse:
             weight = 1 + len(request.target) // TARGET_AS_A_REQUEST
             if not self._requests.try_enter(weight):
-                await self._requests.enter(weight, queue_of(identity_of_peer(request.peer, request.certificate)))
+                await self._requests.enter(weight, queue_of(request.identity))
             return await handler(request)
 
         return paced

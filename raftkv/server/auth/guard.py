@@ -35,7 +35,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -50,7 +50,8 @@ from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
-from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
+from raftkv.rpc.shares import Identity, Shares, identity_of, identity_of_peer, queue_of_call
+from raftkv.rpc.tls import common_name_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.table import OPEN, Row, row_of
@@ -372,6 +373,17 @@ class Guard:
         self._ahead: dict[asyncio.Timeout, Identity] = {}
         self._shares = Shares(AHEAD_CALLS_MAX)
 
+    def identify(self, address: str, certificate: Mapping[str, Any] | None) -> Identity:
+        """Return the identity of a connection: while users are on, names that none of them has share their address'.
+
+        Arguments:
+            address, certificate: as for ``identity_of_peer``.
+        """
+        if not self._auth.is_enabled:
+            return identity_of_peer(address, certificate)
+        name = common_name_of(certificate).encode()
+        return name if name in self._auth.users else identity_of_peer(address)
+
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return the handler that is called in place of another.
 
@@ -636,8 +648,11 @@ class Guard:
         """Note who calls, and in whose share falls what waits for the connection."""
         if credential is None:
             return None
-        if credential.user in self._auth.users:  # names that are made up share what their connection has
-            call.identify(credential.user)
+        call.identify(
+            credential.user
+            if credential.user in self._auth.users
+            else self.identify(call.peer.address, call.peer.certificate)
+        )
         caller = call.caller = credential.caller(self._auth.revision)
         return caller
 

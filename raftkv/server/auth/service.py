@@ -25,7 +25,7 @@ from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import identity_of, queue_of_call
+from raftkv.rpc.shares import Identity, identity_of, queue_of_call
 from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
@@ -132,7 +132,7 @@ class AuthService:
         token = await self._token(request.name.encode(), request.password, call.peer.identity)
         return self._responder.answer(rpc_pb2.AuthenticateResponse(token=token))
 
-    async def _token(self, user: bytes, password: str, address: str) -> str:
+    async def _token(self, user: bytes, password: str, address: Identity) -> str:
         checked: bytes | int | None = None
         for _ in range(TRIES_MAX):
             revision = self._auth.revision

@@ -24,7 +24,7 @@ from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.websocket import is_handshake
-from raftkv.rpc.shares import Identity, identity_of_peer, queue_of
+from raftkv.rpc.shares import Identity, queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
@@ -199,8 +199,7 @@ class Gateway:
 
 
 def _peer(request: HttpRequest) -> Peer:
-    identity = identity_of_peer(request.peer, request.certificate)
-    return Peer(request.peer, request.certificate, request.tls, request.loopback, identity=identity)
+    return Peer(request.peer, request.certificate, request.tls, request.loopback, identity=request.identity)
 
 
 def call_headers(fields: tuple[tuple[str, str], ...]) -> tuple[Headers, float | None]:
@@ -287,4 +286,4 @@ def _moved(path: str, request: HttpRequest) -> HttpResponse:
 
 def _queue(request: HttpRequest) -> Identity:
     """Return the queue of a client whose user is not known yet."""
-    return queue_of(identity_of_peer(request.peer, request.certificate))
+    return queue_of(request.identity)

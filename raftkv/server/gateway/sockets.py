@@ -22,7 +22,7 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.websocket import WebSocket, accepted, handshake_refusal
-from raftkv.rpc.shares import identity_of_peer, queue_of
+from raftkv.rpc.shares import queue_of
 from raftkv.rpc.status import Code, Headers
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway.decoder import JsonError, Requests
@@ -75,7 +75,7 @@ class Sockets:
         self, request: HttpRequest, socket: WebSocket, method: Method, route: Route
     ) -> AsyncIterator[bytes]:
         """Yield the lines of the call, which begins with the first request: until then nothing is held for it."""
-        requests = SocketRequests(socket, self._slices, queue_of(identity_of_peer(request.peer, request.certificate)))
+        requests = SocketRequests(socket, self._slices, queue_of(request.identity))
         try:
             async with asyncio.timeout(self._around().limits.http1_idle_timeout_s):
                 message = await requests.next(method)

@@ -506,7 +506,7 @@ class Dashboard:
     def _live(self, request: HttpRequest) -> HttpResponse:
         user = self._gate.check_user(request)
         try:
-            identity = user or identity_of_peer(request.peer, request.certificate)
+            identity = user or request.identity
             return HttpResponse(200, self.live.look(lambda: self._may_look(request), identity), _EVENTS, user)
         except TooManyViewersError as error:
             return text_response(503, f"{error}: close a page, or ask another member")

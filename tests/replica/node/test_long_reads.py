@@ -21,6 +21,7 @@ from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.shares import Identity
 from raftkv.rpc.status import RpcError
 from raftkv.server.services import responder as responder_module
 from raftkv.server.services.kv import KVService
@@ -42,7 +43,8 @@ class Call:
         self.cancelled = False
         self.deadline: float | None = None
         self.trailers: tuple[tuple[bytes, bytes], ...] = ()
-        self.caller: Caller | None = None
+        self.caller = None
+        self.identity: Identity = "address 10.0.0.1"
         self.answer = b""
         self.error: tuple[int, str] | None = None
 
@@ -167,7 +169,7 @@ def test_log_says_whose_read_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     async def run() -> None:
         world, call = World(), Call()
-        call.caller = Caller(b"mallory\n", 1)
+        call.identity = b"mallory\n"
         world.range(call, ALL)
         await world.finish()
         assert call.answer

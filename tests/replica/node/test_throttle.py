@@ -54,9 +54,9 @@ class World:
 def call_of(user: bytes = b"", address: str = "10.0.0.7", path: str = "/etcdserverpb.KV/Put") -> Any:
     """A call that is not answered yet."""
     caller = SimpleNamespace(user=user) if user else None
-    peer = SimpleNamespace(identity=f"address {address}")
+    identity = user or f"address {address}"
     return SimpleNamespace(
-        caller=caller, peer=peer, route=SimpleNamespace(path=path), observer=None, sent_bytes=0, headers=()
+        caller=caller, identity=identity, route=SimpleNamespace(path=path), observer=None, sent_bytes=0, headers=()
     )
 
 

@@ -15,6 +15,7 @@ from raftkv.pb import lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.lease.on_leader import RENEW, SHORTEN
 from raftkv.rpc.server.router import Kind
+from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
@@ -342,11 +343,26 @@ async def test_a_read_that_waited_is_checked_again() -> None:
 
 @on_loop
 async def test_names_that_no_user_has_get_no_share_of_their_own() -> None:
-    """Certificates and signed tokens may name anyone: each made-up name had a share of the answers that wait."""
+    """Certificates and signed tokens may name anyone: each made-up name had a share of what waits for its turn."""
     world = world_of_alice()
     calls = [world.start(PUT, put(), cn=name) for name in ("alice", "made-up-1", "made-up-2")]
-    assert [call.identified for call in calls] == [[b"alice"], [], []]
+    assert [identity_of(call) for call in calls] == [b"alice", "address 10.0.0.1", "address 10.0.0.1"]
     assert all(call.status is not None for call in calls[1:])
+
+
+@on_loop
+async def test_a_connection_is_its_user_s_or_its_address_while_users_are_on() -> None:
+    world = World()
+    world.user("alice", ("READWRITE", b"a", b"b"))
+    identify, alice, other = (
+        world.users.guard.identify,
+        *({"subject": ((("commonName", name),),)} for name in ("alice", "made-up")),
+    )
+    shown = [alice, other, None]
+    named = [identify("10.0.0.1:5", one) for one in shown]
+    assert named == ["certificate alice", "certificate made-up", "address 10.0.0.1"]
+    world.enable()
+    assert [identify("10.0.0.1:5", one) for one in shown] == [b"alice", "address 10.0.0.1", "address 10.0.0.1"]
 
 
 @on_loop

@@ -36,6 +36,7 @@ from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.router import Kind as CallKind
 from raftkv.rpc.server.stream import Listener
+from raftkv.rpc.shares import Identity
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
@@ -151,10 +152,10 @@ class Call:
 
     def __init__(self, headers: tuple[tuple[bytes, bytes], ...], certificate: dict[str, Any] | None = None) -> None:
         self.headers = headers
-        self.peer = SimpleNamespace(certificate=certificate, identity="address 10.0.0.1")
+        self.peer = SimpleNamespace(certificate=certificate, address="10.0.0.1:5", identity="address 10.0.0.1")
+        self.identity: Identity = self.peer.identity
         self.caller: Caller | None = None
         self.observer: Any = None
-        self.identified: list[bytes] = []
         self.status: tuple[int, str] | None = None
         self.answers: list[bytes] = []
         self.over = asyncio.get_running_loop().create_future()
@@ -176,9 +177,9 @@ class Call:
         """Clients do not cancel here."""
         return False
 
-    def identify(self, user: bytes) -> None:
+    def identify(self, identity: Identity) -> None:
         """See ``ServerCall``."""
-        self.identified.append(user)
+        self.identity = identity
 
     def _end(self, code: int, text: str) -> None:
         if self.status is None:
