@@ -41,8 +41,9 @@ from raftkv.checkpoint.keys import (
     step_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
-from raftkv.client.control import Control, Reflector, below, txn_until_answered, until_answered
+from raftkv.client.control import Control, Reflector, below, read_page, txn_until_answered, until_answered
 from raftkv.client.operations import Operation, get, get_range
+from raftkv.client.paging import PageSize
 from raftkv.client.records import RecordError, read, readable
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
@@ -309,9 +310,10 @@ class Lookup:
     ) -> AsyncGenerator[KeyValue, None]:
         """Read all keys below a prefix in order, as many at once as are wanted, or as one answer may hold."""
         start, end = prefix.encode(), prefix_end(prefix.encode())
-        size = min(limit or PAGE, PAGE)
+        size = PageSize(min(limit or PAGE, PAGE))
         while True:
-            page = await self._range(get_range(start, end, limit=size, keys_only=keys_only, descending=descending))
+            listing = get_range(start, end, keys_only=keys_only, descending=descending)
+            page = (await read_page(self._control, listing, size)).results[0]
             for item in page.items:
                 yield item
             if not page.more:

@@ -51,6 +51,7 @@ from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.control import ClientControl, Control, Reflector, below, until_answered
 from raftkv.client.errors import CacheBehind, CacheTooLarge, HistoryReplaced, WatchCanceled
 from raftkv.client.operations import GetRange
+from raftkv.client.paging import FIRST_KEYS
 from raftkv.client.rpc.core import take_outcome
 from raftkv.client.scope import FROM_KEY, Space, Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult
@@ -69,8 +70,6 @@ ITEM_BYTES: Final = 400
 """What a key takes in memory besides its name and value, and about what it takes in an index."""
 SORT_KEYS_MIN: Final = 1_000
 """From so many keys on that come or go at once, all are sorted again."""
-FIRST_PAGE_KEYS: Final = 100
-"""Page of the first list: its keys may be of any size, and the copy keeps nothing above ``max_bytes``."""
 FILL_TIMEOUT_S: Final = 60.0
 _ASK_MIN_S: Final = 0.02
 _ASK_MAX_S: Final = 1.0
@@ -163,7 +162,7 @@ class Copy(Reflector):
         )
         self.prefix = prefix
         self.size_bytes = 0
-        self._page_keys = min(self._page_keys, FIRST_PAGE_KEYS)
+        self._page.keys = min(self._page.keys, FIRST_KEYS)
         self._max_bytes = max_bytes
         self._item_bytes = ITEM_BYTES * (1 + len(indexes))
         self._lock = threading.Lock()

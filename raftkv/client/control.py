@@ -10,18 +10,19 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from raftkv.client.errors import HistoryReplaced, is_client_closed
 from raftkv.client.operations import Compare, GetRange, Operation
+from raftkv.client.paging import PageSize
 from raftkv.client.rpc import methods, retry
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult, TxnResult
 from raftkv.errors import (
     CANCELED,
-    RESOURCE_EXHAUSTED,
     CompactedError,
     ConfigError,
     FutureRevisionError,
@@ -326,6 +327,37 @@ async def txn_until_answered(
     return await until_answered(lambda: control.txn(compares, then, otherwise))
 
 
+async def read_page(control: Control, listing: GetRange, size: PageSize) -> TxnResult:
+    """Read the first keys of a list, as many as one answer should have; fewer, if it is too large or takes too long.
+
+    Arguments:
+        control: the store.
+        listing: all of it; its limit is set here.
+        size: of its pages.
+
+    Raises:
+        StatusError: the store refused.
+    """
+
+    async def ask() -> TxnResult:
+        try:
+            return await control.txn((), (replace(listing, limit=size.keys),))
+        except StatusError as error:
+            size.failed(error)
+            raise
+
+    while True:
+        before = size.keys
+        try:
+            result = await until_answered(ask)
+        except ResponseTooLargeError:
+            if before == 1:
+                raise
+            continue
+        size.took(result.results[0].items)
+        return result
+
+
 # -- reflector ------------------------------------------------------------------------------------------------------
 #
 # Reflector: list an interval of keys, watch it from the next revision, and report each change once, for ever.
@@ -403,14 +435,6 @@ OnRefused = Callable[[Exception], None]
 REFUSED_PAUSE_MAX_S: Final = 1.0
 PAGE_KEYS: Final = 10_000
 """Limit of the keys of a list that are read at once."""
-PAGE_BYTES: Final = 8 << 20
-"""About how much of a list is read at once: the number of keys follows from the sizes of those before."""
-PAGE_CUT: Final = 16
-"""A page that did not come is asked for again with so many times fewer keys."""
-PAGE_KEYS_MIN: Final = 16
-"""Unless it is too large: it may not have come for another reason than its size."""
-PAGE_GROWTH: Final = 8
-"""The next page has so many times more keys at most: small keys may stand before large ones."""
 
 
 def below(prefix: Text) -> Interval:
@@ -460,7 +484,7 @@ class Reflector:
         self._control = control
         self._interval = interval[0], interval[1]
         self._watched = watched or self._interval
-        self._page_keys = PAGE_KEYS
+        self._page = PageSize(PAGE_KEYS, PAGE_KEYS)
         self._sparse = interval if isinstance(interval, Sparse) else None
         self._parts = self._sparse.bounds() if self._sparse is not None else []
         self._on_changes = on_changes
@@ -624,32 +648,8 @@ class Reflector:
             start = page.items[-1].key + b"\0"
 
     async def _read_page(self, start: Text, revision: int) -> TxnResult:
-        """Read as many keys as one answer should have; fewer, if it is too large or takes too long."""
-        end = self._interval[1] or None
-
-        async def ask() -> TxnResult:
-            limit = 1 if self._news_only else self._page_keys
-            try:
-                return await self._control.txn((), (GetRange(start, end, limit=limit, revision=revision),))
-            except StatusError as error:
-                least = 1 if error.code == RESOURCE_EXHAUSTED else min(limit, PAGE_KEYS_MIN)
-                self._page_keys = max(limit // PAGE_CUT, least)
-                raise
-
-        while True:
-            before = self._page_keys
-            try:
-                result = await until_answered(ask)
-            except ResponseTooLargeError:
-                if before == 1:
-                    raise
-                continue
-            page: RangeResult = result.results[0]
-            size_bytes = sum(len(item.key) + len(item.value) for item in page)
-            if page.items:
-                fitting = len(page.items) * PAGE_BYTES // max(size_bytes, 1)
-                self._page_keys = max(min(PAGE_KEYS, PAGE_GROWTH * self._page_keys, fitting), 1)
-            return result
+        size = PageSize(1) if self._news_only else self._page
+        return await read_page(self._control, GetRange(start, self._interval[1] or None, revision=revision), size)
 
     def _check_room(self, items: Sequence[KeyValue]) -> None:
         """Raise what forbids to take so many; for a reflector of limited size."""

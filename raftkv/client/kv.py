@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from raftkv.client import operations
@@ -33,6 +35,7 @@ from raftkv.client.operations import (
     lost_lease,
     mod_revision,
 )
+from raftkv.client.paging import read_pages
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import FROM_KEY, Part, Scope, Space, Text, prefix_end, to_bytes
@@ -322,7 +325,7 @@ class Bulk(KV):
 
         Arguments:
             key, end, prefix, keys_only, serializable: as for ``range``.
-            page_size: keys a page.
+            page_size: keys a page, at most: the first has 100, large values come in pages of a few MB.
             revision: as of which; 0: the present one.
             timeout_s: for each page; None: the client's.
 
@@ -332,18 +335,12 @@ class Bulk(KV):
         """
         if whole(page_size, "page_size") < 1:
             raise ValueError(f"page_size must be at least 1, not {page_size}")
-        operation = GetRange(
-            key, end, prefix, limit=page_size, revision=revision, keys_only=keys_only, serializable=serializable
-        )
+        operation = GetRange(key, end, prefix, revision=revision, keys_only=keys_only, serializable=serializable)
         request = operation.request(self.scope.space)
-        while True:
-            answer = await self.scope.call(methods.RANGE, request, timeout_s)
-            # Pinned from the first answer on. A member that is behind would refuse it: then it is no snapshot of ours.
-            request.revision = request.revision or answer.header.revision
-            yield operation.result(answer, self.scope.space, request.revision)
-            if not answer.more:
-                return
-            request.key = answer.kvs[-1].key + b"\0"
+        call = partial(self.scope.call, methods.RANGE, timeout_s=timeout_s)
+        async with aclosing(read_pages(call, request, page_size)) as answers:
+            async for answer in answers:
+                yield operation.result(answer, self.scope.space, request.revision)
 
     async def scan(
         self,

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.client.control import Control, Grant, txn_until_answered
+from raftkv.client.control import Control, Grant, read_page, txn_until_answered
 from raftkv.client.kv import pipelined
 from raftkv.client.operations import (
     Compare,
@@ -35,6 +35,7 @@ from raftkv.client.operations import (
     put,
     version,
 )
+from raftkv.client.paging import PageSize
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import prefix_end
@@ -179,10 +180,9 @@ async def chunk_keys(control: Control, keys: DatasetKeys) -> list[str]:
     """Return the keys of all chunks and nodes in the store, page by page: those of a moment, unless chunks change."""
     first, end = keys.chunks.encode(), prefix_end(keys.chunks.encode())
     found: list[str] = []
+    size = PageSize(PAGE, PAGE)
     while True:
-        operation = get_range(first, end, limit=PAGE, keys_only=True)
-        result = await txn_until_answered(control, (), [operation])
-        page = result.results[0]
+        page = (await read_page(control, get_range(first, end, keys_only=True), size)).results[0]
         found += [item.key.decode() for item in page.items if item.key.isascii()]
         if not page.more:
             return found

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from raftkv.client import control as control_module
+from raftkv.client import paging as paging_module
 from raftkv.client.errors import CacheBehind, CacheTooLarge, HistoryReplaced, StreamLost, WatchCanceled
 from raftkv.errors import PermissionDeniedError
 from tests.client.fake_store import FakeClusters, History
@@ -397,7 +398,7 @@ def test_cache_of_large_values_is_not_read_far_above_its_limit(monkeypatch):
         return found
 
     monkeypatch.setattr(History, "range", count)
-    monkeypatch.setattr(control_module, "PAGE_BYTES", 50_000)
+    monkeypatch.setattr(paging_module, "PAGE_BYTES", 50_000)
     with pytest.raises(CacheTooLarge):
         world.cache(max_bytes=200_000)
     assert sum(shown_bytes) < 400_000

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.client import control as reflector_module
+from raftkv.client import paging as paging_module
 from raftkv.client.control import Reflector, Sparse, below
 from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, ReceivedTooLarge, UnknownStatus, WatchCanceled
 from raftkv.client.operations import Delete, GetRange, Put
@@ -357,7 +358,7 @@ def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
     error: StatusError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10,000 keys of 60 KB are more than a member sends, or than comes in time: they were asked for again for ever."""
-    monkeypatch.setattr(reflector_module, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr(paging_module, "PAGE_BYTES", 40_000)
 
     async def story() -> None:
         world, answers = StoreWorld(), list[int]()

@@ -48,7 +48,7 @@ from raftkv.checkpoint.retention.holds import holds
 from raftkv.checkpoint.retention.policy import Decision, Policy, decide
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
-from raftkv.client.control import Control, txn_until_answered, until_answered
+from raftkv.client.control import Control, read_page, txn_until_answered, until_answered
 from raftkv.client.operations import (
     Compare,
     Operation,
@@ -60,6 +60,7 @@ from raftkv.client.operations import (
     put,
     version,
 )
+from raftkv.client.paging import PageSize
 from raftkv.client.records import RecordError, read, readable
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue, TxnResult
@@ -168,10 +169,9 @@ async def load(control: Control, run_id: str) -> RunState:
 
 async def _load_records(control: Control, prefix: str, kind: KindState) -> None:
     start: bytes = prefix.encode()
+    size = PageSize(PAGE)
     while start:
-        operation = get_range(start, prefix_end(prefix.encode()), limit=PAGE)
-        result = await txn_until_answered(control, (), [operation])
-        page = result.results[0]
+        page = (await read_page(control, get_range(start, prefix_end(prefix.encode())), size)).results[0]
         for item in page.items:
             for checkpoint in readable(Checkpoint, [item]):
                 kind.records[checkpoint.step] = (checkpoint, item.mod_revision)

@@ -10,9 +10,10 @@ then whether it is there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli.command import Invocation
@@ -21,6 +22,7 @@ from raftkv.cli.ctl.watch import watching
 from raftkv.cli.pflag import text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, CommandError, refused
 from raftkv.client import Client, Method
+from raftkv.client.paging import read_pages
 from raftkv.client.rpc import methods
 from raftkv.client.scope import prefix_end
 from raftkv.client.watch import Request, Watcher, responses
@@ -111,22 +113,14 @@ class Mirror:
     async def copy(self) -> int:
         """Copy the keys that exist now; return the revision of the copy."""
         revision = 0
-        async for page in self._pages():
-            revision = revision or page.header.revision
-            for batch in self._batches(map(self._put, page.kvs)):
-                await self._commit(batch)
+        key, end = self._range()
+        request = rpc_pb2.RangeRequest(key=key, range_end=end)
+        async with aclosing(read_pages(partial(self.source.call, methods.RANGE), request, PAGE_KEYS)) as pages:
+            async for page in pages:
+                revision = revision or page.header.revision
+                for batch in self._batches(map(self._put, page.kvs)):
+                    await self._commit(batch)
         return revision
-
-    async def _pages(self) -> AsyncIterator[rpc_pb2.RangeResponse]:
-        (key, end), revision = self._range(), 0
-        while True:
-            request = rpc_pb2.RangeRequest(key=key, range_end=end, limit=PAGE_KEYS, revision=revision)
-            page = await self.source.call(methods.RANGE, request)
-            revision = revision or page.header.revision
-            yield page
-            if not page.more:
-                return
-            key = page.kvs[-1].key + b"\0"
 
     def _range(self) -> tuple[bytes, bytes]:
         return (self.prefix, prefix_end(self.prefix)) if self.prefix else (b"\0", b"\0")

@@ -14,8 +14,13 @@ from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Extremes, Latest, Reference
+from raftkv.checkpoint.retention.collector import load
+from raftkv.client import paging as paging_module
+from raftkv.client.errors import UnknownStatus
 from raftkv.client.records import RecordError
-from raftkv.errors import ConfigError
+from raftkv.client.values import RangeResult, TxnResult
+from raftkv.errors import RESOURCE_EXHAUSTED, ConfigError
+from raftkv.rpc.server.budget import CONNECTION_FULL
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
 
 
@@ -86,6 +91,35 @@ def test_many_are_found_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(await registry.runs()) == 21
         assert (await registry.runs())[5].run_id.startswith("run/")
         assert [each.run_id for each in await registry.lookup.best_of_all("loss", MIN, count=2)] == ["run/19", "run/18"]
+
+    play(story())
+
+
+def test_records_that_are_too_large_for_one_answer_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of 500 records of 1.1 MB is more than a member sends: it was asked for again for ever."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        first = await saved(registry, claim, 1)
+        for step in range(2, 301):
+            world.put(KEYS.record(KIND, step), replace(first, step=step).encode())
+        control, original, asked = registry.control, type(registry.control).txn, list[int]()
+
+        async def limited(self: object, compares: object, then: list[object], otherwise: object = ()) -> TxnResult:
+            result = await original(control, compares, then, otherwise)
+            asked.append(max((len(found) for found in result.results if isinstance(found, RangeResult)), default=0))
+            assert len(asked) < 100, "it is asked for again and again"
+            if asked[-1] > 30:
+                raise UnknownStatus(RESOURCE_EXHAUSTED, CONNECTION_FULL)
+            return result
+
+        monkeypatch.setattr(type(control), "txn", limited)
+        monkeypatch.setattr(paging_module, "PAGE_BYTES", 10_000)
+        assert len(await registry.checkpoints(KIND)) == 300
+        state = await load(control, "job")
+        assert len(state.kinds[KIND].records) == 300
 
     play(story())
 
