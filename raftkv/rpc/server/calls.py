@@ -38,6 +38,12 @@ OPEN: Final = 0
 ANSWERED: Final = 1
 CANCELLED: Final = 2
 
+KEPT_BYTES_MIN: Final = 1024
+"""Above this the request of a call that may last is counted until the call is over; smaller ones are within what any
+call is counted as."""
+KEPT_TIMES: Final = 4
+"""It is kept as bytes, as a message, and as what the handler makes of its fields, such as the ends of an interval."""
+
 UnaryHandler = Callable[["UnaryCall", bytes], None]
 """Gets the call and the request's bytes; answers now, or later from the loop."""
 
@@ -506,6 +512,17 @@ class UnaryCall(ServerCall):
     def is_busy(self) -> bool:
         """True while what has come is not unpacked."""
         return self.assembler is not None and self.assembler.is_busy
+
+    def keep_request(self, size_bytes: int) -> None:
+        """Count what the call holds of its request until it is over, as one may last that is handled by a task.
+
+        Arguments:
+            size_bytes: of the request.
+        """
+        if size_bytes > KEPT_BYTES_MIN and self._state == OPEN:
+            more_bytes = KEPT_TIMES * size_bytes - self._kept_bytes
+            self._kept_bytes += more_bytes
+            self._carrier.keep(more_bytes)
 
     def reply(self, message: bytes, trailers: Headers = ()) -> None:
         """Answer OK.

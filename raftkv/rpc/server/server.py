@@ -141,6 +141,7 @@ class Server:
         """
 
         def start(call: UnaryCall, message: bytes) -> None:
+            call.keep_request(len(message))
             task = self.spawn(self._run_async(handler, call, message))
             call.on_cancel(lambda: _cancel(task))
 
@@ -182,7 +183,9 @@ class Server:
             beginnings, weight = self._beginnings, 1 + len(message) // BYTES_AS_A_CALL
             if not beginnings.try_enter(weight):
                 await beginnings.enter(weight, queue_of_call(call))
-            response = await handler(message, call)
+            work = handler(message, call)
+            del message  # the call may last
+            response = await work
         except asyncio.CancelledError:
             if not call.done:
                 call.fail(14, "the server is stopping")

@@ -21,23 +21,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from raftkv.rpc.framing import frame
 from raftkv.rpc.http2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
 from raftkv.rpc.http2.connection import LARGE_BYTES
 from raftkv.rpc.inbox import Inbox
-from raftkv.rpc.server.calls import ANSWERED, CANCELLED, OPEN, ServerCall
+from raftkv.rpc.server.calls import ANSWERED, CANCELLED, KEPT_BYTES_MIN, KEPT_TIMES, OPEN, ServerCall
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.calls import Carrier
     from raftkv.rpc.server.router import Route
-
-KEPT_BYTES_MIN: Final = 16 * 1024
-"""A first request above this is counted until the call is over; smaller ones are within what any call is counted as."""
-KEPT_TIMES: Final = 4
-"""It is kept as bytes, as a message, and as what the handler makes of its fields, such as the ends of an interval."""
 
 StreamHandler = Callable[["StreamCall"], Awaitable[None]]
 

@@ -131,6 +131,7 @@ class Recipe:
 
         async def run(message: bytes, call: UnaryCall) -> bytes:
             request = self.admit(call, method, message)
+            del message  # the call may last
             with self.refusals():
                 return await handler(call, request)
 

@@ -56,7 +56,6 @@ class QueueEntry:
     """A key in a queue, and what was known of it when it was made or found.
 
     Attributes:
-        prefix: of the queue's keys.
         key: of the entry.
         create_revision: of the key; the fencing token.
         revision: the store's when the entry was made or found.
@@ -66,7 +65,6 @@ class QueueEntry:
         deleter: on whose behalf it is deleted if the call ends before its turn: this member's if the call has made it.
     """
 
-    prefix: bytes
     key: bytes
     create_revision: int
     revision: int
@@ -74,6 +72,11 @@ class QueueEntry:
     is_first: bool
     identity: Identity
     deleter: Caller | None = MEMBER
+
+    @property
+    def prefix(self) -> bytes:
+        """Return the prefix of all entries of its queue, made anew: thousands of calls may wait with long names."""
+        return self.key[: self.key.rindex(b"/") + 1]
 
 
 class Queue:
@@ -116,10 +119,10 @@ class Queue:
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
         owner = response.responses[1].response_range.kvs[0]
         if response.succeeded:
-            return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision, identity)
+            return QueueEntry(key, revision, revision, value, owner.create_revision == revision, identity)
         found = response.responses[0].response_range.kvs[0]
         is_first = owner.create_revision == found.create_revision
-        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, identity, call.caller)
+        return QueueEntry(key, found.create_revision, revision, found.value, is_first, identity, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
         """Wait until no entry is before this one; the revision at which that was confirmed, None if this entry is lost.
@@ -169,9 +172,10 @@ class Queue:
 
     async def _just_before(self, entry: QueueEntry) -> bytes | None:
         """Return the youngest key that is older."""
+        prefix = entry.prefix
         request = _Range(
-            key=entry.prefix,
-            range_end=prefix_end(entry.prefix),
+            key=prefix,
+            range_end=prefix_end(prefix),
             max_create_revision=entry.create_revision - 1,
             sort_target=_Range.CREATE,
             sort_order=_Range.DESCEND,
