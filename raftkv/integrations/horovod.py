@@ -355,12 +355,14 @@ class HttpCall:
     Attributes:
         headers: of the request, those that say who calls.
         peer: has the certificate.
+        identity: in whose share it falls (``rpc/shares``).
         caller: as the member found out.
         deadline: there is none.
     """
 
     headers: tuple[tuple[bytes, bytes], ...]
     peer: HttpRequest
+    identity: Identity
     caller: Any = None
     deadline: None = None
 
@@ -368,7 +370,7 @@ class HttpCall:
     def of(cls, request: HttpRequest) -> HttpCall:
         """Make it from a request."""
         pairs = ((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in request.headers)
-        return cls(tuple(pair for pair in pairs if pair[0] in _IDENTITY), request)
+        return cls(tuple(pair for pair in pairs if pair[0] in _IDENTITY), request, request.identity)
 
 
 class HorovodService:

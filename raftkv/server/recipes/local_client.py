@@ -278,7 +278,7 @@ class Recipe:
         """Find who makes a call that came by no guard, and refuse who may not read and write intervals of keys.
 
         Arguments:
-            call: has headers, and a peer with a certificate; gets its caller.
+            call: has headers, and a peer with a certificate; gets its caller, and that one's identity.
             reads, writes: the intervals, ends as on the wire.
 
         Raises:
@@ -291,6 +291,8 @@ class Recipe:
                 rights.check_read(caller, key, range_end)
             for key, range_end in writes:
                 rights.check_write(caller, key, range_end)
+            if caller is not None:
+                call.identity = caller.user
 
     def check_reads_on(self, call: ServerCall, prefix: bytes) -> None:
         """Refuse to show a call more of the keys below a prefix, once it may not read them. Raises as of ``Rights``."""

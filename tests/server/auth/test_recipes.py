@@ -128,7 +128,7 @@ async def answer(world: World, method: str, target: str, body: bytes = b"", user
         return HttpResponse(418)
 
     handle = extension("run-1")(world.recipe, otherwise)
-    response = await handle(HttpRequest(method, target, tuple(headers.items()), body))
+    response = await handle(HttpRequest(method, target, tuple(headers.items()), body, identity="address 10.0.0.9"))
     assert response.user == user
     return response.status
 
@@ -137,6 +137,7 @@ async def answer(world: World, method: str, target: str, body: bytes = b"", user
 async def test_horovod_acts_as_its_caller() -> None:
     world = World()
     assert await answer(world, "PUT", "/global/0", b"x") == 200
+    assert world.node.identities == ["address 10.0.0.9"], "in whose share it falls"
     world.user(
         "alice", ("READWRITE", SCOPES, SCOPES[:-1] + b"0"), ("READ", b"/raftkv/runs/run-1/", b"/raftkv/runs/run-10")
     )
@@ -149,5 +150,6 @@ async def test_horovod_acts_as_its_caller() -> None:
         assert await answer(world, method, target, b"x", authorization="x.1") == 401
         assert await answer(world, method, target, b"x", user=b"bob", authorization=f"Bearer {bob}") == 403
         assert await answer(world, method, target, b"x", user=b"alice", authorization=f"Bearer {alice}") == 200
+    assert set(world.node.identities[1:]) == {b"alice"}
     assert await answer(world, "GET", "/rank_and_size/host:0") == 401
     assert await answer(world, "GET", "/metrics") == 418

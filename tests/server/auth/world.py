@@ -68,12 +68,14 @@ class WorldNode(AwaitableNode):
         self.is_held = False
         self.on_applied: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
+        self.identities: list[Identity] = []
         self.settings = SimpleNamespace(election_s=1.0, member_id=2)
         self.leader = 2
 
     def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
         """Queue an entry, with its caller where users are asked for, as ``Node`` does."""
         auth = self._machine.applier.auth
+        self.identities.append(waiter.identity)
         if caller is not None and auth.is_enabled:
             kind, body = Kind.IDENTIFIED, wire.identified(caller, kind, body)
         self._later(lambda: waiter.finish(self.apply(kind, body)))
