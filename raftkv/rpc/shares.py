@@ -30,13 +30,13 @@ Every budget of a member, and how it is shared:
                                         waits for a moment                                     ``server/auth/guard``
     logins           passwords          taken back, by address and, within one, by name (all names that no user has are
                                         one): its newest is refused; each in turn is served    ``server/auth/passwords``
+    tokens           count              taken back: an old one of the user who has most  ``server/auth/simple_tokens``
     proposals        bytes, and calls   not taken back: they may be in the log already ``replica/node/proposals``
     keep-alives      that wait          not taken back: as proposals                   ``server/streams/keep_alives``
     leases           count              not taken back: keys hang on them                      ``replica/lease/lessor``
 
 Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
-members. Not shared either, and full for all when one fills it: tokens (one user has a tenth at most); audit lines and
-log lines.
+members. Not shared either, and full for all when one fills it: audit lines and log lines.
 Limits of one connection or stream are no budgets of all: ``rpc/limits``. The loop's time is shared among the same
 identities (``loop/fair``), except that all unknown clients of an IPv4 /24 wait in one queue.
 """

@@ -17,6 +17,7 @@ import secrets
 import string
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from raftkv.apply.wire import Caller
@@ -25,10 +26,7 @@ SECRET_LETTERS: Final = 24
 """Letters of a secret, each one of 52: 136 bits and a little. etcd's have 16."""
 
 TOKENS_MAX: Final = 100_000
-"""Tokens that a member knows; beyond it, an old one goes for each new one."""
-
-TOKENS_OF_USER_MAX: Final = 10_000
-"""Tokens of one user: a client that asks for ever more loses its own, not those of others."""
+"""Tokens that a member knows; beyond it, an old one of the user who has most goes for each new one."""
 
 RECENT_MAX: Final = 10_000
 """Tokens that are found without a digest."""
@@ -122,15 +120,13 @@ class SimpleTokens:
         """
         now = self._clock()
         self._expire(now)
-        of_user = self._of_user.setdefault(user, OrderedDict())
-        if len(of_user) >= TOKENS_OF_USER_MAX:
-            self._end(self._sessions[next(iter(of_user))])
-        elif len(self._sessions) >= TOKENS_MAX:
+        if len(self._sessions) >= TOKENS_MAX:
             # One without a stream, if there is one soon.
-            old = _first(self._sessions, CANDIDATES)
+            most = max(self._of_user.values(), key=len)
+            old = [self._sessions[one] for one in islice(most, CANDIDATES)]
             self._end(next((session for session in old if not session.streams), old[0]))
         self._sessions[digest] = Session(user, digest, now)
-        self._of_user.setdefault(user, of_user)[digest] = None
+        self._of_user.setdefault(user, OrderedDict())[digest] = None
 
     def find(self, token: bytes) -> Session | None:
         """Return whose token it is, and count that as use; None: unknown.
@@ -175,7 +171,7 @@ class SimpleTokens:
 
     def _expire(self, now: float) -> None:
         """Look at two, in turn, and forget what was not used for too long; what streams hold counts as used."""
-        for session in _first(self._sessions, 2):
+        for session in list(islice(self._sessions.values(), 2)):
             if session.streams or now - session.used_at <= self._ttl_s:
                 self._sessions.move_to_end(session.digest)
             else:
@@ -188,10 +184,6 @@ class SimpleTokens:
         del of_user[session.digest]
         if not of_user:
             del self._of_user[session.user]
-
-
-def _first(sessions: OrderedDict[bytes, Session], count: int) -> list[Session]:
-    return [session for session, _ in zip(sessions.values(), range(count), strict=False)]
 
 
 def new_secret() -> str:

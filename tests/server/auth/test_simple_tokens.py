@@ -69,12 +69,23 @@ def test_unused_tokens_are_forgotten_as_others_come(tokens: SimpleTokens, clock:
     assert len(tokens) <= 2 * TTL_S
 
 
-def test_a_user_who_wants_ever_more_loses_the_own_oldest(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simple_tokens, "TOKENS_OF_USER_MAX", 3)
+def test_users_who_want_ever_more_lose_their_own_oldest(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten users with a tenth of all tokens each made every other user log in again and again."""
+    monkeypatch.setattr(simple_tokens, "TOKENS_MAX", 9)
     bob = grant(tokens, b"bob")
-    mine = [grant(tokens) for _ in range(5)]
-    assert [tokens.find(token) is not None for token in mine] == [False, False, True, True, True]
+    theirs = [grant(tokens, b"alice" if number % 2 else b"carol") for number in range(40)]
+    left = [number for number, token in enumerate(theirs) if tokens.find(token)]
+    assert len(left) == 8
+    assert min(left) >= 30, "the newest of each"
     assert tokens.find(bob) is not None
+
+
+def test_a_token_without_a_stream_goes_first(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simple_tokens, "TOKENS_MAX", 3)
+    mine = [grant(tokens) for _ in range(3)]
+    found(tokens, mine[0]).hold()
+    mine.append(grant(tokens))
+    assert [tokens.find(token) is not None for token in mine] == [True, False, True, True]
 
 
 def test_there_is_a_number_of_all(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
