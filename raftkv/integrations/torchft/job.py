@@ -16,7 +16,10 @@ Invariants:
 2. An ask is answered by one quorum only: it is never decided again once a stored quorum, or an answer, had it.
 3. Errors of the store reach no replica: the turn is repeated until it works, with the store as it is then.
 4. Ids never go back: after a restore from a backup, which knows an earlier quorum or none, the next one is far above
-   all that this daemon has seen, and that the store knows: others may have given out more since.
+   all that this daemon has seen, and that the store knows: others may have given out more since. So it is when the
+   quorum was deleted. Only a stranger's record with the last id makes them begin again, at a random one.
+5. A daemon that does not decide, whose arbiter key another client holds, takes it over: a TTL or two after the key was
+   written each daemon looks, once, whether the turn of the daemon that it names is under the same lease.
 
 Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``rules``).
 """
@@ -26,22 +29,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from raftkv.client.control import ClientControl, Reflector, below
 from raftkv.client.errors import is_client_closed
 from raftkv.client.lease import Lease
 from raftkv.client.library import Client
-from raftkv.client.operations import Operation, delete, get, lease_of, mod_revision, put
+from raftkv.client.operations import Compare, Operation, delete, get, lease_of, mod_revision, put
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import Backoff, is_transient
-from raftkv.client.values import Event, KeyValue
+from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.integrations.torchft.rules import (
+    QUORUM_ID_MAX,
     Answer,
     Ask,
     Decision,
@@ -70,13 +76,14 @@ class DaemonLease:
     Attributes:
         lease: the present one; None: there is none now.
         number: grows with every lease.
+        ttl_s: of each lease.
     """
 
     def __init__(self, kv: Client, ttl_s: float, grace_s: float) -> None:
         self.lease: Lease | None = None
         self.number = 0
+        self.ttl_s = ttl_s
         self._kv = kv
-        self._ttl_s = ttl_s
         self._grace_s = grace_s
         self._listeners: list[Callable[[], None]] = []
 
@@ -95,7 +102,7 @@ class DaemonLease:
         backoff = Backoff(max_s=RETRY_MAX_S)
         told = ""
         while True:
-            lease = self._kv.lease(self._ttl_s, disconnect_grace_s=self._grace_s, patient=True, interrupt=False)
+            lease = self._kv.lease(self.ttl_s, disconnect_grace_s=self._grace_s, patient=True, interrupt=False)
             try:
                 await lease.grant()
             except RaftKVError as error:
@@ -132,6 +139,8 @@ OPERATIONS_MAX: Final = 100
 """Members that one txn announces."""
 CALL_TIMEOUT_S: Final = 1.0
 """Time limit of one attempt. All can be repeated, and what a dead leader of the store has swallowed never answers."""
+NAME_BYTES_MAX: Final = 4096
+"""No daemon's id is longer."""
 ID_LEAP: Final = 1 << 32
 """More ids than a job gives out between a backup and its restore. Ids have 63 bits."""
 _ABSENT: Final = Ask("", "absent")
@@ -164,7 +173,7 @@ class Job:
 
     Attributes:
         decision: the last one, for people.
-        record: the last quorum in the store; None: there was none.
+        record: the last quorum that was read from the store; None: there was none.
     """
 
     def __init__(
@@ -197,6 +206,7 @@ class Job:
         self._lease_number = 0
         self._turn_revision = 0  # mod revision of the key by which what this daemon says has an order
         self._arbiter: KeyValue | None = None
+        self._doubt_at_s = math.inf  # when the holder of the arbiter key must be a daemon
         self._record_revision = 0
         self._last_id = 0
         self._asks = 0
@@ -262,7 +272,9 @@ class Job:
         return self._arbiter is not None and lease is not None and self._arbiter.lease == lease.id
 
     def _on_head(self, _: Sequence[Event]) -> None:
-        self._learn(self._head.get(self._keys.arbiter), self._head.get(self._keys.quorum))
+        self._learn_arbiter(self._head.get(self._keys.arbiter))
+        self._learn_quorum(self._head.get(self._keys.quorum))
+        self._wake.set()
         if not self._has_read:
             self._has_read = True
             # They may be on their way back to a service that has just started: no quorum without them at once.
@@ -281,22 +293,33 @@ class Job:
         """
         self._last_id += ID_LEAP + secrets.randbelow(ID_LEAP)
 
-    def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
-        # One without a lease is a stranger's, and would stay for ever.
-        self._arbiter = arbiter if arbiter is not None and arbiter.lease else None
-        if quorum is not None and quorum.mod_revision > self._record_revision:
-            self._record_revision = quorum.mod_revision
-            try:
-                record = read(QuorumRecord, quorum)
-                self._deliver(record)
-            except RecordError as error:  # its id cannot be known
-                _log.warning("%s: the quorum is decided anew: %s", self.name, error)
-                self.record = None
+    def _learn_arbiter(self, found: KeyValue | None) -> None:
+        """Know who decides; one without a lease is a stranger's, and would stay for ever."""
+        before = 0 if self._arbiter is None else self._arbiter.mod_revision
+        self._arbiter = found if found is not None and found.lease else None
+        if self._arbiter is not None and self._arbiter.mod_revision != before:
+            own = crc32(self._daemon_id.encode(errors="replace")) / 2**32  # other daemons look at other times
+            self._doubt_at_s = self._loop.time() + self._lease.ttl_s * (1.0 + own)
+
+    def _learn_quorum(self, found: KeyValue | None) -> None:
+        if found is None:
+            if 0 < self._record_revision <= self._head.revision:
+                _log.warning("%s: the quorum is decided anew: %s was deleted", self.name, self._keys.quorum)
+                self._record_revision = 0
                 self._leap()
-            else:
-                self.record = record
-                self._last_id = max(self._last_id, record.quorum_id)
-        self._wake.set()
+            return
+        if found.mod_revision <= self._record_revision:
+            return
+        self._record_revision = found.mod_revision
+        try:
+            record = read(QuorumRecord, found)
+            self._deliver(record)
+        except RecordError as error:  # its id cannot be known
+            _log.warning("%s: the quorum is decided anew: %s", self.name, error)
+            self._leap()
+        else:
+            self.record = record
+            self._last_id = max(self._last_id, record.quorum_id)
 
     def _deliver(self, record: QuorumRecord) -> None:
         body = record.answer()
@@ -340,6 +363,8 @@ class Job:
         times = [self.roster.next_silence_s(now_s)]
         if self._awaited and self._postponed_until_s > now_s:
             times.append(self._postponed_until_s)
+        if self._arbiter is not None and not self.is_arbiter:
+            times.append(self._doubt_at_s)
         if self.decision.ask_again_s is not None:
             times.append(now_s + self.decision.ask_again_s)
         with contextlib.suppress(TimeoutError):
@@ -353,7 +378,7 @@ class Job:
         if self._lease_number != self._lease.number:
             self._lease_number = self._lease.number
             self._announced.clear()
-        if self._arbiter is None:
+        if self._arbiter is None or (not self.is_arbiter and self._loop.time() >= self._doubt_at_s):
             await self._stand()
         self._watch_others(self.is_arbiter)
         await self._announce()
@@ -363,18 +388,35 @@ class Job:
             await self._decide(self._others)
 
     async def _stand(self) -> None:
-        """Become the arbiter, or learn who is."""
-        keys = self._keys
+        """Become the arbiter, or learn that a daemon is."""
+        keys, lease, holder = self._keys, self._lease.lease, self._arbiter
+        turn, own = keys.turn(self._daemon_id), keys.arbiter
         result = await (
             self._kv.txn()
-            .when(lease_of(keys.arbiter) == 0)
-            .then(put(keys.arbiter, self._daemon_id, lease=self._lease.lease), get(keys.arbiter), get(keys.quorum))
-            .otherwise(get(keys.arbiter), get(keys.quorum))
+            .when(*self._vacancy(holder))
+            .then(put(turn, lease=lease), put(own, self._daemon_id, lease=lease), get(own), get(keys.quorum))
+            .otherwise(get(own), get(keys.quorum))
             .commit(timeout_s=CALL_TIMEOUT_S)
         )
-        self._learn(*result.results[-2:])
         if result.succeeded:
+            self._turn_revision = result.revision
             _log.info("%s: this daemon decides from now on", self.name)
+        elif holder is not None:
+            self._doubt_at_s = math.inf  # it is a daemon, unless the key is another one meanwhile
+        self._load(result)
+
+    def _vacancy(self, holder: KeyValue | None) -> list[Compare]:
+        """Return the conditions under which the arbiter key is to be had; its holder's turn is under its lease too."""
+        keys = self._keys
+        if holder is None:
+            return [lease_of(keys.arbiter) == 0]
+        turn = keys.turn("").encode() + holder.value[:NAME_BYTES_MAX]
+        return [mod_revision(keys.arbiter) == holder.mod_revision, lease_of(turn) != holder.lease]
+
+    def _load(self, result: TxnResult) -> None:
+        """Take what a txn has read of the head last, unless the watch knows later changes."""
+        self._head.load((item for item in result.results[-2:] if item is not None), result.revision)
+        self._wake.set()
 
     def _watch_others(self, wanted: bool) -> None:
         if wanted and self._others is None:
@@ -448,7 +490,10 @@ class Job:
         if stored is not None and stored.cluster not in ("", cluster) and stored.quorum_id == self._last_id:
             self._leap()
         is_new = self.decision.new_id or (0 if stored is None else stored.quorum_id) < self._last_id
-        record = QuorumRecord.of(self._last_id + is_new, members, time.time(), cluster)
+        number = self._last_id + is_new
+        if number > QUORUM_ID_MAX:  # only a stranger's quorum comes near it
+            number = 1 + secrets.randbelow(ID_LEAP)
+        record = QuorumRecord.of(number, members, time.time(), cluster)
         if own and not is_new:
             confirmed = await self._confirm()
         else:
@@ -520,7 +565,7 @@ class Job:
             .commit(timeout_s=CALL_TIMEOUT_S)
         )
         if not result.succeeded:
-            self._learn(*result.results)
+            self._load(result)
         elif record is not None and result.revision > self._record_revision:
             self.record, self._record_revision = record, result.revision
             self._last_id = record.quorum_id

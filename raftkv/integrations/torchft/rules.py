@@ -309,7 +309,8 @@ class Roster:
 #     /raftkv/torchft/<job>/head/arbiter                      leased; id of the daemon that decides
 #     /raftkv/torchft/<job>/head/quorum                       the last quorum; kept for ever
 #     /raftkv/torchft/<job>/member/<daemon id>/<replica id>   leased; a replica that is there, and what it asks
-#     /raftkv/torchft/<job>/turn/<daemon id>                  leased; written with each change of a daemon's members
+#     /raftkv/torchft/<job>/turn/<daemon id>                  leased; written with each change of a daemon's members,
+#                                                             and by the arbiter with its own key
 #
 # Every daemon watches ``head/``, the arbiter alone ``member/``: a step costs as many events as there are daemons. A
 # quorum is written by the arbiter only, on condition that it still is the arbiter and the quorum has not changed: so an

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,15 @@ from raftkv.client.errors import from_status
 from raftkv.errors import UNAVAILABLE, ConfigError, PermissionDeniedError
 from raftkv.integrations.torchft.job import Job, Timing
 from raftkv.integrations.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
-from raftkv.integrations.torchft.rules import WAITING_MAX, JobKeys, MemberRecord, QuorumRecord, Rules, make_ask
+from raftkv.integrations.torchft.rules import (
+    QUORUM_ID_MAX,
+    WAITING_MAX,
+    JobKeys,
+    MemberRecord,
+    QuorumRecord,
+    Rules,
+    make_ask,
+)
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
 from tests.spoiled import spoiled
@@ -290,6 +299,54 @@ def test_arbiter_key_without_a_lease_is_taken_over(play):
         assert names(await together(a, b)) == "ab"
         await stage.kv.put(arbiter, "stranger")  # over that of a daemon
         assert names(await joined(stage.replica("c", ports[0]), a, b)) == "abc"
+
+    play(story)
+
+
+@pytest.mark.parametrize("name", [b"\xff" * 10_000, "the daemon's own"])
+def test_arbiter_key_under_a_lease_that_is_no_daemons_is_taken_over(play, name):
+    """No daemon decided for as long as a stranger kept its lease alive, whatever name it wrote."""
+
+    async def story(stage: Stage) -> None:
+        arbiter = JobKeys(JOB).arbiter
+        async with stage.kv.lease(1) as stranger:
+            await stage.kv.put(arbiter, "stranger", lease=stranger)
+            ports = [await stage.daemon(min_replicas=2) for _ in range(2)]
+            a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+            assert names(await together(a, b)) == "ab"
+            value = name if isinstance(name, bytes) else stage.daemons[0][0].id
+            await stage.kv.put(arbiter, value, lease=stranger)  # over that of a daemon
+            assert names(await joined(stage.replica("c", ports[0]), a, b)) == "abc"
+
+    play(story)
+
+
+def test_deleted_quorum_is_decided_anew(play):
+    """The arbiter compared with the deleted key for ever, and asked the store again without a pause."""
+
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon() for _ in range(2)]
+        a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+        first = await together(a, b)
+        await stage.kv.delete(JobKeys(JOB).quorum)
+        again = await together(a, b)
+        assert (names(again), again.quorum_id > first.quorum_id) == ("ab", True)
+
+    play(story)
+
+
+def test_quorum_with_the_last_id_is_decided_anew(play):
+    """One more was decided, which the other daemons refused to read: their replicas waited for ever."""
+
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon() for _ in range(2)]
+        a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+        await together(a, b)
+        for last in (QUORUM_ID_MAX, QUORUM_ID_MAX - 1):
+            kept = QuorumRecord.decode((await stage.kv.get(JobKeys(JOB).quorum)).value)
+            await stage.kv.put(JobKeys(JOB).quorum, replace(kept, quorum_id=last).encode())
+            assert names(await together(a, b)) == "ab"
+            assert names(await together(a, b)) == "ab"
 
     play(story)
 
