@@ -393,6 +393,12 @@ def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
         return None
 
 
+def parts_in_run(key: str) -> list[str]:
+    """Return the parts of a key below ``run/<run>/``, to be compared as a whole; none: it is no key of a run."""
+    start = f"{ROOT}run/"
+    return key.removeprefix(start).split("/")[1:] if key.startswith(start) else []
+
+
 def run_of(key: bytes) -> str:
     """Return the run id in a key below ``latest/`` or ``run/``."""
     return unquote(key.decode(errors="replace").removeprefix(ROOT).split("/")[1])

@@ -32,7 +32,7 @@ from urllib.parse import quote
 
 from raftkv.checkpoint.commit.claim import Claim, under
 from raftkv.checkpoint.errors import CheckpointError
-from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id
+from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id, parts_in_run
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
@@ -344,7 +344,8 @@ class TakenRange(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.endswith(f"/taken/{self.first:015d}")
+        parts = parts_in_run(key)
+        return len(parts) == 4 and parts[0] == "position" and parts[2:] == ["taken", f"{self.first:015d}"]
 
 
 class _Seen(NamedTuple):

@@ -20,6 +20,7 @@ from raftkv.checkpoint.keys import (
     check_metric,
     check_run_id,
     check_step,
+    parts_in_run,
     quoted,
 )
 from raftkv.client.records import Record, RecordError
@@ -130,7 +131,7 @@ class AttemptRecord(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.endswith(f"/{self.kind}/{self.id}/head")
+        return parts_in_run(key) == ["attempt", self.kind, str(self.id), "head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ class Prepared(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.endswith(f"/rank/{self.rank:06d}")
+        parts = parts_in_run(key)
+        return len(parts) == 5 and parts[0] == "attempt" and parts[3:] == ["rank", f"{self.rank:06d}"]
 
     @property
     def size_bytes(self) -> int:
@@ -337,7 +339,7 @@ class HolderRecord(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return bool(self.holder) and key.endswith(f"/holder/{quoted(self.holder)}")
+        return bool(self.holder) and parts_in_run(key) == ["holder", quoted(self.holder)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,8 +384,8 @@ class CopyRecord(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        place = f"/copy/{self.kind}/{self.step:012d}/{quoted(self.file)}/{self.id}/{quoted(self.holder)}"
-        return bool(self.holder) and key.endswith(place)
+        place = ["copy", self.kind, f"{self.step:012d}", quoted(self.file), str(self.id), quoted(self.holder)]
+        return bool(self.holder) and parts_in_run(key) == place
 
 
 def _check_holder(name: str, address: str, token: str) -> None:

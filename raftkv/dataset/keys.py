@@ -81,7 +81,8 @@ class Head(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.startswith(ROOT) and key.endswith(("/head", f"/version/{self.version:012d}"))
+        _, _, place = key.removeprefix(ROOT).partition("/")
+        return key.startswith(ROOT) and place in ("head", f"version/{self.version:012d}")
 
 
 @dataclass(frozen=True, slots=True)

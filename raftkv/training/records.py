@@ -144,7 +144,7 @@ class Node(TrainingRecord):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.endswith(f"/node/{self.id}")
+        return "/" not in self.id and key.partition("/node/")[2] == self.id  # no part of a run id is "node"
 
     @property
     def member(self) -> Member:
@@ -286,7 +286,7 @@ class Fault(TrainingRecord):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.endswith(f"/fault/{self.generation}/{self.key}")
+        return key.partition("/fault/")[2] == f"{self.generation}/{self.key}"  # no part of a run id is "fault"
 
     @property
     def key(self) -> str:

@@ -238,6 +238,20 @@ def _needed(world: World, data: Any) -> int:
     return len(needed)
 
 
+def test_record_below_the_versions_speaks_for_no_other_version(world: World) -> None:
+    """The chunks of a pinned version were collected: a planted record named another root under its number."""
+    data = world.dataset()
+    found = entries(range(200))
+    first = data.publish(iter(found), cut=SMALL, keep_s=0)
+    data.pin(first.version, "job")
+    for last in (300, 400):
+        newest = data.publish(entries(range(200, last)), cut=SMALL, keep_s=0)
+    world.put(f"{data.keys.versions}x/head", replace(newest, version=first.version).encode())
+    with contextlib.suppress(RecordError):
+        data.collect(keep_last=1)
+    assert list(world.dataset().at(first.version)) == found
+
+
 def test_reader_of_a_collected_version_gets_an_error(world: World) -> None:
     data, reader = world.dataset(), world.dataset(cache_bytes=0)
     data.publish(entries(range(100)), cut=SMALL, keep_s=0)
