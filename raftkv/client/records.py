@@ -64,8 +64,9 @@ SHOWN_MAX: Final = 400
 SPOKEN_MAX: Final = 2000
 """Characters of a text for people."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-_Layout = tuple[tuple[str, str, str, bool], ...]
-"""Each field: its name, its name in JSON, its annotation, and whether it must be there."""
+_Layout = tuple[tuple[str, str, str, Any], ...]
+"""Each field: its name, its name in JSON, its annotation, and its default (``MISSING``: it must be there)."""
+_encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class RecordError(RaftKVError):
@@ -109,18 +110,21 @@ class Record:
 
     def encode(self) -> bytes:
         """Encode as the value of its key; fields that hold their default are left out."""
-        plain = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            if item.name in self.SPOKEN:
-                value = value[:SPOKEN_MAX].encode(errors="replace").decode()
-            if value != default:
-                plain[self.STORED_AS.get(item.name, item.name)] = _plain(value)
         try:
-            return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            return _encoder.encode(self.plain()).encode()
         except UnicodeEncodeError:
             raise RecordError(self.NAME, "a text in it is not Unicode: half of a surrogate pair") from None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it: a table of what is not a default."""
+        found = {}
+        for attribute, name, _, default in _layout(type(self)):
+            value = getattr(self, attribute)
+            if attribute in self.SPOKEN:
+                value = value[:SPOKEN_MAX].encode(errors="replace").decode()
+            if value != default:
+                found[name] = _plain(value)
+        return found
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
@@ -145,10 +149,10 @@ class Record:
         if not isinstance(plain, dict):
             raise RecordError(cls.NAME, f"{type(plain).__name__} instead of an object")
         values: dict[str, Any] = {}
-        for attribute, name, kind, is_needed in _layout(cls):
+        for attribute, name, kind, default in _layout(cls):
             if name in plain:
                 values[attribute] = cls.read_field(name, kind, plain[name])
-            elif is_needed:
+            elif default is MISSING:
                 raise RecordError(cls.NAME, f"{name} is missing")
         record = cls(**values)
         try:
@@ -211,9 +215,13 @@ def _layout(cls: type[Record]) -> _Layout:
     """Return the layout of a class, which is made when it is first asked for."""
     known = _layouts.get(cls)
     if known is None:
-        needed = {item.name for item in fields(cls) if item.default is MISSING and item.default_factory is MISSING}
         known = _layouts[cls] = tuple(
-            (item.name, cls.STORED_AS.get(item.name, item.name), str(item.type), item.name in needed)
+            (
+                item.name,
+                cls.STORED_AS.get(item.name, item.name),
+                str(item.type),
+                item.default if item.default_factory is MISSING else item.default_factory(),
+            )
             for item in fields(cls)
         )
     return known
@@ -266,10 +274,12 @@ def _numbers(value: object, kind: str) -> object:
 
 
 def _plain(value: object) -> object:
+    if type(value) in (str, int):
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Record):
-        return json.loads(value.encode())
+        return value.plain()
     return {name: _plain(item) for name, item in value.items()} if isinstance(value, Mapping) else value

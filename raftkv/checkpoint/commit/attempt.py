@@ -169,7 +169,8 @@ class Attempt:
         """
         rank = whole(rank, "rank")
         part = self._checked(rank, files, checked_metrics(metrics, self.record.step))
-        value, size_bytes = part.encode(), len(replace(part, metrics={}).encode())
+        value = part.encode()
+        size_bytes = len(replace(part, metrics={}).encode() if part.metrics else value)
         most = min(PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES // self.record.world_size)
         if size_bytes > most:
             raise ConfigError(

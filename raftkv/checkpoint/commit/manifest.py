@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ NAME: Final = "raftkv-manifest.jsonl"
 RECORD: Final = "raftkv-checkpoint.json"
 """Name of the file beside it that says which checkpoint an exported directory holds."""
 FORMAT: Final = 1
+_encoder: Final = json.JSONEncoder(separators=(",", ":"))
 _HEAD: Final = ("step", "generation", "number", "kind", "world_size")
 
 
@@ -79,8 +80,8 @@ class Manifest:
     @cached_property
     def encoded(self) -> bytes:
         """The bytes of the file."""
-        lines = [self.head, *({"rank": rank, **asdict(file)} for rank, file in self.files)]
-        return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+        lines = [self.head, *({"rank": rank, **file.plain()} for rank, file in self.files)]
+        return b"".join(_encoder.encode(line).encode() + b"\n" for line in lines)
 
     @property
     def digest(self) -> str:
