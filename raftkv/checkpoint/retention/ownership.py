@@ -188,7 +188,7 @@ def read_marks(uri: str) -> dict[str, str]:
     """Return the marks in a place, and the run that each names. Raises StorageError."""
     place = Place(uri)
     found = [name for name in place.names() if name.startswith(PREFIX)]
-    return {name.removeprefix(PREFIX): place.read(name).decode(errors="replace").strip() for name in found}
+    return {name.removeprefix(PREFIX): place.read(name).decode(errors="replace").removesuffix("\n") for name in found}
 
 
 def is_alone(marks: Mapping[str, str], run_id: str, own: bytes | None) -> bool:

@@ -202,6 +202,20 @@ def test_run_that_claims_the_mark_of_another_takes_none_of_its_directories_for_o
     play(story())
 
 
+@pytest.mark.parametrize("run_id", [" ", "job ", "\u00a0job", "job\u2028"])
+def test_white_space_around_a_run_id_is_a_part_of_it(tmp_path: Path, run_id: str) -> None:
+    """No checkpoint of such a run was ever deleted: its mark seemed to be that of another."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        for step in (1, 2):
+            await world.save(step, run_id=run_id)
+        done = await world.registry(run_id).collect(Policy(keep_last=1))
+        assert (done.failures, [each.step for each in done.deleted]) == ([], [1])
+
+    play(story())
+
+
 @pytest.mark.parametrize("value", [b"", b"../../evil", b"a/b", b"\xff", b"n" * 5000])
 def test_mark_that_raftkv_did_not_write_gives_way_to_another(tmp_path: Path, value: bytes) -> None:
     """An empty one had every save of the run ask the cluster without end, others failed it."""
