@@ -208,6 +208,12 @@ def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
     return found
 
 
+def number_in(text: str, most: int = NUMBER_MAX) -> int | None:
+    """Return the whole number that a text of another client says in decimal digits; None: it is none, or larger."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX))  # Python reads no 5000 digits
+    return number if is_number and (number := int(text)) <= most else None
+
+
 _layouts: Final[dict[type[Record], _Layout]] = {}
 
 

@@ -29,7 +29,7 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import DecodeError
 
-from raftkv.client.records import RecordError
+from raftkv.client.records import RecordError, number_in
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
 from raftkv.training.records import TrainingRecord
@@ -452,9 +452,10 @@ class QuorumRecord(TrainingRecord):
             replica_id: who asks.
             number: of the ask.
         """
-        daemon_id, _, count = self.asks.get(replica_id, "").rpartition("/")
-        asked_of, _, asked = number.rpartition("/")
-        return daemon_id == asked_of and asked.isdecimal() and count.isdecimal() and int(asked) <= int(count)
+        daemon_id, _, last = self.asks.get(replica_id, "").rpartition("/")
+        asked_of, _, own = number.rpartition("/")
+        asked, count = number_in(own), number_in(last)
+        return daemon_id == asked_of and asked is not None and count is not None and asked <= count
 
     def answer(self) -> bytes:
         """Encode the ``LighthouseQuorumResponse`` that its members get.

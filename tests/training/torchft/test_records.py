@@ -37,11 +37,15 @@ def test_the_answer_has_all_fields_of_all_members_known_or_not():
 
 @pytest.mark.parametrize(
     ("number", "answered"),
-    [("d/12", True), ("d/9", True), ("d/13", False), ("e/1", False), ("d/x", False), ("", False)],
+    [
+        *(("d/12", True), ("d/9", True), ("d/13", False), ("e/1", False), ("d/x", False), ("", False)),
+        *((f"d/{'9' * 5000}", False), ("d/\u0663", False)),  # a stranger's; the first ended the daemon
+    ],
 )
 def test_an_ask_that_comes_back_late_is_an_old_one(number, answered):
     assert QuorumRecord(1, {"a": "d/12"}).has_answered("a", number) is answered
     assert not QuorumRecord(1, {"a": "d/12"}).has_answered("b", number)
+    assert not QuorumRecord(1, {"a": f"d/{'9' * 5000}"}).has_answered("a", number)
 
 
 def test_one_replica_cannot_make_a_quorum_too_large_for_the_store():
