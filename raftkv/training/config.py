@@ -120,8 +120,9 @@ class RunConfig:
         for name in ("lease_ttl_s", "slots", "weight", "fault_window_s", "fault_cooldown_s"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_user_name(name)} must be at least 1, not {getattr(self, name)}")
-        if self.slots > SLOTS_MAX:
-            raise ConfigError(f"{_user_name('slots')} must be at most {SLOTS_MAX}, not {self.slots}")
+        for name in ("slots", "host_slots", "weight"):  # other runs read them too, and refuse what no host has
+            if getattr(self, name) > SLOTS_MAX:
+                raise ConfigError(f"{_user_name(name)} must be at most {SLOTS_MAX}, not {getattr(self, name)}")
         for name in (
             "disconnect_grace_s", "last_call_timeout_s", "return_timeout_s", "expected_nodes", "fault_limit",
             "host_slots", "memory_bytes",

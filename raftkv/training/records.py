@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 from raftkv.client.control import Sparse
 from raftkv.client.records import NUMBER_MAX, Record, RecordError
 from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.client.values import KeyValue
 
 GATHERING: Final = "gathering"
 RUNNING: Final = "running"
@@ -422,3 +425,18 @@ class RunKeys:
     def exits(self, generation: int) -> str:
         """Prefix of the nodes of a generation whose work has ended well, each by its place in the generation."""
         return f"{self.sync(generation)}exit/"
+
+    def exit(self, generation: int, place: int) -> str:
+        """Return the key by which one node says so."""
+        return f"{self.exits(generation)}{place:06d}"
+
+    def exited(self, generation: int, nodes: int, found: Iterable[KeyValue]) -> frozenset[int]:
+        """Return the places of those who have said so; a key of any other name is no node's.
+
+        Arguments:
+            generation: of the run.
+            nodes: in it.
+            found: the keys below ``exits``.
+        """
+        places = {self.exit(generation, place).encode(): place for place in range(nodes)}
+        return frozenset(places[item.key] for item in found if item.key in places)

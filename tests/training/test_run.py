@@ -716,8 +716,11 @@ def test_foreign_keys_among_those_of_ranks_disturb_none(play):
         runs = await job.join(2)
         base = job.keys.sync(runs[0].generation)
         await in_all(runs, lambda run: run.barrier("step"))
-        for foreign in ("open/note", "open/barrier.step/x", b"open/\xff", "at/gather.names/1/arrived/zz"):
+        for foreign in ("open/note", "open/barrier.step/x", b"open/\xff", "at/gather.names/1/arrived/zz/000001"):
             await job.kv.put(base.encode() + (foreign if isinstance(foreign, bytes) else foreign.encode()), b"x")
+        for foreign in (b"x", b"000001/000000", b"9" * 5000, b"\xff"):
+            await job.kv.put(f"{base}counter/numbers/".encode() + foreign, b"7")
+        assert sorted(await in_all(runs, lambda run: run.counter("numbers").add(1))) == [1, 2]
         await in_all(runs, lambda run: run.barrier("step"))
         assert await in_all(runs, lambda run: run.all_gather("names", str(run.rank))) == [[b"0", b"1"]] * 2
         strange = Fault(runs[0].generation, "h-1", rank=7)  # below another generation than its own

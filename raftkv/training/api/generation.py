@@ -13,6 +13,8 @@ Below it: ``Counter`` and ``Leadership``, which work in one generation too.
 from __future__ import annotations
 
 import asyncio
+import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -23,6 +25,7 @@ from raftkv.client.control import ClientControl, Reflector, Sparse, below
 from raftkv.client.kv import txn
 from raftkv.client.lock import Term
 from raftkv.client.operations import Delete, Get, GetRange, Put, fence_compares, mod_revision, version
+from raftkv.client.records import RecordError, number_in
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import to_bytes
 from raftkv.client.values import Event
@@ -42,6 +45,7 @@ Result = TypeVar("Result")
 
 ATTEMPT_TIMEOUT_S: Final = 1.0
 """For one attempt of a write that is made until it is answered: one that died with a leader is not waited for long."""
+_AMOUNT: Final = re.compile(rb"-?[0-9]{1,1000}")
 RESTORED: Final = "the cluster was restored from a backup, and what ranks have shared since is gone"
 """Why a generation ends that the backup knows as well: ranks would wait for what others believe to have said."""
 VALUE_MAX_BYTES: Final = 256 * 1024
@@ -237,7 +241,7 @@ class Counter:
                 done = await self._commit(total, revision)
                 if done.succeeded:
                     self._mine = total, done.revision
-                    return _total(done.results[1])
+                    return self._total(done.results[1])
                 self._mine = self._found(done.results[0])
                 if self._mine[1] < revision:
                     # Numbers that were given out would be given out again. Or the run was closed, and its keys went.
@@ -253,16 +257,19 @@ class Counter:
 
     async def _read_mine(self) -> tuple[int, int]:
         mine = await self._generation.until_over(until_answered(lambda: self._generation.kv.get(self._key)))
-        return (0, 0) if mine is None else (int(mine.value), mine.mod_revision)
+        return (0, 0) if mine is None else (_amount(mine), mine.mod_revision)
 
     def _found(self, page: RangeResult) -> tuple[int, int]:
         mine = next((item for item in page if item.key == self._key.encode()), None)
-        return (0, 0) if mine is None else (int(mine.value), mine.mod_revision)
+        return (0, 0) if mine is None else (_amount(mine), mine.mod_revision)
 
     async def _sum(self, revision: int = 0) -> int:
         kv = self._generation.kv
         read = until_answered(lambda: kv.range(self._prefix, prefix=True, revision=revision))
-        return _total(await self._generation.until_over(read))
+        return self._total(await self._generation.until_over(read))
+
+    def _total(self, page: RangeResult) -> int:
+        return sum(_amount(item) for item in page if _rank_of(item, self._prefix) is not None)
 
     async def value(self) -> int:
         """Return the sum.
@@ -273,8 +280,11 @@ class Counter:
         return await self._sum()
 
 
-def _total(page: RangeResult) -> int:
-    return sum(int(item.value) for item in page)
+def _amount(item: KeyValue) -> int:
+    """Return what a rank has added. Raises RecordError: its key holds something else."""
+    if not _AMOUNT.fullmatch(item.value):
+        raise RecordError("counter", f"{item.key.decode(errors='replace')}: {reprlib.repr(item.value)}")
+    return int(item.value)
 
 
 # -- leadership -----------------------------------------------------------------------------------------------------
@@ -483,7 +493,7 @@ class PostedKeys:
         for event in changes:
             name = event.key.decode(errors="replace")[len(self.prefix) :]
             place, _, number = name.rpartition("/")
-            if not _is_number(number):
+            if number_in(number) is None:
                 continue  # no rank has put it
             if not self._is_stale(name):
                 self._values[name] = event.value
@@ -510,14 +520,10 @@ class PostedKeys:
                 waiter.exception()  # seen: the waiter may have given up
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 20
-
-
-def _rank_of(item: KeyValue) -> int | None:
-    """Return the rank at the end of a key; None: the key is foreign."""
-    text = item.key.decode(errors="replace").rpartition("/")[2]
-    return int(text) if _is_number(text) and len(text) == 6 else None
+def _rank_of(item: KeyValue, prefix: str) -> int | None:
+    """Return the rank of a key right below a prefix; None: the key is foreign."""
+    text = item.key.decode(errors="replace").removeprefix(prefix)
+    return number_in(text) if len(text) == 6 else None
 
 
 LAST_LOOK_TIMEOUT_S = 1.0
@@ -628,7 +634,8 @@ class Collectives:
             await self._opened(use)
         if use.is_barrier:
             return None
-        found = {_rank_of(item): item.value async for item in self._generation.kv.scan(use.arrived, prefix=True)}
+        there = self._generation.kv.scan(use.arrived, prefix=True)
+        found = {_rank_of(item, use.arrived): item.value async for item in there}
         return [found[rank] for rank in range(size)]
 
     async def _opened(self, use: _Use) -> bytes:
@@ -682,7 +689,7 @@ class Collectives:
             )
         except StatusError:
             return None
-        return sorted(set(range(self._generation.size)) - {_rank_of(item) for item in there})
+        return sorted(set(range(self._generation.size)) - {_rank_of(item, use.arrived) for item in there})
 
 
 class _Use:

@@ -445,8 +445,7 @@ class ArbiterDriver:
     async def _read_finished(self, view: View) -> frozenset[int]:
         prefix = self._keys.exits(view.generation)
         found = (await self._control.txn((), [GetRange(prefix, prefix=True, keys_only=True)])).results[0]
-        names = [_name(item.key) for item in found]
-        places = frozenset(int(name) for name in names if name.isdecimal() and int(name) < len(view.round.members))
+        places = self._keys.exited(view.generation, len(view.round.members), found)
         self._finished = (view.generation, places)
         return places
 

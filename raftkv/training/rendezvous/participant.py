@@ -278,17 +278,23 @@ class Participant(RecordView):
         """
         world = self.world
         while world is not None and not (self.closed or self._left or self.nodes_waiting):
-            exits = self._keys.exits(world.generation)
-            mine, all_of_them = Put(f"{exits}{world.index:06d}", "0"), GetRange(exits, prefix=True, count_only=True)
-            result = await self._txn(world.fence.conditions, [mine, all_of_them])
+            exits, mine = self._keys.exits(world.generation), self._keys.exit(world.generation, world.index)
+            count = GetRange(exits, prefix=True, count_only=True)
+            result = await self._txn(world.fence.conditions, [Put(mine, "0"), count])
             if result.succeeded:
                 self._finished = world.generation
-                if result.results[1].count == world.node_count:
+                if result.results[1].count >= world.node_count and await self._have_all_finished(world):
                     await self.close(reason)
                 break
             await self._registration.wait()
             await self._cache.refresh()
         return self.closed
+
+    async def _have_all_finished(self, world: World) -> bool:
+        """Look whose the keys are of which there are enough: the last node does, not each of them."""
+        read = GetRange(self._keys.exits(world.generation), prefix=True, keys_only=True)
+        found = (await self._txn((), [read])).results[0]
+        return len(self._keys.exited(world.generation, world.node_count, found)) == world.node_count
 
     async def close(self, reason: str = "finished") -> None:
         """End the run for all nodes: no generation begins any more. Does nothing if one has begun without this node.

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.control import Control, Reflector, below, until_answered
 from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, Put, create_revision, mod_revision
-from raftkv.client.records import RecordError
+from raftkv.client.records import RecordError, number_in
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
-from raftkv.training.records import CLUSTER_ROOT, Node, RunKeys, check_cluster
+from raftkv.training.records import CLUSTER_ROOT, SLOTS_MAX, Node, RunKeys, check_cluster
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need, read_hosts, slots_by_host
 from raftkv.training.scheduling.denylist import read_denial
@@ -305,7 +305,7 @@ async def give_back(control: Control, cluster: str, run_id: str) -> None:
 def _declared(candidates: Sequence[Node]) -> dict[str, int]:
     """Return the slots of hosts, as their nodes declare them; what is not a number says nothing."""
     said = {each.host: each.data.get(HOST_SLOTS, "") for each in candidates}
-    return {host: int(slots) for host, slots in said.items() if slots.isascii() and slots.isdecimal()}
+    return {host: slots for host, text in said.items() if (slots := number_in(text, SLOTS_MAX)) is not None}
 
 
 def _gone(runs: Sequence[str]) -> list[Compare]:

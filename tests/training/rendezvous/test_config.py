@@ -77,6 +77,8 @@ def test_a_value_of_another_kind_is_named(name: str, value: str, kind: str) -> N
         ({"slots": 0}, "slots must be"),
         ({"slots": 65_537}, "slots must be at most 65536"),
         ({"weight": 0}, "weight must be"),
+        ({"weight": 10**30}, "weight must be at most 65536"),
+        ({"host_slots": 10**30}, "host_slots must be at most 65536"),
         ({"fault_window_s": 0}, "fault_window must be"),
         ({"fault_cooldown_s": 0}, "fault_cooldown must be"),
         ({"fault_limit": -1}, "fault_limit must not"),

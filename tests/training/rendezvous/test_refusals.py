@@ -146,6 +146,29 @@ def test_arbiter_key_under_a_lease_that_is_no_nodes_is_taken_over(name: bytes | 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+@pytest.mark.parametrize("name", ["x", "1", "x/000001", "9" * 5000, "\u0661"])
+def test_only_the_exit_of_a_member_says_that_it_has_finished(name: str) -> None:
+    """A stranger's key closed the run while a member was at work, or kept its arbiter from every decision."""
+
+    async def main() -> None:
+        control, keys = StoreWorld().control(), RunKeys("job")
+        config = replace(CONFIG, min_nodes=1, max_nodes=2)
+        first = await Participant.start(control, config)
+        assert (await first.next_world(20.0)).generation == 1
+        await control.txn((), [Put(f"{keys.exits(1)}{name}", b"0")])
+        second = await Participant.start(control, config)
+        worlds = await asyncio.gather(first.next_world(20.0), second.next_world(20.0))
+        assert [world.generation for world in worlds] == [2, 2]
+        await control.txn((), [Put(f"{keys.exits(2)}{name}", b"0")])
+        assert not await first.finish("done")
+        assert await second.finish("done")
+        for each in (first, second):
+            await each.close()
+            await each.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 def test_fault_that_names_the_host_of_no_member_leaves_no_host_out() -> None:
     """A record below the run blames only a machine of the run: in a cluster a denial is that of all its runs."""
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -300,6 +300,21 @@ def test_foreign_ledger_is_an_error_in_one_line() -> None:
         world.store.txn((), (Put(KEYS.ledger, b"hello"),))
         with pytest.raises(RecordError, match="not a ledger record"):
             await Arbiter(world, "a", ["h1"], 1).ask()
+
+    play(story)
+
+
+@pytest.mark.parametrize("slots", ["9" * 30, "9" * 5000, "65537", "\u0661", "-1"])
+def test_slots_that_no_host_has_say_nothing_and_hurt_no_other_run(slots: str) -> None:
+    """One node's record made the ledger unreadable for every run of the cluster."""
+
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = (Arbiter(world, run, [f"h-{run}"], 1) for run in "ab")
+        first.nodes = [replace(node, data={"host_slots": slots}) for node in first.nodes]
+        await first.admitted()
+        await second.admitted()
+        assert ledger(world).declared == {"h-b": 1}
 
     play(story)
 
