@@ -326,7 +326,7 @@ class ArbiterDriver:
 
     def _on_nodes(self, changes: Sequence[Event]) -> None:
         for event in changes:
-            if event.type == DELETE:
+            if event.type == DELETE or not event.kv.lease:  # without one it is no node's, and would stay for ever
                 self._nodes.pop(_name(event.key), None)
             else:
                 self._put_node(event.kv)
@@ -499,7 +499,7 @@ class ArbiterDriver:
     def _still_gone(self, lost: Sequence[Member]) -> list[Compare]:
         """Return the condition that none has registered again: the watch of nodes may be behind the record."""
         if len(lost) <= FAULTS_MAX:
-            return [version(self._keys.node(member.id)) == 0 for member in lost]
+            return [lease_of(self._keys.node(member.id)) == 0 for member in lost]
         # Of so many, that no node has: others that register now make it be decided again.
         newest = max((item.mod_revision for item in self._reflectors[0].items.values()), default=0)
         return [mod_revision(self._keys.nodes, prefix=True) < newest + 1]

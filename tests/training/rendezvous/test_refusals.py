@@ -146,6 +146,32 @@ def test_arbiter_key_under_a_lease_that_is_no_nodes_is_taken_over(name: bytes | 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+def test_key_of_a_node_without_a_lease_is_no_node() -> None:
+    """A copy of one, as a mirror of another cluster writes it, took part in a generation, which waited for it."""
+
+    async def main() -> None:
+        control, keys = StoreWorld().control(), RunKeys("job")
+        config = replace(CONFIG, min_nodes=1, max_nodes=3)
+        first = await Participant.start(control, config)
+        assert (await first.next_world(20.0)).generation == 1
+        ghost = replace(first.node, id="ghost", host="ghost")
+        await control.txn((), [Put(keys.node("ghost"), ghost.encode())])
+        second = await Participant.start(control, config)
+        worlds = await asyncio.gather(first.next_world(20.0), second.next_world(20.0))
+        assert [(world.generation, world.node_count) for world in worlds] == [(2, 2)] * 2
+        left = await control.grant(60, 0.0, lambda: None)  # one of a node that was there, and is a ghost now
+        for lease in (left.id, None):
+            await control.txn((), [Put(keys.node("ghost"), ghost.encode(), lease=lease)])
+        await second.leave()
+        world = await first.next_world(20.0)
+        while world.node_count != 1:
+            world = await first.next_world(20.0)
+        await first.close()
+        await first.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 @pytest.mark.parametrize("name", ["x", "1", "x/000001", "9" * 5000, "\u0661"])
 def test_only_the_exit_of_a_member_says_that_it_has_finished(name: str) -> None:
     """A stranger's key closed the run while a member was at work, or kept its arbiter from every decision."""
