@@ -240,6 +240,8 @@ def _try_lock(descriptor: int) -> bool:
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return True  # the file system has no locks, as some shared ones: each process reads for itself
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -102,6 +103,30 @@ def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
     results = asyncio.run(both())
     assert sum(isinstance(result, OSError) for result in results) == 1
     assert calls == 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_no_process_waits_for_a_lock_that_the_file_system_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Each chunk took 5 s, as if another process had been reading it."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    ((digest, each),) = blobs(1).items()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    shared = SharedDirectory(tmp_path, 10_000)
+
+    async def read() -> bytes:
+        return each
+
+    async def main() -> bytes:
+        async with asyncio.timeout(directory_module.WAIT_S / 2):
+            return await shared.once(digest, read)
+
+    assert asyncio.run(main()) == each
+    assert shared.get(digest) == each
 
 
 def test_a_forked_child_keeps_no_lock_of_its_parent(tmp_path: Path) -> None:
