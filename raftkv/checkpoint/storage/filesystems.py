@@ -27,6 +27,10 @@ _ADVICE: Final = {
 }
 
 
+_SYNCS_NO_DIRECTORY: Final = frozenset((errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP))
+"""Errors of file systems that keep names by themselves, as some network ones."""
+
+
 class Files(NamedTuple):
     """A directory of a file system.
 
@@ -115,9 +119,12 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def sync(path: str) -> None:
-    """Make the contents of a file, or the names in a directory, durable."""
+    """Make the contents of a file, or the names in a directory, durable; some file systems sync no directories."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _SYNCS_NO_DIRECTORY or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)

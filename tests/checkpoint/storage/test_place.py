@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -325,3 +326,26 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, planted: 
 
 def _committed_at(uri: str) -> Checkpoint:
     return Checkpoint("job", 1, 2, 3, "files", 1, uri, "", "", 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_file_system_that_syncs_no_directories_keeps_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Every save failed on a file system that refuses to sync directories, as some network ones; a file must be."""
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) is (kind == "directory"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    place = Place(str(tmp_path / "step"))
+    if kind == "file":
+        with pytest.raises(StorageError, match="Invalid argument"):
+            place.write("sub/a.bin", b"x")
+    else:
+        assert place.write("sub/a.bin", b"x").size_bytes == 1
+        assert place.write_new("sub/b.bin", b"x")
+        assert place.read("sub/a.bin") == b"x"
