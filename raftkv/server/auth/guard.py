@@ -51,8 +51,8 @@ from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, identity_of_peer, queue_of_call
-from raftkv.rpc.tls import common_name_of
 from raftkv.rpc.status import RpcError
+from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.table import OPEN, Row, row_of
 from raftkv.server.services.responder import fail, parse

@@ -66,7 +66,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
-from raftkv.rpc.shares import Identity, Shares, identity_of_peer, refusal
+from raftkv.rpc.shares import Identity, Shares, refusal
 from raftkv.server.auth.users import Users
 from raftkv.server.ui.cluster import ClusterFigures
 from raftkv.server.ui.cluster import Identity as MemberIdentity

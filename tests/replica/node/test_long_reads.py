@@ -14,7 +14,7 @@ from raftkv import errors
 from raftkv.apply import compares, ranges, wire
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.txn import Room
-from raftkv.apply.wire import Caller, HeaderEncoder
+from raftkv.apply.wire import HeaderEncoder
 from raftkv.loop import scheduler as slices_module
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
