@@ -1,4 +1,4 @@
-"""When a member that is told of its removal stops."""
+"""When a member stops because another says that it was removed."""
 
 from __future__ import annotations
 

@@ -372,6 +372,7 @@ def test_the_end_of_a_generation_reaches_all_who_wait(play):
             )
         ]
         assert not await runs[0].wait_change(0.01)
+        await waiting[3]
         await runs[2].leave()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in ended[:3]] == [GenerationOver] * 3

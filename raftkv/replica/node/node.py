@@ -155,18 +155,12 @@ class Node(AwaitableNode):
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        self._conf_changes = ConfChanges(
-            raw,
-            self.proposals.is_waiting,
-            self._check_way,
-            sender.connected_since,
-            clock,
-            settings.request_timeout_s,
-        )
+        awaits, timeout_s = self.proposals.is_waiting, settings.request_timeout_s
+        self._conf_changes = ConfChanges(raw, awaits, self._check_way, sender.connected_since, clock, timeout_s)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self._cork = cork or Cork()
-        self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake, self._cork.expect)
+        self.reads = ReadQueue(ask, ids, timeout_s, self._wake, self._cork.expect)
         self._disk = disk
         self._sender = sender
         self._on_fatal = on_fatal
@@ -178,7 +172,7 @@ class Node(AwaitableNode):
         self._scheduled = self._in_turn = self._has_conf_changes = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
-        self._forwarded, self._pace = Forwarded(self._loop.time, settings.request_timeout_s), Pace()
+        self._forwarded, self._pace = Forwarded(clock, timeout_s), Pace()
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None

@@ -66,7 +66,7 @@ def _entries() -> list[bytes]:
 
 
 def _txns() -> list[bytes]:
-    return [data for data in map(test_plain_txn.wire, map(Random, range(60))) if len(data) < 2000]
+    return [data for data in map(test_plain_txn.encoded, map(Random, range(60))) if len(data) < 2000]
 
 
 def _request(data: bytes) -> str:
@@ -122,7 +122,7 @@ def _plain(data: bytes) -> str:
 
 
 def _plain_requests() -> list[bytes]:
-    return [data for data in map(test_plain.wire, map(Random, range(60))) if len(data) < 2000]
+    return [data for data in map(test_plain.encoded, map(Random, range(60))) if len(data) < 2000]
 
 
 class _Hashed:
