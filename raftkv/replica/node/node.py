@@ -139,10 +139,9 @@ class Node(AwaitableNode):
         self.leader, self.role = NONE, StateRole.FOLLOWER
         state, _ = log.initial_state()
         self.term, self.committed = state.term, state.commit
-        self.leader_changes = self.late_heartbeats = 0
-        """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
+        # The second: rounds that this member, leading, sent after more than twice their interval.
+        self.leader_changes = self.late_heartbeats = self.proposals_dropped = 0
         self._ticked_at = math.inf
-        self.proposals_dropped = 0
         self.leader_elected_at, self.leader_lost_at = 0.0, -math.inf
         self.conf_changed_at, self.stopped = 0, False
         self.on_leader_change: list[Callable[[], None]] = []
@@ -150,12 +149,13 @@ class Node(AwaitableNode):
         self.may_hold_lease: Callable[[], bool] = lambda: False
         self.on_applied: list[Callable[[], None]] = []
         self.on_conf_change: list[Callable[[], None]] = []
-        self.uses, clock = Uses(), asyncio.get_running_loop().time
-        self.proposals = Proposals(ids, settings.request_timeout_s, clock, self.uses.waited)
+        self._loop, self.uses, timeout_s = asyncio.get_running_loop(), Uses(), settings.request_timeout_s
+        clock = self._loop.time
+        self.proposals = Proposals(ids, timeout_s, clock, self.uses.waited)
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        awaits, timeout_s = self.proposals.is_waiting, settings.request_timeout_s
+        awaits = self.proposals.is_waiting
         self._conf_changes = ConfChanges(raw, awaits, self._check_way, sender.connected_since, clock, timeout_s)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
@@ -166,7 +166,6 @@ class Node(AwaitableNode):
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
         self._note_applied = note_applied
-        self._loop = asyncio.get_running_loop()
         # What a request's handler has in its context ends with the request: a turn is for all of them.
         self._context = copy_context()
         self._scheduled = self._in_turn = self._has_conf_changes = False
