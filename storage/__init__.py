@@ -1,9 +1,9 @@
 """Durable state of a member: the write-ahead log, and the MVCC store with its key index and its database.
 
-Imported as ``raftkv.storage``; synchronous; knows nothing of asyncio, RPC or the server. Its files:
+Imported as ``raftkv.storage``; synchronous; independent of asyncio, RPC and the server. Its files:
 
-    DATA/member/wal/<sequence>-<first index>.wal    the log of Raft                      storage/wal
-    DATA/member/snap/db                             the state, some 100 ms behind        storage/backend
+    DATA/member/wal/<sequence>-<first index>.wal    the Raft log                         storage/wal
+    DATA/member/snap/db                             the state, about 100 ms behind       storage/backend
     DATA/member/snap/applied                        how far the log was applied          applied_mark.py
 
     committed entries                                               reads at any revision
@@ -13,24 +13,25 @@ Imported as ``raftkv.storage``; synchronous; knows nothing of asyncio, RPC or th
           |                                                                   |
           +---> index.Index        key -> revisions     (KeyIndex, revision) <--+
           |                                                                   |
-          +---> overlay.Overlay    revision -> record   (key_value, record) <---+
+          +---> overlay.Overlay    revision -> record   (key_value, revision) <-+
                       |
                       | batches, on another thread
                       v
-                backend            LMDB; compaction, hash, snapshot and restore work on what is there
+                backend            LMDB; compaction, hash, snapshot and restore work on its contents
 
-Laws:
+Invariants:
 
-- Every write that was acknowledged, to a client or another member, is durable: the log is synced before. It is replayed
-  exactly once, because the database carries the index of the last entry it contains in the transaction of its effects
-  (etcd issue 13766).
-- The revision grows by one with each transaction that changes something and never goes back; the same entries give the
+- Every acknowledged write is durable: the log is synced before a client or another member receives the acknowledgement.
+  Each log entry is replayed exactly once, because the database stores the index of the last applied entry in the same
+  transaction as the effects of that entry (etcd issue 13766).
+- The revision grows by one with each transaction that changes something and never goes back. The same entries give the
   same revisions, records and hashes on every member.
 - Every byte read from a disk is checked: the log by a chain of CRC32C, each record by a checksum that covers its
-  revision. Damage stops the member; it is never repaired by guessing.
-- A failed write or sync is final for the object it happened in; only a lack of space may be waited for.
-- Nothing that clients ask for holds the owner longer than some milliseconds: long reads, deletions, compactions and
-  installations of snapshots can be done in steps, with other work between.
+  revision. Damage is an error, and is never repaired by guessing (``replica/maintenance/damage`` reacts to it).
+- After a failed write or sync, the object that wrote is unusable. The only exception is a full disk: the write is
+  retried.
+- No client request blocks the owner thread for more than a few milliseconds: long reads, deletions, compactions and
+  snapshot installations can run in steps, with other work between the steps.
 
 Example::
 

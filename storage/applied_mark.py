@@ -1,22 +1,23 @@
-"""How far a member has applied its log, kept so that kill -9 cannot take it back.
+"""The applied mark: the newest applied index of a member, kept in a file that survives kill -9.
 
     DATA/member/snap/applied    two slots of 64 bytes: index u64, term u64, CRC32C u32, format u32, the rest zeros
 
-A member shows its clients what it has applied. The database follows some 100 ms behind, and the commit index goes into
-the log only with the next entries; a member that starts again from those two alone would show less than it had shown,
-until a leader tells it more, and for ever while there is none. So the index is noted here before anything that it
-contains is shown, in a page of the kernel: a store into mapped memory, which costs half a microsecond and no system
-call, and which outlives the process. At the next start everything up to it is committed (it had been applied), and in
-the log (nothing is applied before it is durable there), so it is applied again before the member serves.
+Clients of a member see everything that it has applied. After a restart, the member could show less than before: the
+database is about 100 ms behind, and the commit index reaches the log only with the next entries. It would catch up only
+when a leader sends the commit index, so never while the cluster has no leader. Therefore the member writes each applied
+index to this file before clients can see the effects of that entry. The write is a store into memory-mapped file pages:
+it costs half a microsecond, needs no system call, and survives the process. At the next start, every entry up to the
+mark is known to be committed (it was applied) and to be in the log (entries are durable there before they are applied),
+so the member applies these entries again before it serves.
 
-A power cut may lose the last writes of the page, never the log's: then the mark is older than it was, which is true
-all the same, and a quorum says the rest (``replica/membership/presence``).
+A power cut may lose the last stores into the page, but never the synced log. The mark is then too low but still
+correct, and a quorum supplies the rest (``replica/membership/presence``).
 
-The format is 0, which stands for the first; a later one has its number (``datadir.format_refusal``) in both slots.
+Format number 0 means the first format. A later format writes its number (``datadir.format_refusal``) into both slots.
 
-Invariants: the mark never goes back, also while a member that has started again applies older entries once more; the
-slots are written in turn, each with its checksum, so that a process killed inside a store leaves the other one; a mark
-is only believed where the log has that index with that term.
+Invariants: the mark never goes back, even while a restarted member applies older entries again. The slots are written
+alternately, each with its checksum, so a process killed during a store leaves the other slot intact. A mark is used
+only if the log has an entry with that index and term.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ _USED_BYTES: Final = _BODY_BYTES + _SUM.size
 
 
 def check_mark_format(path: Path) -> None:
-    """Refuse the mark of a later version, before anything is changed.
+    """Refuse a mark file of a later version, before anything is changed.
 
-    No version writes a number into one slot alone: that slot is damaged, and its checksum decides.
+    Every version writes its format number into both slots. If only one slot has it, that slot is damaged, and its
+    checksum decides.
 
     Arguments:
-        path: of the file; there may be none.
+        path: mark file; it may be missing.
 
     Raises:
-        StorageError: says which raftkv reads it.
+        StorageError: the format is newer; the message names the raftkv version that reads it.
     """
     try:
         data = path.read_bytes()[:_FILE_BYTES]
@@ -72,10 +74,10 @@ def check_mark_format(path: Path) -> None:
 
 
 class AppliedMark:
-    """The mark of one member. ``AppliedMark(path)`` opens it, or makes it when absent.
+    """The mark of one member. ``AppliedMark(path)`` opens the file, or creates it.
 
     Raises:
-        StorageError: the file cannot be opened or made.
+        StorageError: the file cannot be opened or created.
 
     Attributes:
         index, term: the newest entry noted, 0 if there is none.
@@ -88,7 +90,7 @@ class AppliedMark:
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
         self._slot = 0
-        # The slot with the newest valid mark counts; the next one goes into the other slot.
+        # The slot with the highest valid index is current; the next mark goes into the other slot.
         for slot in (0, _SLOT_BYTES):
             body = self._map[slot : slot + _BODY_BYTES]
             (checksum,) = _SUM.unpack_from(self._map, slot + _BODY_BYTES)
@@ -98,30 +100,30 @@ class AppliedMark:
                 self._slot = _SLOT_BYTES - slot
 
     def note(self, index: int, term: int) -> None:
-        """Note that everything up to an entry is applied and about to be shown.
+        """Note that everything up to an entry is applied and about to become visible.
 
         Arguments:
             index: index of the entry.
-            term: its term.
+            term: term of the entry.
         """
-        # Applied again after a start: the mark of the life before stands until this one gets further.
+        # After a restart, entries are applied again: the earlier mark stays until this index passes it.
         if index <= self.index:
             return
         self.index, self.term = index, term
-        # The slot that is not the newest: a process killed in mid-store leaves the other one whole.
+        # Write the older slot: a process killed during the store leaves the newer one intact.
         body = _BODY.pack(index, term)
         slot = self._slot
-        # One store of 20 bytes into the page of the kernel: the kernel writes it to the disk when it likes, or never.
+        # One store of 20 bytes into a page of the file; the kernel writes it to the disk at some later time.
         self._map[slot : slot + _USED_BYTES] = body + _SUM.pack(crc32c(body))
         self._slot = _SLOT_BYTES - slot
 
     def forget(self) -> None:
-        """Note that nothing is applied: the log has lost it, and begins anew with other entries."""
+        """Reset the mark to 0: the log has lost its entries and starts again with other ones."""
         self._map[:] = bytes(_FILE_BYTES)
         self.index = self.term = self._slot = 0
 
     def close(self) -> None:
-        """Give the mapped page back."""
+        """Unmap the file."""
         self._map.close()
 
 
@@ -129,7 +131,7 @@ def _open(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_size != _FILE_BYTES:
-            # Written, not only lengthened: a store into a page without room on the disk would end the process.
+            # Write zeros instead of only extending the file: a store into a page without disk space kills the process.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, bytes(_FILE_BYTES), 0)
             os.fsync(descriptor)

@@ -1,16 +1,16 @@
-"""The data directory: no other user may change it, and it is raftkv's.
+"""Checks of the data directory: no other user may change it, and its files must be raftkv's.
 
-Owns the one check that every data directory of a member passes before anything is read from it or written to it:
-a user who can write there can replace the log of the member, and so forge its vote and its acknowledgements.
+Every data directory of a member passes ``ensure_private_directory`` before the first read or write: a user who can
+write there can replace the log of the member, and so forge its vote and its acknowledgements.
 
-Files inside are created with mode 0600; a directory that others may *list* is therefore accepted, one that
-others may *write* is not.
+Files are created with mode 0600. A directory that others may *list* is therefore accepted; a directory that others may
+*write* is refused.
 
-It also tells whose directory it is: etcd lays its files out under the same names (``refuse_etcd``). And it words the
-refusal of files that a later version wrote (``format_refusal``).
+``refuse_etcd`` refuses directories of etcd, which uses the same file names. ``format_refusal`` makes the error message
+for files that a later version wrote.
 
-A format number has 32 bits: the format in the low half, and from the second format on the raftkv that reads it in the
-high half, major and minor version a byte each, so that an older one can say which to install.
+A format number has 32 bits: the format in the low half and, from the second format on, the raftkv version that reads it
+in the high half (major and minor version, one byte each), so that an older raftkv can name the version to install.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _ROOT = 0
 
 
 def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = True) -> str:
-    """Make ``path`` (and its parents) with mode 0700, or check the directory that is there; return it as text.
+    """Create ``path`` (and its parents) with mode 0700, or check the existing directory; return the path as text.
 
-    Raises ``StorageError``, in one line for the user: not a directory, another user's (unless ``is_own`` is False, for
-    what may lie on another machine's disk), writable by other users (``is_shared``), or not usable by this process. A
-    volume that root owns and this process may write to, as a kubelet makes it, is accepted. A new directory is durable
-    on return: its parent was synced.
+    Raises ``StorageError`` with one line for the user if it is not a directory, belongs to another user (allowed if
+    ``is_own`` is False: the directory may be on another machine's disk), is writable by other users (``is_shared``), or
+    cannot be used by this process. A volume owned by root that this process may write to, as a kubelet creates it, is
+    accepted. A new directory is durable on return: its parent was synced.
     """
     path = os.fspath(path)
     try:
@@ -55,7 +55,7 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
             f"directory {path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: "
             "use chown, or run as its owner"
         )
-    # Checked and not corrected: these rights may be in use.
+    # Refused, not corrected: other users may need these rights.
     if is_shared(found):
         raise StorageError(
             f"directory {path} has mode {stat.S_IMODE(mode):04o}: group or others may write to it; use chmod 0700"
@@ -71,13 +71,13 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
 
 
 def is_shared(found: os.stat_result) -> bool:
-    """Tell whether users beside its owner, this process's user and root may write to a directory.
+    """Return whether users other than the owner, this process's user and root may write to a directory.
 
-    The right of a group alone shares nothing if the group has no other user: it is unknown to this machine, as a
-    pod's ``fsGroup``, to which a kubelet gives all rights at each start, or it is the private group of one user.
+    Write permission of the group is harmless if the group has no other user: either the group is unknown on this
+    machine (a pod's ``fsGroup``, to which a kubelet gives all rights at each start), or it is a user's private group.
 
     Arguments:
-        found: what ``os.stat`` says of it.
+        found: result of ``os.stat``.
     """
     if found.st_mode & stat.S_IWOTH or not found.st_mode & stat.S_IWGRP:
         return bool(found.st_mode & stat.S_IWOTH)
@@ -93,7 +93,7 @@ def is_shared(found: os.stat_result) -> bool:
 
 
 def obstacle(path: str) -> str:
-    """Name what is in the way of a directory, there or above; empty: nothing is, as far as names go."""
+    """Return what prevents creating a directory, such as ``/a/b is not a directory``; empty if nothing is known to."""
     there = os.path.abspath(path)
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -103,12 +103,12 @@ def obstacle(path: str) -> str:
 
 
 def format_refusal(what: str, stated: int, known: int) -> str:
-    """Return the line that refuses files of a format unknown to this version; empty if it is the known one.
+    """Return the error message for files of an unknown format; empty if the format is the known one.
 
     Arguments:
         what: the files, as the subject of a sentence.
-        stated: the format number that they carry.
-        known: the one that this version reads and writes.
+        stated: format number in the files.
+        known: format number that this version reads and writes.
     """
     if stated == known:
         return ""
@@ -129,16 +129,16 @@ def refuse_etcd(data_dir: str, wal_dir: str) -> None:
     """Refuse directories that hold a log or a database of etcd.
 
     Arguments:
-        data_dir: the data directory of a member.
-        wal_dir: the directory of its log.
+        data_dir: data directory of a member.
+        wal_dir: directory of its log.
 
     Raises:
-        StorageError: they are etcd's; one line for the user.
+        StorageError: the files are etcd's; one line for the user.
     """
     segments = sorted(name for name in _names(wal_dir) if name.endswith(".wal"))
     log = os.path.join(wal_dir, segments[0]) if segments else ""
     database = os.path.join(data_dir, "member", "snap", "db")
-    # Recognised by the bytes and not by the names, which are the same for both programs.
+    # Recognised by their contents: the file names are the same for both programs.
     if _begins(database, _BOLT_MAGIC, _BOLT_MAGIC_AT) or (log and _is_etcd_log(log)):
         raise StorageError(
             f"{data_dir} is the data directory of an etcd member, which raftkv cannot read: give raftkv a --data-dir "
@@ -147,7 +147,7 @@ def refuse_etcd(data_dir: str, wal_dir: str) -> None:
 
 
 def _is_etcd_log(path: str) -> bool:
-    """etcd's log begins with the length of a record of type 4 (its checksum chain): ``08 04`` behind eight bytes."""
+    """Return whether a file starts like etcd's log: ``08 04`` (record type 4, checksum chain) after 8 length bytes."""
     return _begins(path, b"\x08\x04", 8) and not _begins(path, _WAL_MAGIC, 0)
 
 
@@ -168,21 +168,21 @@ def _names(directory: str) -> list[str]:
 
 
 def _make_missing(path: str) -> None:
-    """``makedirs`` that gives every level 0700 (the standard one does so for the last only) and syncs the parents."""
+    """Create a directory and its parents with mode 0700 each (``os.makedirs`` sets it for the last only); sync them."""
     if os.path.lexists(path):
         return
-    # From the top down: each new directory is synced into a parent that is durable itself.
+    # From the top down: each new directory is synced into a parent that is already durable.
     parent = os.path.dirname(os.path.abspath(path))
     _make_missing(parent)
     try:
         os.mkdir(path, DIRECTORY_MODE)
     except FileExistsError:
-        return  # another member on the same machine made the common parent at the same moment
+        return  # another member on the same machine created the common parent at the same time
     sync_directory(parent)
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory durable: a rename or a new file is lost in a power cut without this."""
+    """Make the file names in a directory durable: without this, a power cut may lose a rename or a new file."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -191,13 +191,13 @@ def sync_directory(path: str) -> None:
 
 
 def give_back(descriptor: int) -> None:
-    """Close a descriptor. The data was synced before, so an error changes nothing."""
+    """Close a descriptor; errors are ignored because the data was synced before."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
 def remove_unneeded(path: Path) -> None:
-    """Remove a file that takes room and means nothing, if it is there; a failure is a warning."""
+    """Remove a file that is no longer needed, if it exists; a failure is logged as a warning."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

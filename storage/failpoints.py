@@ -1,24 +1,25 @@
-"""Named points at each durable step where a test can stop, delay or fail the member.
+"""Failpoints: named points at each durable step where a test can stop, delay or fail the member.
 
-Owns the list of all points and what is armed. A point in the code is one line, ``failpoint("walBeforeSync")``, which
-costs 35 ns while nothing is armed; where each request passes, ``if failpoints.armed:`` before it saves the call.
-Names are etcd's where etcd has the step, so that its scenarios can be read side by side.
+This module has the list of all points and the armed ones. A point in the code is one line,
+``failpoint("walBeforeSync")``, which costs 35 ns while no point is armed; code on the path of every request checks
+``failpoints.armed`` first to save the call. Where etcd has the same step, the name is etcd's, so that its test
+scenarios can be compared.
 
-Armed from the environment, before the process starts::
+Failpoints are armed from the environment, before the process starts::
 
     RAFTKV_FAILPOINTS="raftBeforeSave=panic;walBeforeSync=1-in-10 sleep(100);walBeforeCut=after-3 error(ENOSPC)"
 
 or by a test with ``arm(name, spec)`` and ``disarm_all()``. A spec is ``[1-in-N | after-N] action``:
 
-    panic        leave the process at once, as if killed: no buffers flushed, no handlers run (exit status 66)
+    panic        exit at once, as if killed: no buffers are flushed, no handlers run (exit status 66)
     raise        raise ``FailpointPanic``, for tests in one process; no code catches it
-    error(NAME)  raise ``OSError`` with that errno (``EIO`` when left out), as the system call beside it would
+    error(NAME)  raise ``OSError`` with that errno (default ``EIO``), as the next system call would
     sleep(MS)    wait that many milliseconds in the calling thread
-    count        nothing, but ``hits(name)`` counts
+    count        only count the hits, for ``hits(name)``
 
-``1-in-N`` acts on a random one of N hits (``RAFTKV_FAILPOINTS_SEED`` fixes the draw), ``after-N`` lets N hits pass
-and acts on each later one. A name that is not declared here is refused when armed; a test walks the sources and
-refuses a point in the code that is not declared.
+``1-in-N`` acts on a random one of N hits (``RAFTKV_FAILPOINTS_SEED`` fixes the random choice); ``after-N`` acts on each
+hit after the first N. Arming a name that is not declared here fails; a test walks the sources and fails if a point in
+the code is not declared.
 """
 
 from __future__ import annotations
@@ -94,18 +95,18 @@ SITES: Final[dict[str, str]] = {
     "walBeforeUnlink": "one old segment is about to be deleted",
     "walAfterUnlink": "one old segment is deleted",
 }
-"""Every point of the code, with the state of the disk when it is reached."""
+"""Every failpoint, with the state of the disk when the code reaches it."""
 
 
 class FailpointPanic(BaseException):
-    """The death of the process in a test. Not an ``Exception``, so that no handler of the product passes it over."""
+    """A simulated death of the process in a test. Not an ``Exception``, so that product code does not catch it."""
 
 
 _SPEC: Final = re.compile(r"(?:(1-in|after)-(\d+)\s+)?(panic|raise|error|sleep|count)(?:\((\w+)\))?")
 
 
 class _Armed:
-    """The action of one armed point, and how often it was hit."""
+    """The action of one armed point, and its number of hits."""
 
     def __init__(self, name: str, act: Callable[[str], None], acts_now: Callable[[int], bool]) -> None:
         self.name = name
@@ -121,11 +122,11 @@ class _Armed:
 
 _points: dict[str, _Armed] = {}
 armed = False
-"""Whether any point does something when it is passed. Code that each request passes asks this before it calls."""
+"""Whether any point is armed. Code on the path of every request checks this before calling ``failpoint``."""
 
 
 def failpoint(name: str) -> None:
-    """Mark a point of the code; does nothing unless ``name`` is armed."""
+    """Mark a failpoint; does nothing unless ``name`` is armed."""
     if armed:
         point = _points.get(name)
         if point is not None:
@@ -133,12 +134,12 @@ def failpoint(name: str) -> None:
 
 
 def arm(name: str, spec: str, seed: int | None = None) -> None:
-    """Let a point act.
+    """Arm a failpoint.
 
     Arguments:
         name: one of ``SITES``.
-        spec: what it does, in the grammar of the module.
-        seed: fixes the draw of ``1-in-N``; ``None`` draws at random.
+        spec: action, in the grammar of the module docstring.
+        seed: seed of the random choice of ``1-in-N``; ``None`` for an unseeded one.
 
     Raises:
         ConfigError: the name or the spec is unknown.
@@ -151,10 +152,10 @@ def arm(name: str, spec: str, seed: int | None = None) -> None:
 
 
 def arm_call(name: str, call: Callable[[str], None]) -> None:
-    """Let the point ``name`` call a function of a simulation, which may raise ``FailpointPanic``.
+    """Arm the failpoint ``name`` with a function of a simulation, which may raise ``FailpointPanic``.
 
     Raises:
-        ConfigError: no such point.
+        ConfigError: the name is unknown.
     """
     global armed
     if name not in SITES:
@@ -164,30 +165,30 @@ def arm_call(name: str, call: Callable[[str], None]) -> None:
 
 
 def disarm(name: str) -> None:
-    """Let the point ``name`` do nothing again."""
+    """Disarm the failpoint ``name``."""
     global armed
     _points.pop(name, None)
     armed = bool(_points)
 
 
 def disarm_all() -> None:
-    """Let every point do nothing again."""
+    """Disarm all failpoints."""
     global armed
     _points.clear()
     armed = False
 
 
 def hits(name: str) -> int:
-    """Return how often an armed point was reached since it was armed; 0 when it is not armed."""
+    """Return the number of hits of a failpoint since it was armed; 0 when it is not armed."""
     point = _points.get(name)
     return 0 if point is None else point.hits
 
 
 def arm_from(environment: Mapping[str, str]) -> None:
-    """Arm what ``RAFTKV_FAILPOINTS`` lists: ``name=spec`` joined by ``;``.
+    """Arm the failpoints in ``RAFTKV_FAILPOINTS``: ``name=spec`` joined by ``;``.
 
     Raises:
-        ConfigError: something in it is unknown; one line for the user.
+        ConfigError: a name or a spec is unknown; one line for the user.
     """
     seed_text = environment.get(ENVIRONMENT_SEED)
     if seed_text is not None and not seed_text.isdecimal():
@@ -258,7 +259,7 @@ def _raise_panic(name: str) -> None:
 
 
 def _arm_at_import() -> None:
-    """Arm before any other code of the process can pass a point. A bad list ends the process with one line."""
+    """Arm before other code of the process can reach a point. A malformed list ends the process with one line."""
     try:
         arm_from(os.environ)
     except ConfigError as error:

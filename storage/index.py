@@ -1,4 +1,4 @@
-"""The ordered map of all keys to their histories, in memory (pure; no disk).
+"""The ordered map of all keys to their histories, in memory only.
 
 Entries are small because there is one for every key of the store:
 
@@ -9,19 +9,19 @@ Entries are small because there is one for every key of the store:
     int 5.0   ->   KeyIndex(5.0, 9.0)  ->  KeyIndex(5.0 9.0 12.0(t))  ->  forgotten
                         | compact(9)
                         v
-                   KeyIndex(9.0), version 2: an integer could not tell the version
+                   KeyIndex(9.0), version 2: an integer could not store the version
 
-Three further structures make the common questions cheap:
+Further structures make common queries cheap:
 
-- ``_keys``, a sorted list, serves intervals; ``_dead`` is the sorted list of those of them that do not exist now, so
-  the number of live keys of an interval is two subtractions and never a walk.
-- ``_dirty`` holds the keys from which a compaction could drop anything, so a compaction does not visit the others. It
-  is a dict and not a set because its order must not depend on the hash seed (replays must be exact).
+- ``_keys``, a sorted list, serves intervals. ``_dead`` is a sorted list of those keys in ``_keys`` that do not exist
+  now, so the number of live keys in an interval is a difference of positions and needs no iteration.
+- ``_dirty`` holds the keys that a compaction could shorten, so a compaction skips all others. It is a dict, not a set,
+  because its order must not depend on the hash seed (replays must be exact).
 
-Bytes per key, measured at 1,000,000 keys of 64 bytes: about 200 B, of which 97 are the key itself.
+Memory per key, measured with 1,000,000 keys of 64 bytes: about 200 B, of which the key takes 97 B.
 
-An interval is ``(key, end)`` as on the wire (etcd's ``range_end``): ``end`` empty is the single key, a zero byte is "to
-the last key", otherwise ``key <= x < end``, empty when ``end <= key``.
+An interval is ``(key, end)`` as on the wire (etcd's ``range_end``). An empty ``end`` means the single key, a zero byte
+means "to the last key"; otherwise the interval is ``key <= x < end``, which is empty when ``end <= key``.
 
 THE HISTORY OF ONE KEY (``KeyIndex``)
 
@@ -47,13 +47,13 @@ deletion (etcd issues 18089 and 19179, etcd >= 3.5.16):
     compact(6)      nothing: the index forgets the key
 
 Revisions are packed integers (``revision.py``). ``created`` is a main revision and ``version`` counts the puts of the
-generation since it was created, also those compacted away since. Invariants: revisions ascend; every closed generation
-ends in a tombstone and holds at least it; the open one has at least one revision or does not exist.
+generation since it was created, including puts that were compacted away. Invariants: revisions ascend; every closed
+generation ends in a tombstone; the open generation has at least one revision or does not exist.
 
 Keys with one generation of one put, nearly all in most stores, never get here: the map keeps them as an integer.
 
-A key may be put and deleted any number of times, so the only operation whose cost grows with the history is a
-compaction, and that only with what it drops: closing a generation appends to a list, a lookup searches by bisection.
+A key may be put and deleted any number of times. Closing a generation appends to a list, and a lookup is a binary
+search. Only a compaction takes longer for a longer history, and only in proportion to the revisions that it drops.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Generation(NamedTuple):
     Attributes:
         created: main revision of the put that opened it; 0 if a compaction dropped that put and left the tombstone
             alone.
-        version: number of changes since then, the tombstone included.
-        revisions: packed revisions that are left, ascending; the last one is the tombstone. A list where they are many:
-            neither a deletion nor a step of a compaction is to copy millions.
+        version: number of changes since then, including the tombstone.
+        revisions: remaining packed revisions, ascending; the last one is the tombstone. A list if there are many:
+            neither a deletion nor a step of a compaction should copy millions.
     """
 
     created: int
@@ -98,13 +98,13 @@ class Found(NamedTuple):
 
 _NO_GENERATIONS: Final[list[Generation]] = []
 _NO_REVISIONS: Final[list[int]] = []
-"""What all keys without any share, to be replaced and never changed: an empty list of their own costs 56 bytes."""
+"""Shared by all keys without revisions; to be replaced, never changed: an empty list per key would cost 56 bytes."""
 
 LISTED_FROM: Final = 1_000
-"""Revisions of a generation from which on they stay a list when it is closed: a tuple takes less memory."""
+"""Number of revisions from which a closed generation keeps its list; shorter ones become tuples to save memory."""
 
 DROPS_MAX: Final = 1 << 62
-"""More revisions than a key can have."""
+"""No limit: more revisions than a key can have."""
 
 
 class KeyIndex:
@@ -125,7 +125,7 @@ class KeyIndex:
 
     @classmethod
     def from_tombstone(cls, revision: int) -> KeyIndex:
-        """Make the history of a key of which only a deletion is left, as found on disk after a compaction."""
+        """Return the history of a key of which a compaction left only the deletion."""
         key_index = cls()
         key_index.closed = [Generation(0, 1, (revision,))]
         return key_index
@@ -152,7 +152,7 @@ class KeyIndex:
         """Record a put at a packed revision.
 
         Raises:
-            InvariantError: the revision is not newer than everything known.
+            InvariantError: the revision is not newer than all known ones.
         """
         if revision <= self.last():
             raise InvariantError(f"put at {describe(revision)} is not after {describe(self.last())}")
@@ -166,19 +166,19 @@ class KeyIndex:
         """Record a deletion at a packed revision.
 
         Raises:
-            InvariantError: the key does not exist, or the revision is not newer than everything known.
+            InvariantError: the key does not exist, or the revision is not newer than all known ones.
         """
         if not self.revisions or revision <= self.revisions[-1]:
             raise InvariantError(f"tombstone at {describe(revision)} on a key last changed at {describe(self.last())}")
-        # The tombstone counts as one more version, so that ``_find`` computes the version of a put from its distance to
-        # the end in a closed generation exactly as it does in the open one.
+        # The tombstone counts as one more version, so that ``_find`` can compute the version of a put from its distance
+        # to the end, in a closed generation exactly as in the open one.
         revisions: tuple[int, ...] | list[int] = self.revisions
         if isinstance(revisions, list) and len(revisions) >= LISTED_FROM:
             revisions.append(revision)
         else:
             revisions = (*revisions, revision)
         generation = Generation(self.created, self.version + 1, revisions)
-        # The first closed generation of a key replaces the list that all keys without one share.
+        # The first closed generation of a key replaces the shared empty list.
         if self.closed:
             self.closed.append(generation)
         else:
@@ -187,7 +187,7 @@ class KeyIndex:
 
     def get(self, main: int) -> Found | None:
         """Return the state as of a main revision; ``None`` when the key did not exist then."""
-        # The packed form sorts like (main, sub): everything up to the last change of ``main`` is below this.
+        # The packed form sorts like (main, sub): every change of ``main`` is below this bound.
         bound = (main + 1) << SUB_BITS
         if self.revisions and self.revisions[0] < bound:
             return _find(self.created, self.version, self.revisions, bound)
@@ -196,7 +196,7 @@ class KeyIndex:
         if position < 0:
             return None
         generation = self.closed[position]
-        # Its tombstone is visible as well: the key did not exist between this generation and the next.
+        # The tombstone is visible as well: the key did not exist between this generation and the next.
         if generation.revisions[-1] < bound:
             return None
         return _find(generation.created, generation.version, generation.revisions, bound)
@@ -204,19 +204,19 @@ class KeyIndex:
     def since(self, main: int) -> list[int]:
         """Return packed revisions at or after a main revision, oldest first, only the last of each main revision."""
         bound = main << SUB_BITS
-        # As etcd's keyIndex.Since: of several changes in one transaction only the last counts. The dict keeps one value
-        # for each main revision, in the order in which they came.
+        # As in etcd's keyIndex.Since, only the last of several changes in one transaction counts. The dict keeps one
+        # value per main revision, in order.
         newest: dict[int, int] = {}
         for revisions in (*(generation.revisions for generation in self.closed), self.revisions):
             newest.update((revision >> SUB_BITS, revision) for revision in revisions if revision >= bound)
         return list(newest.values())
 
     def kept(self, compacted: int, after: int) -> Iterator[tuple[int, bool, int]]:
-        """Iterate over what a compaction at a main revision leaves, oldest first.
+        """Iterate over the revisions that a compaction at a main revision keeps, oldest first.
 
         Arguments:
             compacted: the main revision.
-            after: packed revision to begin behind.
+            after: packed revision; only later revisions are returned.
 
         Returns:
             packed revision, whether it is a deletion, first main revision whose compaction drops it (0: none does).
@@ -229,7 +229,7 @@ class KeyIndex:
                 yield revisions[at], False, revisions[at + 1] >> SUB_BITS
             later = closed[number + 1].revisions if number + 1 < len(closed) else self.revisions
             main = revisions[-1] >> SUB_BITS
-            # One exactly at the compact revision stays, unless its own transaction put the key again.
+            # A tombstone exactly at the compact revision stays, unless the same transaction put the key again.
             due = main if later and later[0] >> SUB_BITS == main else main + 1
             if due > compacted:
                 yield revisions[-1], True, due
@@ -238,21 +238,21 @@ class KeyIndex:
             yield revisions[at], False, revisions[at + 1] >> SUB_BITS if at < last else 0
 
     def compact(self, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
-        """Drop what a compaction at a main revision drops; return the revision keys of it, oldest first.
+        """Drop the revisions that a compaction at a main revision drops; return their revision keys, oldest first.
 
         Arguments:
             main: the compact revision.
-            drops_max: revisions to drop at most; if as many are returned, there may be more: ask again.
+            drops_max: number of revisions to drop at most; if that many are returned, call again for the rest.
         """
         dropped: list[bytes] = []
         self._drop_generations(main, drops_max, dropped)
         room = drops_max - len(dropped)
-        # What is left of ``closed`` ended at or after ``main``, unless room ran out; then the open generation began
-        # after it and keeps everything. Only the oldest one left can straddle ``main``.
+        # Unless ``room`` ran out, the remaining closed generations ended at or after ``main``. The open generation then
+        # began after ``main`` and keeps everything. Only the oldest remaining generation can straddle ``main``.
         if self.closed:
             self.closed[0] = _trim(self.closed[0], main, room, dropped)
         elif self.revisions:
-            # All closed generations are gone: give the emptied list back.
+            # No closed generation is left: drop the empty list.
             self.closed = _NO_GENERATIONS
             first = min(_first_kept(self.revisions, main), room)
             dropped += map(to_key, self.revisions[:first])
@@ -260,17 +260,18 @@ class KeyIndex:
         return dropped
 
     def _drop_generations(self, main: int, drops_max: int, dropped: list[bytes]) -> None:
-        """Drop the generations that ended before ``main``, or that the last one at ``main`` itself followed, as long as
-        there is room for a whole one.
+        """Drop whole generations that ended before ``main``, or that another one followed at ``main`` itself, while
+        ``drops_max`` allows it.
         """
-        # Strictly before: a tombstone exactly at ``main`` stays, and ``_trim`` leaves just it.
+        # Strictly before: a tombstone exactly at ``main`` stays, and ``_trim`` keeps only the tombstone.
         ended = bisect_left(self.closed, main << SUB_BITS, key=_last)
-        # Of several in one transaction the last one: a put between two of them is not the state at ``main``.
+        # Of several generations in one transaction only the last counts: a put between two of them is not the state at
+        # ``main``.
         while ended + 1 < len(self.closed) and self.closed[ended + 1].revisions[0] < (main + 1) << SUB_BITS:
             ended += 1
         whole = 0
         for generation in islice(self.closed, ended):
-            # No room for the whole of it: ``_trim`` cuts what still fits from its front.
+            # The whole generation would exceed the limit: ``_trim`` drops as much as fits from its front.
             if len(dropped) + len(generation.revisions) > drops_max:
                 break
             dropped += _keys_of_closed(generation.revisions)
@@ -288,14 +289,14 @@ def _last(generation: Generation) -> int:
 
 def _find(created: int, version: int, revisions: list[int] | tuple[int, ...], bound: int) -> Found:
     position = bisect_left(revisions, bound) - 1
-    # The newest revision has ``version``; each step back in the same generation is one version less. So the version
-    # survives compactions, which only cut from the front.
+    # The newest revision has ``version``; each step back in the same generation is one version less. So versions stay
+    # right after compactions, which only cut from the front.
     return Found(revisions[position], created, version - (len(revisions) - 1 - position))
 
 
 def _first_kept(revisions: list[int] | tuple[int, ...], main: int) -> int:
-    """Position of the newest revision at or below ``main``, 0 when there is none."""
-    # Reads at ``main`` itself are still allowed, and see this one.
+    """Return the position of the newest revision at or below ``main``; 0 when there is none."""
+    # Reads at ``main`` itself are still allowed, and need this revision.
     return max(bisect_left(revisions, (main + 1) << SUB_BITS) - 1, 0)
 
 
@@ -312,7 +313,7 @@ def _trim(generation: Generation, main: int, drops_max: int, dropped: list[bytes
 
 
 def _keys_of_closed(revisions: tuple[int, ...] | list[int]) -> list[bytes]:
-    # On disk the key of a tombstone carries a mark (``revision.py``), the keys of the puts before it do not.
+    # On disk, the key of a tombstone carries a mark (``revision.py``); the keys of the puts before it do not.
     return [*map(to_key, revisions[:-1]), to_tombstone_key(revisions[-1])]
 
 
@@ -327,7 +328,7 @@ State = tuple[bytes, int, int, int]
 class Index:
     """The keys of a store, in order, each with its history.
 
-    It has one owner, and no method may be called while an iterator of it is in use.
+    One thread owns it, and no method may be called while an iterator of it is in use.
     """
 
     def __init__(self) -> None:
@@ -357,14 +358,14 @@ class Index:
             revision: packed revision of the put, newer than all others.
 
         Returns:
-            main revision of creation, version, packed revision of the value replaced (0 if the key did not exist).
+            main revision of creation, version, packed revision of the replaced value (0 if the key did not exist).
         """
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = revision
             self._keys.add(key)
             return revision >> SUB_BITS, 1, 0
-        # A second put: an integer cannot say it, and a compaction can now drop the first.
+        # Second put: an integer cannot represent it, and a compaction can now drop the first.
         if isinstance(entry, int):
             self._entries[key] = KeyIndex(entry >> SUB_BITS, 2, [entry, revision])
             self._dirty[key] = None
@@ -374,7 +375,7 @@ class Index:
     def _put_again(self, key: bytes, entry: KeyIndex, revision: int) -> tuple[int, int, int]:
         revisions = entry.revisions
         previous = revisions[-1] if revisions else 0
-        # It was deleted before: the key lives again, in a new generation.
+        # The key was deleted before: it lives again, in a new generation.
         if not previous:
             self._dead.remove(key)
         entry.put(revision)
@@ -389,7 +390,7 @@ class Index:
             revision: packed revision of the deletion, newer than all others.
 
         Returns:
-            packed revision of the value deleted.
+            packed revision of the deleted value.
 
         Raises:
             InvariantError: the key does not exist.
@@ -398,7 +399,7 @@ class Index:
         if entry is None:
             raise InvariantError(f"tombstone on the unknown key {key!r}")
         if isinstance(entry, int):
-            # The integer was version 1 of its only generation.
+            # The integer stood for version 1 of the only generation.
             entry = self._entries[key] = KeyIndex(entry >> SUB_BITS, 1, [entry])
         previous = entry.last()
         entry.tombstone(revision)
@@ -463,15 +464,16 @@ class Index:
                 yield name, revision
 
     def kept(self, key: bytes, end: bytes, compacted: int, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
-        """Iterate over the revisions of an interval that a compaction leaves, by key, then oldest first.
+        """Iterate over the revisions of an interval that a compaction keeps, by key, then oldest first.
 
         Arguments:
             key, end: the interval.
-            compacted: main revision of the compaction; the index may still have what it drops.
-            after: packed revision of the first key to begin behind.
+            compacted: main revision of the compaction; the index may still have revisions that it drops.
+            after: packed revision; revisions of the first key up to this one are skipped.
 
         Returns:
-            key, and what ``KeyIndex.kept`` says; revision 0 for a key of which nothing is left: there may be very many.
+            key, and the values of ``KeyIndex.kept``; revision 0 for a key with no kept revision, so that the caller can
+            pause: there may be very many such keys.
         """
         entries = self._entries
         for name in self.keys(key, end):
@@ -502,7 +504,7 @@ class Index:
         for name in self.keys(key, end):
             entry = entries[name]
             if isinstance(entry, int):
-                # One put and nothing since: the key exists from there on.
+                # A single put: the key exists from this revision on.
                 if entry < bound:
                     yield name, entry
             else:
@@ -526,7 +528,7 @@ class Index:
                     found.append((name, entry, entry >> SUB_BITS, 1))
                 continue
             revisions = entry.revisions
-            # Reads of the present are nearly all reads: the newest state, without a search.
+            # Reads of the present are by far the most frequent: the newest state, without a search.
             if revisions and revisions[-1] < bound:
                 found.append((name, revisions[-1], entry.created, entry.version))
             elif (state := entry.get(main)) is not None:
@@ -543,7 +545,7 @@ class Index:
         return next(iter(self.states((key,), main)), None) if key in self._entries else None
 
     def known_count(self, key: bytes, end: bytes) -> int:
-        """Return the number of known keys of an interval, live or not: how long a walk through it is.
+        """Return the number of known keys of an interval, live or not: the cost of iterating over it.
 
         The cost is logarithmic in the size of the store.
 
@@ -557,11 +559,11 @@ class Index:
         return max(int(self._keys.bisect_left(end)) - int(self._keys.bisect_left(key)), 0)
 
     def sample(self, key: bytes, end: bytes, count: int) -> list[bytes]:
-        """Return some known keys of an interval, chosen at random; all of them if they are few.
+        """Return some known keys of an interval, chosen at random; all of them if there are at most ``count``.
 
         Arguments:
             key, end: the interval.
-            count: how many, at most.
+            count: number of keys to return, at most.
         """
         known = self.known_count(key, end)
         if known <= count:
@@ -587,24 +589,24 @@ class Index:
         return self._live_before(end) - self._live_before(key)
 
     def _live_before(self, key: bytes) -> int:
-        # Every dead key is a known key, so the difference counts the living.
+        # Every dead key is also a known key, so the difference counts the live ones.
         known: int = self._keys.bisect_left(key)
         dead: int = self._dead.bisect_left(key)
         return known - dead
 
     def take_dirty(self) -> dict[bytes, None]:
-        """Hand over the keys to compact.
+        """Remove and return the set of keys to compact.
 
-        The caller passes each key to ``compact_key`` once; changes from now on go to a new set.
+        The caller passes each key to ``compact_key`` once; later changes go to a new set.
         """
         dirty, self._dirty = self._dirty, {}
         return dirty
 
     def compact_key(self, key: bytes, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
-        """Compact the history of one key at a main revision; return the revision keys that it drops.
+        """Compact the history of one key at a main revision; return the dropped revision keys.
 
         Arguments:
-            key: the key; one that is forgotten already is passed over.
+            key: the key; ignored if the index has already forgotten it.
             main: the compact revision.
             drops_max: revisions to drop at most; if as many are returned, there may be more: ask again.
         """
@@ -614,10 +616,10 @@ class Index:
         dropped = entry.compact(main, drops_max)
         if entry.is_empty():
             self._forget(key)
-        # Something newer than ``main`` can be dropped by a later compaction, or ``drops_max`` cut this one short.
+        # A later compaction can drop something newer than ``main``, or ``drops_max`` cut this one short.
         elif entry.needs_compaction():
             self._dirty[key] = None
-        # One live put is left and it is the first of its generation: the small form says the same.
+        # One live put is left, and it is the first of its generation: an integer represents it.
         elif entry.version == 1:
             self._entries[key] = entry.revisions[0]
         return dropped
@@ -625,17 +627,17 @@ class Index:
     def _forget(self, key: bytes) -> None:
         del self._entries[key]
         self._keys.remove(key)
-        # Nothing is left of it, so it does not exist, so it is among the dead.
+        # No revision is left, so the key does not exist and is among the dead keys.
         self._dead.remove(key)
         self._dirty.pop(key, None)
 
     def restore(self, entries: dict[bytes, int | KeyIndex], dead: Iterable[bytes], dirty: Iterable[bytes]) -> None:
-        """Replace everything by what a scan of the disk found (``restore.py``).
+        """Replace the contents by the result of a scan of the disk (``restore.py``).
 
         Arguments:
-            entries: the history of each key; the index takes the dict over.
+            entries: history of each key; the index takes the dict over.
             dead: keys that do not exist now.
-            dirty: keys from which a compaction could drop anything.
+            dirty: keys that a compaction could shorten.
         """
         self._entries = entries
         self._keys = SortedList(entries)
@@ -643,8 +645,8 @@ class Index:
         self._dirty = dict.fromkeys(dirty)
 
     def restore_part(self, part: list[tuple[bytes, int | KeyIndex]]) -> None:
-        """Take some keys of a scan into a fresh index, which must not be used before ``restored``."""
-        # A slice of sorted keys at a time: to sort a million at once would hold the loop for a second.
+        """Add some scanned keys to a fresh index, which must not be used before ``restored``."""
+        # A slice of sorted keys at a time: sorting a million at once would block the loop for a second.
         self._keys.update(key for key, _ in part)
         for key, entry in part:
             if isinstance(entry, KeyIndex):
@@ -654,16 +656,16 @@ class Index:
                     self._dirty[key] = None
 
     def restored(self, entries: dict[bytes, int | KeyIndex]) -> None:
-        """Take the histories of all keys that ``restore_part`` took; the index is whole from now on."""
+        """Take over the histories of all keys passed to ``restore_part``; from now on the index may be used."""
         self._entries = entries
 
     def become(self, other: Index) -> dict[bytes, int | KeyIndex]:
-        """Take over the contents of another index at once; the other one must not be used any more.
+        """Take over the contents of another index at once; the other index must not be used afterwards.
 
         Returns:
-            the previous histories, unused now: a million take a tenth of a second to be freed.
+            the previous histories, now unused: freeing a million of them takes a tenth of a second.
         """
-        # The object stays the same, because the reader, the transaction and the compactor hold references to it.
+        # This object stays, because the reader, the transaction and the compactor hold references to it.
         before = self._entries
         self._entries, self._keys = other._entries, other._keys
         self._dead, self._dirty = other._dead, other._dirty
@@ -671,7 +673,7 @@ class Index:
 
 
 class Walk:
-    """A walk through an interval at one revision, in pieces, up or down; between two of them the index may change.
+    """An iteration over an interval at one revision, up or down, in pieces; the index may change between the pieces.
 
     Arguments:
         index: the index of the store.
@@ -689,25 +691,26 @@ class Walk:
         self._main = main
         self._reverse = reverse
         self.done = False
-        """Whether the interval is walked to its end."""
+        """Whether the end of the interval was reached."""
 
     def take(self, keys_max: int) -> list[State]:
         """Return the states of the next known keys of the interval that existed at the revision.
 
         Arguments:
-            keys_max: known keys to look at, at most.
+            keys_max: number of known keys to look at, at most.
         """
-        # Known keys and not live ones, so that a step ends in bounded time in an interval full of deleted keys.
+        # Known keys, not live ones, so that a step takes bounded time even in an interval full of deleted keys.
         names = list(islice(self._index.keys(self._key, self._end, reverse=self._reverse), keys_max))
         if len(names) < keys_max or not self._end:
             self.done = True
         elif self._reverse:
-            # Nothing is below the least key, and as an end it would mean the opposite.
+            # No key is left below the start of the interval or below the least key. That key must not become the
+            # ``end`` either: a zero byte there means "to the last key".
             self.done = names[-1] in (self._key, TO_THE_LAST)
             self._end = names[-1]
         else:
-            # The successor of the last key in byte order. A key created before it later is not missed: it is newer than
-            # ``main``.
+            # The successor of the last key in byte order. A key created before it later need not be found: it is newer
+            # than ``main``.
             self._key = names[-1] + b"\x00"
         return self._index.states(names, self._main)
 

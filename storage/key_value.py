@@ -1,8 +1,8 @@
-"""Serialized ``mvccpb.KeyValue``: written by hand, read by hand, never parsed where it can be passed on.
+"""Serialized ``mvccpb.KeyValue``: encoded and decoded by hand, and passed on without parsing where possible.
 
-The store keeps and returns these bytes, and an answer to a Range is their concatenation under a field tag, so a read
-costs no protobuf work. The encoding is canonical: fields in number order, zero values left out, which is what
-etcd's generated code writes too; the hash of the history (``hash.py``) depends on it byte for byte.
+The store keeps and returns these bytes, and a Range response is their concatenation with a field tag before each, so a
+read needs no protobuf work. The encoding is canonical: fields in number order, zero values left out. etcd's generated
+code writes the same bytes; the hash of the history (``hash.py``) depends on every byte.
 
     field   1 key   2 create_revision   3 mod_revision   4 version   5 value   6 lease
     tag     0a      10                  18               20          2a        30
@@ -25,15 +25,15 @@ _PAIR: Final = 1 << 14
 _MORE: Final = tuple(bytes((number | 0x80,)) for number in range(0x80))
 _LAST: Final = tuple(bytes((number,)) for number in range(0x80))
 _PAIRS: Final = tuple(low + high for high in _MORE for low in _MORE)
-"""The first two bytes of every longer number, by its low 14 bits."""
+"""The first two bytes of every longer varint, by its low 14 bits."""
 _SHORT: Final = (*_LAST, *(low + high for high in _LAST[1:] for low in _MORE))
-"""The numbers of one and two bytes."""
+"""The varints of one and two bytes."""
 
 
 def varint(number: int) -> bytes:
-    """Return protobuf's base-128 form of an integer; negative ones as 64-bit two's complement.
+    """Return the protobuf varint of an integer; negative ones as 64-bit two's complement.
 
-    It takes two bytes a step, from tables: every put and every answer writes several.
+    Encodes two bytes per step, from tables, because every put and every response writes several varints.
     """
     if 0 <= number < _PAIR:
         return _SHORT[number]
@@ -55,7 +55,7 @@ def key_head(size_bytes: int) -> bytes:
 
 
 def value_head(size_bytes: int) -> bytes:
-    """Return the tag and length that precede a value; nothing for an empty one, which is left out."""
+    """Return the tag and length that precede a value; empty for an empty value, which is left out."""
     return VALUE_HEADS[size_bytes] if size_bytes < _SMALL else b"\x2a" + varint(size_bytes)
 
 
@@ -75,7 +75,7 @@ def mod_field(revision: int) -> bytes:
 
 
 def lease_field(lease: int) -> bytes:
-    """Return the field ``lease``; nothing for 0."""
+    """Return the field ``lease``; empty for 0."""
     return b"\x30" + varint(lease) if lease else b""
 
 
@@ -87,7 +87,7 @@ def encode(
     Arguments:
         key: not empty.
         create_revision, mod_revision: main revisions.
-        version: puts since the creation, this one included.
+        version: puts since the creation, including this one.
         value: any bytes.
         lease: id of its lease, 0 for none.
     """
@@ -106,7 +106,7 @@ def encode(
 
 
 def key_of(data: bytes) -> bytes:
-    """Return the key of a serialized KeyValue, without looking at the rest."""
+    """Return the key of a serialized KeyValue, without decoding the rest."""
     # The key is field 1, so it comes first: tag, length, bytes. Nearly all keys are shorter than 128 bytes.
     if data[1] < 0x80:
         return data[2 : 2 + data[1]]
@@ -158,7 +158,7 @@ class KeyValueView:
         if tag == _KEY_TAG:
             self.key = self.data[start:end]
         else:
-            # A value may be a megabyte, and most callers want something else: note where it is, copy nothing.
+            # A value may be a megabyte, and most callers do not need it: note its position, copy nothing.
             self.value_start, self.value_end = start, end
 
     def _set_integer(self, tag: int, number: int) -> None:
@@ -180,12 +180,12 @@ class KeyValueView:
         return self.data[self.value_start : self.value_end]
 
     def without_value(self) -> bytes:
-        """Return the same KeyValue, serialized, with its value left out."""
+        """Return the same serialized KeyValue without its value."""
         return encode(self.key, self.create_revision, self.mod_revision, self.version, b"", self.lease)
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    # Lengths and versions are below 128 nearly always: one byte.
+    # Lengths and versions are nearly always below 128: one byte.
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1

@@ -1,31 +1,31 @@
-"""The MVCC store: every key with its history, in memory at apply time, on disk soon after.
+"""The MVCC store: every key with its history, in memory when it is applied and on disk soon after.
 
     store = Store.open(LMDBBackend(path), ThreadWriter(loop.call_soon_threadsafe))
     txn = store.begin()
     txn.put(b"k", b"v")
     changes = txn.end()                     # the store is at revision 2
-    store.set_applied(index=7, term=1)                 # may send a batch on its way
+    store.set_applied(index=7, term=1)                 # may submit a batch to the writer
     store.range(b"k").kvs                              # [serialized KeyValue]
 
-One thread owns a store (the loop of the member) and makes every call. Durability is the write-ahead log's: the
+One thread owns a store (the loop of the member) and makes every call. The write-ahead log provides durability: the
 backend follows in batches (``overlay.py``), each with the index of the last log entry it contains, and after a crash
-the log is replayed from ``applied_index`` as found on disk.
+the log is replayed from the ``applied_index`` found on disk.
 
 Duties of the owner:
 
-1. Between ``begin`` and ``end`` do nothing but change and read; then ``set_applied`` once the whole entry is applied.
-   If that fails, ``poison``. A commit or flush asked for before ``set_applied`` happens right after it.
+1. Between ``begin`` and ``end``, only change and read; call ``set_applied`` once the whole entry is applied. If
+   applying fails, call ``poison``. A commit or flush requested before ``set_applied`` happens right after it.
 2. Call ``commit`` about every 100 ms.
-3. Call ``compaction_step`` as long as it returns ``True``, other work between, and after each commit.
-4. Stop the member when ``on_fatal`` is called, or when a call raises ``InvariantError`` or one of its kinds.
+3. Call ``compaction_step`` as long as it returns ``True``, with other work between the calls, and after each commit.
+4. Stop the member when ``on_fatal`` is called, or when a call raises ``InvariantError`` or a subclass.
 
-Invariants: ``revision`` grows by exactly one with each transaction that changes something and never shrinks, crashes
-and compactions included; everything at or after ``compact_revision`` is readable.
+Invariants: ``revision`` grows by exactly one with each transaction that changes something and never goes back, even
+after crashes and compactions; every revision from ``compact_revision`` on is readable.
 
-Reads of long intervals, sorted and filtered ones too, come in pieces (``selection.py``); ``pin`` gives a view of the
-present to do it in while writes and compactions go on.
+Long intervals, also sorted and filtered ones, are read in pieces (``selection.py``); ``pin`` returns a view of the
+present for such a read while writes and compactions continue.
 
-Left out: watchers, leases, auth (they keep their state in buckets of their own through ``meta_put``).
+Not here: watchers, leases, auth (they keep their state in their own buckets through ``meta_put``).
 
 THE WRITE TRANSACTION (``WriteTxn``): all changes of one log entry under one new revision.
 
@@ -34,12 +34,12 @@ THE WRITE TRANSACTION (``WriteTxn``): all changes of one log entry under one new
     txn.delete_range(b"a", b"b")          # main.1, main.2 ...
     changes = txn.end()                   # the store is at revision main now
 
-Rules, all etcd's: every change takes ``main = revision + 1`` and the next ``sub``; reads inside see the changes made
-so far; without a change the revision stays. There is no roll-back: every reason to refuse a request is checked before
-the first change, so a change never fails for a reason that a client could cause (errors from here are fatal).
+Rules, all etcd's: every change takes ``main = revision + 1`` and the next ``sub``; reads inside the transaction see its
+changes so far; without a change the revision stays. There is no rollback: every reason to refuse a request is checked
+before the first change, so a client cannot make a change fail (errors raised here are fatal).
 
-This is the hot path: 10 puts cost less than one commit of the log. Hence one transaction object per store, used again
-and again, fields encoded once per revision, and no object per change other than the record and one tuple.
+This is the hot path: 10 puts cost less than one commit of the log. Therefore a store reuses one transaction object,
+encodes fields once per revision, and creates no objects per change other than the record and one tuple.
 """
 
 from __future__ import annotations
@@ -84,30 +84,30 @@ from raftkv.storage.selection import Pieces, Selection, finish, no_limit
 
 # -- attachments ----------------------------------------------------------------------------------------------------
 #
-# Attachments: which key is attached to which lease now, looked up both ways.
+# Attachments: which key is attached to which lease now, in both directions.
 #
 #     attached = Attachments()
-#     attached.attach(b"jobs/1", 7)         # by the put that says so; detaches from another lease
-#     attached.keys_unordered(7)            # [b"jobs/1"]: what the end of lease 7 deletes
+#     attached.attach(b"jobs/1", 7)         # called by the put; detaches the key from another lease
+#     attached.keys_unordered(7)            # [b"jobs/1"]: the keys to delete at the end of lease 7
 #     attached.key_from(7, b"k")            # None: the first key of lease 7 from b"k" on
 #     attached.of_key[b"jobs/1"]            # 7
 #
-# Invariant: the two tables say the same; a lease without keys is in neither. Rebuilt from the records of the keys when
-# a store is opened. Left out: whether a lease exists (``raftkv.apply.leases``).
+# Invariant: the two tables agree; a lease without keys is in neither. They are rebuilt from the records of the keys
+# when a store is opened. Not here: whether a lease exists (``raftkv.apply.leases``).
 #
 # The keys of a lease are a set, and from ``ORDERED_FROM`` keys on a sorted list: the check whether a user may write all
-# of them leaps over them in order, and sorting a million at once would hold the loop. Attaching a key then costs 1.8 us
-# more.
+# of them skips through them in order, and sorting a million at once would block the loop. Attaching a key to a sorted
+# list costs 1.8 us more.
 
 ORDERED_FROM: Final = 64
-"""Keys of a lease from which on they are kept in order."""
+"""Number of keys of a lease from which they are kept in order."""
 
 
 class Attachments:
     """The keys that are attached to leases, by key and by lease.
 
     Attributes:
-        of_key: lease of each attached key, for reading: the hot path of writes looks it up without a call. One dict
+        of_key: lease of each attached key, read only; the hot path of writes looks it up without a call. The same dict
             until ``become``.
     """
 
@@ -116,14 +116,14 @@ class Attachments:
         self._keys: dict[int, set[bytes] | SortedList] = {}
 
     def attach(self, key: bytes, lease: int) -> None:
-        """Attach a key to a lease, and detach it from the one before.
+        """Attach a key to a lease, and detach it from its previous lease.
 
         Arguments:
             key: the key.
             lease: id of the lease, not 0.
         """
         before = self.of_key.get(key)
-        # Puts that renew a value under the same lease are the usual ones.
+        # Most puts renew a value under the same lease.
         if before == lease:
             return
         if before is not None:
@@ -138,22 +138,22 @@ class Attachments:
             self._keys[lease] = SortedList(keys)
 
     def detach(self, key: bytes) -> None:
-        """Detach a key that is attached."""
+        """Detach an attached key."""
         self._remove(key, self.of_key.pop(key))
 
     def _remove(self, key: bytes, lease: int) -> None:
         keys = self._keys[lease]
         keys.remove(key)
-        # An empty set for each lease that ever had a key would be a leak.
+        # Keeping an empty set for each lease that ever had a key would be a leak.
         if not keys:
             del self._keys[lease]
 
     def keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys of a lease, in an order that no two members share: to sort very many takes long."""
+        """Return the keys of a lease in arbitrary order, which differs between members: sorting very many is slow."""
         return list(self._keys.get(lease, ()))
 
     def key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key of a lease that is not below a key, None if there is none: 3 us, however many it has."""
+        """Return the first key of a lease at or after ``key``, ``None`` if there is none: 3 us for any number."""
         keys = self._keys.get(lease, ())
         if isinstance(keys, SortedList):
             return next(keys.irange(key), None)
@@ -164,7 +164,7 @@ class Attachments:
         return len(self._keys.get(lease, ()))
 
     def restore(self, of_key: dict[bytes, int]) -> None:
-        """Replace everything by what a scan of the records found: the lease of each attached key."""
+        """Replace the contents by the result of a scan of the records: the lease of each attached key."""
         self.of_key.clear()
         self.of_key.update(of_key)
         by_lease: dict[int, set[bytes] | SortedList] = {}
@@ -176,12 +176,12 @@ class Attachments:
         self._keys = by_lease
 
     def become(self, other: Attachments) -> list[dict[Any, Any]]:
-        """Take over the contents of another table at once; the other one must not be used any more.
+        """Take over the contents of another table at once; the other table must not be used afterwards.
 
-        ``of_key`` is another dict then.
+        Afterwards ``of_key`` is a different dict.
 
         Returns:
-            the previous tables, unused now: millions take long to be freed.
+            the previous tables, now unused: freeing millions of entries takes long.
         """
         before: list[dict[Any, Any]] = [self.of_key, self._keys]
         self.of_key, self._keys = other.of_key, other._keys
@@ -191,14 +191,14 @@ class Attachments:
 _SEPARATOR: Final = 0x5F  # "_"
 _SMALL: Final = len(KEY_HEADS)
 KEYS_PER_PIECE = 256
-"""Keys deleted between two pauses of a long deletion: 2 ms."""
+"""Keys deleted between two pauses of a long deletion: about 2 ms."""
 
 Change = tuple[bytes, bytes, bool, int]
-"""(key, KeyValue of the event, whether it is a deletion, packed revision of the value before or 0)."""
+"""(key, KeyValue of the event, whether it is a deletion, packed revision of the previous value or 0)."""
 
 
 class WriteTxn:
-    """The write transaction of a store: one object, opened again and again by ``Store.begin``."""
+    """The write transaction of a store: one object, reopened by each ``Store.begin``."""
 
     def __init__(
         self,
@@ -219,68 +219,68 @@ class WriteTxn:
         self._base = 0
         self._poisoned = False
         self.main = 0
-        """Main revision that changes of this transaction take."""
+        """Main revision of the changes of this transaction."""
         self.compact_revision = -1
-        """Oldest main revision that reads of this transaction may ask for."""
+        """Oldest main revision that reads inside this transaction may request."""
         self.changes: list[Change] = []
         """The changes so far, in order."""
         self.is_open = False
         self.deletes_total = 0
-        """Deletions of intervals so far, by all transactions."""
+        """Range deletions so far, by all transactions."""
         self.put_bytes = 0
-        """Keys and values written so far."""
+        """Bytes of keys and values written so far, by all transactions."""
         self.deleted_total = 0
-        """Keys that they deleted."""
+        """Keys deleted so far, by all transactions."""
 
     def open(self, main: int, compact_revision: int) -> None:
-        """Start over at a new revision. For the store only.
+        """Start again at a new revision. Only the store calls this.
 
         Arguments:
-            main: main revision that the changes take.
-            compact_revision: oldest main revision that reads inside may ask for.
+            main: main revision of the changes.
+            compact_revision: oldest main revision that reads inside may request.
 
         Raises:
-            InvariantError: it is open already, or the store is poisoned.
+            InvariantError: the transaction is already open, or the store is poisoned.
         """
         if self.is_open:
             raise InvariantError("the store is poisoned" if self._poisoned else "a write transaction is open already")
-        # To drop the last reference to hundreds of thousands of tuples would hold the loop for a tenth of a second.
+        # Dropping the last reference to hundreds of thousands of tuples would block the loop for a tenth of a second.
         if len(self.changes) > FREED_AT_ONCE:
             self._free_changes()
         self.is_open = True
         self.main = main
         self.compact_revision = compact_revision
-        # A new list, because the caller of ``end`` may hold the last one.
+        # A new list, because the caller of ``end`` may still hold the previous one.
         self.changes = []
         self._base = main << SUB_BITS
-        # Encoded at the first change: an entry without one does not pay for it.
+        # Encoded at the first change: an entry without changes does not pay for it.
         self._mod_field = b""
-        # The batch cannot be exchanged while a unit is open (``overlay.py``), so its table may be held for the
+        # The batch is not exchanged while a unit is open (``overlay.py``), so this reference stays valid for the whole
         # transaction.
         self._records = self._overlay.pending.records
 
     def _free_changes(self) -> None:
-        """Free the changes of a long transaction little by little, if no other owner has them."""
+        """Free the changes of a long transaction gradually, if there is no other reference to them."""
         changes, self.changes = self.changes, []
-        if getrefcount(changes) == 2:  # ours, and the argument of the question
+        if getrefcount(changes) == 2:  # our variable, and the argument of the call
             self._overlay.free_later(changes)
 
     def replaced(self) -> None:
-        """Forget what was under way, which the store's new state contains. Only the store calls this."""
+        """Forget the open transaction, whose effects the store's new state contains. Only the store calls this."""
         self.is_open = False
         self._leases = self._attachments.of_key
 
     def poison(self) -> None:
-        """Refuse to be opened from now on. For the store only."""
+        """Refuse to be opened from now on. Only the store calls this."""
         self.is_open = self._poisoned = True
 
     @property
     def revision(self) -> int:
-        """Main revision that reads of this transaction see: the new one once something changed."""
+        """Main revision that reads of this transaction see: the new one once it has changes."""
         return self.main if self.changes else self.main - 1
 
     def _next_revision(self) -> int:
-        # Each change is one tuple in ``changes``, so its number there is its sub-revision.
+        # Each change is one tuple in ``changes``, so its position there is its sub-revision.
         sub = len(self.changes)
         if sub > SUB_MASK or not self.is_open:
             raise InvariantError(f"change {sub} of revision {self.main}, transaction open: {self.is_open}")
@@ -295,7 +295,7 @@ class WriteTxn:
             lease: id of the lease to attach the key to; 0 detaches it.
 
         Returns:
-            the packed revision of the value replaced, 0 if the key did not exist; ``record`` reads it.
+            the packed revision of the replaced value, 0 if the key did not exist; ``record`` reads it.
         """
         revision = self._next_revision()
         created, version, previous = self._index.put(key, revision)
@@ -318,9 +318,9 @@ class WriteTxn:
             )
         )
         revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK)
-        # ``record.seal`` without its call.
+        # ``revision.seal`` inlined.
         self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
-        # As in etcd, a put says which lease the key has from now on: none detaches it from the one before.
+        # As in etcd, a put sets the lease of the key: lease 0 detaches it from the previous one.
         if lease:
             self._attachments.attach(key, lease)
         # The first test spares stores without leases the lookup.
@@ -336,7 +336,7 @@ class WriteTxn:
             key, end: the interval (``index.py``).
 
         Returns:
-            key and packed revision of the value deleted, for each; ``record`` reads it.
+            key and packed revision of the deleted value, for each key; ``record`` reads it.
         """
         self.deletes_total += 1
         # Collected before the first deletion: the index must not change under its iterator.
@@ -354,10 +354,10 @@ class WriteTxn:
             key, end: the interval (``index.py``).
 
         Returns:
-            the number of keys that each piece deleted, after the piece; 0 where all of its keys were deleted before.
+            the number of keys that each piece deleted, after the piece; 0 if all of its keys were deleted earlier.
         """
         self.deletes_total += 1
-        # Searched anew for each piece: the deletions changed the index.
+        # Search again for each piece: the deletions changed the index.
         while piece := list(islice(self._index.keys(key, end), KEYS_PER_PIECE)):
             live = [name for name in piece if self._index.latest(name)]
             for name in live:
@@ -376,13 +376,13 @@ class WriteTxn:
         data = (KEY_HEADS[key_size] if key_size < _SMALL else key_head(key_size)) + key
         revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK) + TOMBSTONE_MARK
         self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
-        # A key that does not exist is attached to nothing.
+        # A key that does not exist has no lease.
         if self._leases and key in self._leases:
             self._attachments.detach(key)
         self.deleted_total += 1
         if not self._mod_field:
             self._mod_field = mod_field(self.main)
-        # The event that watchers get says when: it has the mod revision, which the record does not need.
+        # The event for watchers also has the mod revision, which the record does not need.
         self.changes.append((key, data + self._mod_field, True, previous))
 
     def range(
@@ -398,11 +398,11 @@ class WriteTxn:
         """Read an interval; the present is this transaction's.
 
         Arguments:
-            key, range_end, revision, limit, count_only, keys_only: as of ``Store.range``, which also says what is
-                raised.
+            key, range_end, revision, limit, count_only, keys_only: as in ``Store.range``, which also documents the
+                errors.
         """
         current = self.revision
-        # Changes of this transaction are in the index already, so its newest state is what the transaction must see.
+        # Changes of this transaction are already in the index, so its newest state is what the transaction must see.
         if revision <= 0 or revision == current:
             kvs, count = self._reader.latest(key, range_end, limit, count_only, keys_only)
         else:
@@ -419,10 +419,10 @@ class WriteTxn:
         revision: int = 0,
         grow: Callable[[int], None] = no_limit,
     ) -> Pieces:
-        """Begin to read an interval in pieces, between which nothing may change.
+        """Begin to read an interval in pieces; nothing may change between the pieces.
 
         Arguments:
-            key, range_end, selection, revision, grow: as of ``Store.select``, which also says what is raised.
+            key, range_end, selection, revision, grow: as in ``Store.select``, which also documents the errors.
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
@@ -436,7 +436,7 @@ class WriteTxn:
         """
         if not self.is_open:
             raise InvariantError("no write transaction is open")
-        # Before the observers run: they read the store, which must show this transaction then.
+        # Before the observers run: they read the store, which must show this transaction already.
         self.is_open = False
         if self.changes:
             self._on_changed(self.main, self.changes)
@@ -444,32 +444,32 @@ class WriteTxn:
 
 
 OPERATIONS_MAX = 10_000
-"""A batch of this many changes is sent without waiting for the owner's timer."""
+"""Number of changes at which a batch is sent without waiting for the owner's timer."""
 
 WAIT_S = 0.01
-"""Rest between two looks at whether a commit has ended."""
+"""Seconds between two checks whether a commit has ended."""
 
 FIRST_REVISION = 1
-"""The revision of a store without any change; the first change makes revision 2."""
+"""The revision of a store without changes; the first change makes revision 2."""
 
 
 Beside = Callable[[ReadTxn], Generator[None, None, None]]
-"""Reads something from a database, in steps of some milliseconds."""
+"""A reader of a database that works in steps of a few milliseconds."""
 
 
 class Accountant(Protocol):
-    """Keeps count of what exists."""
+    """Counts existing keys and their sizes, for quotas."""
 
     def account(self, main: int, changes: list[Change]) -> None:
-        """Note the changes of a transaction that has ended, and its main revision."""
+        """Record the changes of a finished transaction, and its main revision."""
 
     def take_records(self) -> dict[tuple[bytes, bytes], bytes | None]:
-        """Return the values to write with the changes noted since the last call, by bucket and key."""
+        """Return the values to write for the changes recorded since the last call, by bucket and key."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Store:
-    """The replicated key-value state of one member, with its history. ``Store.open`` makes one."""
+    """The replicated key-value state of one member, with its history. Use ``Store.open`` to create one."""
 
     def __init__(
         self, backend: Backend, writer: Writer, operations_max: int, on_fatal: Callable[[BaseException], None]
@@ -478,8 +478,8 @@ class Store:
         self._operations_max = operations_max
         self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
         self._attachments = Attachments()
-        # One of each for the life of the store, sharing tables: the hot path makes no object but the record and its
-        # change.
+        # One of each for the life of the store, sharing tables: on the hot path only the record and its change are
+        # created.
         self._index = Index()
         self.reader = Reader(self._index, self._overlay, self._attachments.of_key)
         """Reads the store at any revision."""
@@ -492,16 +492,16 @@ class Store:
         self.applied_index = 0
         """Index of the last log entry applied."""
         self.applied_term = 0
-        """Its term."""
+        """Term of that entry."""
         self.durable_index = 0
-        """Index of the last log entry whose changes are in the backend: the log may forget what is before it."""
+        """Index of the last log entry whose changes are in the backend: the log may drop all entries up to it."""
         self._durable_put_bytes = 0
         self.changes_total = 0
         """Changes made since the store was opened."""
         self.on_changes: Callable[[int, list[Change]], None] | None = None
         """Called after each transaction that changed something, with its main revision and its changes in order."""
         self.accountant: Accountant | None = None
-        """Told of the changes of each transaction at its end, before ``on_changes``; part of applying."""
+        """Called with the changes of each transaction at its end, before ``on_changes``; part of applying."""
         self.conf_state = ConfState()
         """Members of the cluster as of ``applied_index``."""
         try:
@@ -519,23 +519,23 @@ class Store:
         operations_max: int = OPERATIONS_MAX,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> Store:
-        """Rebuild the state that a backend holds and go on from there.
+        """Rebuild the state that a backend holds and continue from there.
 
         Arguments:
             backend: the engine; closed by its owner, after the store.
-            writer: carries out commits; the default does so inside each call.
-            operations_max: changes after which ``set_applied`` sends a batch by itself.
+            writer: carries out commits; the default one commits inside each call.
+            operations_max: number of changes at which ``set_applied`` sends a batch without waiting for ``commit``.
             on_fatal: called with the error of a failed commit (the default raises it in the thread of the owner).
 
         Raises:
-            CorruptRecordError: a record on disk is not what was written; names its revision.
+            CorruptRecordError: a record on disk is damaged; the message names its revision.
             StorageError: the database has another format.
         """
         writer = InlineWriter() if writer is None else writer
         return cls(backend, writer, operations_max, on_fatal or _raise)
 
     def _load(self) -> None:
-        """Take the state of the database for the present one."""
+        """Load the state from the database."""
         # Before anything else is decoded: another format may mean other bytes under the same names.
         schema.check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION), "the database")
         with closing(self.backend.begin_read()) as read:
@@ -545,22 +545,22 @@ class Store:
         self._adopt(restored)
 
     def _adopt(self, restored: Restored) -> None:
-        """Take the numbers of the database, whose index is in place, for the present ones."""
+        """Take over the numbers of the database, after its index is in place."""
         get = self._overlay.value
-        # Scheduled is in effect for readers from the entry on that asked for it, whether the work was finished or not.
+        # "Scheduled" is in effect for readers from the requesting entry on, whether the work was finished or not.
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
-        # As in etcd: the revision never goes back below a compaction, or a later put would take a number that a client
-        # has seen already.
+        # As in etcd: the revision never goes back below a compaction, or a later put would reuse a revision that a
+        # client has already seen.
         self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
         self.applied_index = schema.decode_integer(get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
         self.applied_term = schema.decode_integer(get(schema.META, schema.META_TERM)) or 0
         self.conf_state = schema.decode_conf_state(get(schema.META, schema.META_CONF_STATE))
-        # All of this was read from the disk.
+        # All of this comes from the disk.
         self.durable_index = self.applied_index
         waiting = self._compactor.reset()
-        # A crash cut the work of a compaction short, or the received database has one to do. Callers that waited for an
-        # earlier compaction wait for this one; it covers theirs.
+        # A crash interrupted the work of a compaction, or the received database has an unfinished one. Callers that
+        # waited for an earlier compaction wait for this one, which includes theirs.
         if scheduled > finished:
             self._compactor.schedule(scheduled, partial(_call_all, waiting))
         else:
@@ -570,8 +570,8 @@ class Store:
         index = self.applied_index
         if self.accountant is not None:
             batch.values.update(self.accountant.take_records())
-        # In the transaction of the data it describes: replaying from ``index`` then skips nothing and repeats nothing
-        # (etcd issue 13766 is what happens otherwise).
+        # In the same transaction as the data it describes: a replay from ``index`` then skips nothing and repeats
+        # nothing (see etcd issue 13766 for the opposite).
         batch.values.update(
             {
                 (schema.META, schema.META_CONSISTENT_INDEX): schema.encode_integer(index),
@@ -584,16 +584,16 @@ class Store:
 
     def _durable(self, index: int, put_bytes: int) -> None:
         self._durable_put_bytes = put_bytes
-        # The log may be released up to here: replay begins behind it.
+        # The log may be released up to here: a replay begins after this index.
         self.durable_index = index
-        # Changes during the commit fill a batch already: do not let it wait for the owner's timer.
+        # Changes made during the commit already fill a batch: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
             self._overlay.commit_next()
 
     # Changes.
 
     def begin(self) -> WriteTxn:
-        """Open the write transaction of one log entry, one at a time; its ``end`` closes it."""
+        """Open the write transaction of one log entry (only one at a time); ``WriteTxn.end`` closes it."""
         txn = self._txn
         # The next revision is only reserved: an entry that changes nothing leaves ``revision`` as it is.
         txn.open(self.revision + 1, self.compact_revision)
@@ -602,17 +602,17 @@ class Store:
 
     @property
     def is_changing(self) -> bool:
-        """Whether something was changed since the applied index was set: an entry, or a run of them, is under way."""
+        """Whether there are changes after the last ``set_applied``: an entry, or a run of entries, is in progress."""
         return self._overlay.is_changing
 
     def poison(self) -> None:
-        """Stop all commits and refuse every change, because applying an entry failed half-way."""
-        # Both ends: what is pending must not go to disk, and nothing more may come.
+        """Stop all commits and refuse every change, because applying an entry failed halfway."""
+        # Both: pending changes must not reach the disk, and no further change may be made.
         self._overlay.poison()
         self._txn.poison()
 
     def _changed(self, main: int, changes: list[Change]) -> None:
-        # First the revision: observers may read the store at it.
+        # The revision first: observers may read the store at it.
         self.revision = main
         self.changes_total += len(changes)
         if self.accountant is not None:
@@ -621,29 +621,29 @@ class Store:
             self.on_changes(main, changes)
 
     def set_applied(self, index: int, term: int) -> None:
-        """Note that everything up to a log entry is applied; once per entry or per run of entries.
+        """Record that everything up to a log entry is applied; called once per entry or per run of entries.
 
         Arguments:
-            index: index of the entry, at least the one noted before.
-            term: its term.
+            index: index of the entry, at least the previous one.
+            term: term of the entry.
 
         Raises:
             InvariantError: the index goes back, or a transaction is still open.
         """
         if index < self.applied_index or self._txn.is_open:
             raise InvariantError(f"applied index {index} after {self.applied_index}, open: {self._txn.is_open}")
-        # First the index, then the end of the unit: a commit that waited for the end stamps its batch with this index.
+        # Set the index before ending the unit: a commit that waited for the end stamps its batch with this index.
         self.applied_index = index
         self.applied_term = term
         overlay = self._overlay
         overlay.end_unit()
-        # ``operations`` would add up three lengths; records are nearly all of them, and this runs after every entry.
+        # ``operations`` would add up three lengths; most operations are records, and this runs after every entry.
         if len(overlay.pending.records) >= self._operations_max and not overlay.is_busy:
             overlay.commit()
 
     def set_conf_state(self, conf_state: ConfState) -> None:
-        """Note the members of the cluster, as part of the entry being applied."""
-        # Part of the unit like any change, so that it is not committed under the index of the entry before.
+        """Record the members of the cluster, as part of the entry being applied."""
+        # Part of the unit like any change, so that it is not committed with the index of the previous entry.
         self._overlay.is_changing = True
         self.conf_state = conf_state
 
@@ -659,17 +659,17 @@ class Store:
         self._overlay.pending.values[self._checked(bucket, key)] = value
 
     def meta_delete(self, bucket: bytes, key: bytes) -> None:
-        """Delete a value of another bucket, present or not.
+        """Delete a value of another bucket, if it exists.
 
         Arguments:
-            bucket, key: as of ``meta_put``.
+            bucket, key: as in ``meta_put``.
         """
         self._overlay.is_changing = True
         self._overlay.pending.values[self._checked(bucket, key)] = None
 
     @staticmethod
     def _checked(bucket: bytes, key: bytes) -> tuple[bytes, bytes]:
-        # ``key`` and ``meta`` are the store's own: they must agree with the index and with the stamp of each batch.
+        # ``key`` and ``meta`` are reserved: they must agree with the index and with the stamp of each batch.
         if bucket not in schema.BUCKETS or bucket in (schema.KEY, schema.META):
             raise InvariantError(f"bucket {bucket!r} is not open to others")
         if not 0 < len(key) <= schema.META_KEY_BYTES_MAX:
@@ -682,7 +682,7 @@ class Store:
         """Return the current value in another bucket; ``None`` if there is none.
 
         Arguments:
-            bucket, key: as of ``meta_put``.
+            bucket, key: as in ``meta_put``.
         """
         return self._overlay.value(bucket, key)
 
@@ -691,21 +691,21 @@ class Store:
         return self._overlay.values(bucket)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the current serialized KeyValue of a key, ``None`` if it does not exist: the shortest way to one."""
-        # The index is ahead of the present: ``range`` reads as of the last transaction that ended.
+        """Return the current serialized KeyValue of a key, ``None`` if it does not exist: the fastest read."""
+        # The index already has changes of the open transaction: ``range`` reads as of the last finished one.
         if self._txn.is_open:
             return next(iter(self.range(key).kvs), None)
         return self.reader.get(key)
 
     def check(self) -> None:
-        """Do nothing: the present of the store itself can always be read (``PinnedView.check`` may raise)."""
+        """Do nothing: the present state of the store is always readable (``PinnedView.check`` may raise)."""
 
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease now, in no order: it may have very many."""
+        """Return the keys attached to a lease now, unordered because there may be very many."""
         return self._attachments.keys_unordered(lease)
 
     def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key attached to a lease that is not below a key; None if there is none."""
+        """Return the first key attached to a lease that is at or after ``key``; ``None`` if there is none."""
         return self._attachments.key_from(lease, key)
 
     def lease_key_count(self, lease: int) -> int:
@@ -727,19 +727,19 @@ class Store:
         Arguments:
             key, range_end: as on the wire (``index.py``).
             revision: main revision to read at; 0 or less is the present.
-            limit: return at most so many KeyValues; 0 or less is no limit. ``count`` ignores it.
-            count_only: return none.
+            limit: maximum number of KeyValues to return; 0 or less is no limit. ``count`` ignores it.
+            count_only: return no KeyValues.
             keys_only: leave values and leases out.
 
         Raises:
             FutureRevisionError, CompactedError: the revision cannot be read.
-            CorruptRecordError: fatal.
+            CorruptRecordError: a record is damaged.
         """
         current = self.revision
         if self._txn.is_open:
-            # The index is ahead of the present: see it as of the last transaction that ended.
+            # The index already has changes of the open transaction: read as of the last finished one.
             revision = revision if revision > 0 else current
-        # The present by its number is the present: the fast path, with counts that need no walk.
+        # The current revision given as a number is the present: the fast path, with counts that need no iteration.
         elif revision == current:
             revision = 0
         if revision <= 0:
@@ -752,18 +752,18 @@ class Store:
     def small_range(
         self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
     ) -> RangeResult | None:
-        """Read an interval of the present at once, unless that is much work.
+        """Read an interval of the present at once, unless that is too much work.
 
         Arguments:
             key, range_end: the interval, as on the wire (``index.py``).
-            limit: return at most so many KeyValues; 0 or less is no limit.
-            keys_max: known keys of the interval above which it is much work.
-            size_bytes_max: bytes of KeyValues above which it is much work.
+            limit: maximum number of KeyValues to return; 0 or less is no limit.
+            keys_max: number of known keys of the interval above which it is too much work.
+            size_bytes_max: bytes of KeyValues above which it is too much work.
 
         Returns:
-            the result, or ``None`` if it is much work or a transaction is open: then ``select`` reads it in pieces.
+            the result, or ``None`` if it is too much work or a transaction is open: use ``select`` then.
         """
-        # The index is ahead of the present, and this path reads the newest that the index has.
+        # The index already has changes of the open transaction, and this path reads the newest state of the index.
         if self.is_writing:
             return None
         found = self.reader.small(key, range_end, limit, keys_max, size_bytes_max)
@@ -780,36 +780,36 @@ class Store:
     ) -> Pieces:
         """Begin to read an interval in pieces (``selection.py``); raises like ``range``.
 
-        Finish before anything else happens to the store; a view from ``pin`` may take its time.
+        Finish the read before anything else happens to the store; a view from ``pin`` may be read over a longer time.
 
         Arguments:
             key, range_end: the interval, as on the wire (``index.py``).
-            selection: what of the interval is wanted, and in which order.
+            selection: filters, order and limit.
             revision: main revision to read at; 0 or less is the present.
-            grow: called with bytes that are held until the end beside what was yielded; raises when they are too many.
+            grow: called with the number of bytes that the read holds besides what it has yielded; may raise to refuse.
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
-        # While something is being written, the index also counts keys that the present does not have yet.
+        # While a transaction is open, the index also counts keys that the present does not have yet.
         is_present = main == self.revision and not self.is_writing
         return self.reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
 
     @property
     def unfinished_changes(self) -> list[Change]:
-        """Changes of the open write transaction so far; empty if none is open."""
+        """Return the changes of the open write transaction so far; empty if none is open."""
         return self._txn.changes if self._txn.is_open else []
 
     @property
     def is_writing(self) -> bool:
-        """Whether a write transaction is open, whose changes are in the index already."""
+        """Whether a write transaction is open; its changes are already in the index."""
         return self._txn.is_open
 
     def pin(self) -> PinnedView:
-        """Return a view of the present for reads that take long; its ``let_go`` must be called."""
+        """Return a view of the present for long reads; the caller must call its ``let_go``."""
         return PinnedView(self, self.reader, self._compactor.hold(self.compact_revision))
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Return the number of keys of an interval that the store knows, live or not: how much work a read of it is.
+        """Return the number of keys of an interval that the store knows, live or not: the cost of reading it.
 
         The cost is logarithmic in the size of the store.
 
@@ -819,17 +819,17 @@ class Store:
         return self._index.known_count(key, range_end)
 
     def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
-        """Iterate over the revisions of an interval that no compaction has given up, removed by now or not.
+        """Iterate over the revisions of an interval that all compactions so far keep, finished or not.
 
-        Part of the entry being applied: compactions wait with their work, and nothing may change before the end.
+        Part of the entry being applied: compaction work waits, and nothing may change before the end.
 
         Arguments:
             key, range_end: the interval, as on the wire (``index.py``).
-            after: packed revision of the first key to begin behind.
+            after: packed revision; revisions of the first key up to this one are skipped.
 
         Returns:
-            key, packed revision (0: none of this key), whether it is a deletion, and the first main revision whose
-            compaction gives it up (0: none, as the key has this value now).
+            key, packed revision (0: no revision of this key), whether it is a deletion, and the first main revision
+            whose compaction drops it (0: none, because it is the current value of the key).
         """
         self._overlay.is_changing = True
         return self._index.kept(key, range_end, self.compact_revision, after)
@@ -842,7 +842,7 @@ class Store:
 
         Arguments:
             first, last: main revisions, both included.
-            sub: the first change of ``first`` to begin with, for a reader that goes on where it stopped.
+            sub: the first change of ``first`` to return, for a reader that continues where it stopped.
 
         Returns:
             pairs of revision key and serialized KeyValue.
@@ -852,7 +852,7 @@ class Store:
     # Durability.
 
     def commit(self) -> None:
-        """Send what was written on its way to disk, without waiting for it (duty 2 of the owner)."""
+        """Submit the changes so far to the writer without waiting for it (duty 2 of the owner)."""
         self._overlay.commit()
 
     def flush(self, on_durable: Callable[[], None]) -> None:
@@ -861,22 +861,22 @@ class Store:
 
     @property
     def space_error(self) -> StorageError | None:
-        """Why the last commit found no room (the batch is kept and tried again); ``None`` when all is well."""
+        """The error of the last commit if the disk was full (the batch is kept and retried); otherwise ``None``."""
         return self._overlay.space_error
 
     @property
     def size_bytes(self) -> int:
-        """Space that the backend takes, as of the last commit; what the quota is compared with."""
+        """Space that the backend takes, as of the last commit; the quota limits this size."""
         return self.backend.size_bytes
 
     @property
     def size_in_use_bytes(self) -> int:
-        """The part of it that is not free for reuse."""
+        """The part of ``size_bytes`` that is not free for reuse."""
         return self.backend.size_in_use_bytes
 
     @property
     def deletes_total(self) -> int:
-        """Deletions of intervals since the store was opened."""
+        """Range deletions since the store was opened."""
         return self._txn.deletes_total
 
     @property
@@ -891,7 +891,7 @@ class Store:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes of keys and values that are in memory, because the database does not have them yet."""
+        """Bytes of keys and values in memory that the database does not have yet."""
         return self._txn.put_bytes - self._durable_put_bytes
 
     @property
@@ -901,7 +901,7 @@ class Store:
 
     @property
     def ranges_total(self) -> int:
-        """Intervals read since the store was opened."""
+        """Number of range reads since the store was opened."""
         return self.reader.ranges_total
 
     @property
@@ -912,14 +912,14 @@ class Store:
     # Compaction and hashes.
 
     def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
-        """Make a main revision the oldest readable one; the work is left to ``compaction_step``.
+        """Make a main revision the oldest readable one; ``compaction_step`` does the work later.
 
         Arguments:
             revision: the main revision.
-            on_done: called when everything dropped is gone from disk too (``physical``).
+            on_done: called when all dropped revisions are also deleted on disk (``physical``).
 
         Raises:
-            CompactedError: not after the present compact revision.
+            CompactedError: the revision is not after the current compact revision.
             FutureRevisionError: after the present revision.
         """
         if revision <= self.compact_revision:
@@ -927,10 +927,10 @@ class Store:
         if revision > self.revision:
             raise FutureRevisionError
         self._overlay.is_changing = True
-        # In effect at once, on every member at the same entry: all members refuse the same reads, at any state of the
-        # work.
+        # In effect at once, on every member at the same entry: all members refuse the same reads, however much of the
+        # work is done.
         self.compact_revision = revision
-        # In the batch of the entry that asked for it: after a crash the same reads are refused again.
+        # In the batch of the requesting entry: after a crash the same reads are refused again.
         scheduled = schema.encode_integer(revision)
         self._overlay.pending.values[schema.META, schema.META_SCHEDULED_COMPACT] = scheduled
         self._compactor.schedule(revision, on_done)
@@ -944,12 +944,12 @@ class Store:
         Returns:
             ``False`` when nothing can be done before the next commit or entry.
         """
-        # Not inside a unit: an entry that is applied in slices reads and changes the index between its slices.
+        # Not while a unit is open: an entry that is applied in slices reads and changes the index between its slices.
         return not self._overlay.is_changing and self._compactor.step(keys_max)
 
     @property
     def is_compacting(self) -> bool:
-        """Whether a compaction is not finished and durable yet."""
+        """Whether a compaction is unfinished or not yet durable."""
         return not self._compactor.is_idle
 
     def hash_kv(self, revision: int, on_ready: Callable[[Callable[..., KVHash]], None]) -> None:
@@ -957,22 +957,22 @@ class Store:
 
         Arguments:
             revision: the main revision; 0 is the present, a negative one is before all history.
-            on_ready: called with a job once the revision is on disk; the job computes the hash, on any thread, unless
-                an event that it may be given is set.
+            on_ready: called with a job once the revision is on disk. The job computes the hash on any thread; it takes
+                an optional event that cancels it.
 
         Raises:
-            FutureRevisionError, CompactedError: at once, or from the job if compacted since.
+            FutureRevisionError, CompactedError: at once, or from the job if the revision was compacted meanwhile.
         """
-        # Fixed now: the present moves on while the commit is under way.
+        # Fixed now: the present changes during the commit.
         revision = revision or self.revision
         if revision > 0:
             check_revision(revision, self.revision, self.compact_revision)
-        # The hash reads the disk alone, so that it can run on any thread.
+        # The hash reads only the disk, so that it can run on any thread.
         self.flush(lambda: on_ready(partial(hash_kv, self.backend.begin_read, revision)))
 
     def install(self, received: Path) -> None:
-        """Do all of ``install_steps`` at once: holds the owner for about 2 s for a million keys, and for a commit under
-        way.
+        """Do all of ``install_steps`` at once: blocks the owner for about 2 s per million keys, and until a running
+        commit ends.
         """
         for _ in self.install_steps(received, wait_for_commit=False):
             pass
@@ -980,18 +980,18 @@ class Store:
     def install_steps(
         self, received: Path, *, wait_for_commit: bool = True, beside: Iterable[Beside] = ()
     ) -> Generator[float, None, None]:
-        """Replace everything by a received database, made by ``copy_to`` on another member and verified.
+        """Replace the state by a received database, made by ``copy_to`` on another member and verified.
 
-        Each step takes some milliseconds, and yields how many seconds to rest before the next. Up to the last one the
-        present state is served as it is, and must not be changed; the last one swaps files and index. Changes not yet
-        committed are dropped, and an entry that was given up half-way: the received state contains them. Before the
-        last step nothing has happened to the database; the caller can have the rest done again after a crash, or give
-        up by closing the iterator.
+        Each step takes a few milliseconds and yields the number of seconds to wait before the next. Until the last
+        step the present state stays readable but must not be changed; the last step exchanges files and index. Changes
+        that are not committed yet, and an entry abandoned halfway, are dropped: the received state contains them.
+        Before the last step the database is unchanged; the caller can start again after a crash, or cancel by closing
+        the iterator.
 
         Arguments:
-            received: the database, which is gone afterwards.
-            wait_for_commit: let the report of a commit under way come in between the steps.
-            beside: read from the received database, in steps too, what their owners keep of it.
+            received: the database file; it no longer exists afterwards.
+            wait_for_commit: wait for a running commit between the steps.
+            beside: readers that take their part from the received database, also in steps.
 
         Raises:
             CorruptRecordError: the received database is damaged.
@@ -1001,21 +1001,21 @@ class Store:
         with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
             schema.check_format(read.get(schema.META, schema.META_FORMAT_VERSION), "the received database")
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
-            # The applied state has been shown to clients; an older state would take it back.
+            # Clients have seen the applied state; an older state would take it back.
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
             restored = yield from _paced(scan_steps(read))
             for reading in beside:
                 yield from _paced(reading(read))
-        # Built aside, while the present state is served from the old ones.
+        # Built separately, while the old index and attachments serve the present state.
         index, attachments = Index(), Attachments()
         yield from _paced(fill_index_steps(index, restored))
         for count, (key, lease) in enumerate(restored.leases.items(), 1):
             attachments.attach(key, lease)
             if not count % STEP_RECORDS:
                 yield 0.0
-        # The new index is complete but not in use. After this wait nothing yields any more, so no reader finds the
-        # files of one database under the index of the other. (A hash or a copy under way goes on in the old file.)
+        # The new index is complete but not in use. After this wait there is no further yield, so no reader sees the
+        # files of one database with the index of the other. (A running hash or copy continues on the old file.)
         while wait_for_commit and self._overlay.is_busy:
             yield WAIT_S
         failpoint("applyBeforeOpenSnapshot")
@@ -1028,30 +1028,30 @@ class Store:
         for table in unused:
             if len(table) > FREED_AT_ONCE:
                 self._overlay.free_later(table)
-        # Last: who waited may read, commit, or want the writer for itself.
+        # Last, because the waiters may read, commit, or request exclusive use of the writer.
         self._overlay.exchanged()
 
     def finish_defragmentation(
         self, defragmentation: Defragmentation, on_done: Callable[[BaseException | None], None]
     ) -> None:
-        """Go on with a compact copy of the database that is nearly as new as the database.
+        """Switch to a compact copy of the database that is nearly up to date.
 
-        Commits wait, in memory, while the writer brings over the last changes. Then the copy is in use.
+        Commits wait in memory while the writer copies the last changes. Then the copy is in use.
 
         Arguments:
             defragmentation: copied and caught up; the caller closes it.
-            on_done: called at the end, with the error when it failed: the database is as it was then, except after an
-                InvariantError, which goes to ``on_fatal`` too.
+            on_done: called at the end, with the error if it failed. The database is then unchanged, except after an
+                InvariantError, which is also passed to ``on_fatal``.
         """
 
         def begin() -> None:
             self._overlay.exclusive(defragmentation.finish, defragmentation.adopt, on_done)
 
-        # No batch may be on its way.
+        # No batch may be in flight.
         self.flush(begin)
 
     def close(self) -> None:
-        """Stop the store; what is not committed is left to the log. The backend stays open."""
+        """Stop the store; the log has everything that is not committed. The backend stays open."""
         self._overlay.close()
 
 
@@ -1064,7 +1064,7 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
 
 
 def _paced(steps: Generator[None, None, T]) -> Generator[float, None, T]:
-    """Steps that need no rest."""
+    """Yield a pause of 0 seconds after each step."""
     while True:
         try:
             next(steps)

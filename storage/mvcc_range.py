@@ -1,10 +1,11 @@
 """Reads: from an interval and a revision to serialized KeyValues.
 
-The index answers where, the overlay and the disk answer what. At the current revision the count of an interval is two
-subtractions and keys-only answers never touch a record; at an older revision the interval is walked.
+The index finds the revisions; the overlay and the disk return their records. At the current revision, counting an
+interval costs two subtractions, and keys-only reads need no records. At an older revision the read iterates over the
+whole interval.
 
-Long intervals, and selections of them (``selection.py``), are read in small pieces, so that the owner may do other
-things between. ``PinnedView`` is the store as it was at one moment; later changes do not alter it.
+Long intervals, and selections of them (``selection.py``), are read in small pieces, so that the owner can do other
+work between the pieces. ``PinnedView`` is the store as it was at one moment; later changes do not affect it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SEPARATOR: Final = 0x5F  # "_"
 
 
 class RangeResult:
-    """The answer to one read."""
+    """The result of one read."""
 
     __slots__ = ("count", "kvs", "revision")
 
@@ -37,13 +38,13 @@ class RangeResult:
         self.kvs = kvs
         """Serialized ``mvccpb.KeyValue``, in order of key."""
         self.count = count
-        """Number of keys in the interval, without regard to the limit."""
+        """Number of keys in the interval, regardless of the limit."""
         self.revision = revision
         """Main revision of the store (or of the transaction) when it was read."""
 
 
 class Reader:
-    """The read side of one store: an index, an overlay and the leases, put together. It has no state but a count."""
+    """The read side of one store: combines its index, overlay and leases. Its only state is a counter of reads."""
 
     def __init__(self, index: Index, overlay: Overlay, leases: dict[bytes, int]) -> None:
         self._index = index
@@ -52,7 +53,7 @@ class Reader:
         self.ranges_total = 0
 
     def use_leases(self, leases: dict[bytes, int]) -> None:
-        """Look up the leases of keys in another table from now on."""
+        """Replace the table of the leases of keys."""
         self._leases = leases
 
     def get(self, key: bytes) -> bytes | None:
@@ -69,15 +70,15 @@ class Reader:
 
         Arguments:
             key, end: the interval (``index.py``).
-            limit: return at most so many KeyValues; 0 or less is no limit.
+            limit: maximum number of KeyValues to return; 0 or less is no limit.
             count_only: return no KeyValues.
             keys_only: leave values and leases out.
 
         Returns:
-            KeyValues in order of key, and the number of keys in the interval, without regard to the limit.
+            KeyValues in order of key, and the number of keys in the interval, regardless of the limit.
         """
         self.ranges_total += 1
-        # One key, the most frequent read of all: one lookup, no iterator.
+        # One key, by far the most frequent read: one lookup, no iterator.
         if not end:
             revision = self._index.latest(key)
             if not revision:
@@ -85,7 +86,7 @@ class Reader:
             if count_only:
                 return [], 1
             return [_key_only(key, self._index.get_latest(key)) if keys_only else self.record(revision)], 1
-        # Counted and not collected, so that a limit of 1 on a million keys loads one record.
+        # Count without collecting, so that a limit of 1 on a million keys loads one record.
         count = self._index.count(key, end)
         if count_only or not count:
             return [], count
@@ -97,26 +98,26 @@ class Reader:
     def small(
         self, key: bytes, end: bytes, limit: int, keys_max: int, size_bytes_max: int
     ) -> tuple[list[bytes], int] | None:
-        """Read what exists now in an interval, unless it is many keys or bytes.
+        """Read what exists now in an interval, unless it is too large.
 
         Arguments:
             key, end: the interval (``index.py``).
-            limit: return at most so many KeyValues; 0 or less is no limit.
-            keys_max: known keys above which they are many.
-            size_bytes_max: bytes of KeyValues above which they are many.
+            limit: maximum number of KeyValues to return; 0 or less is no limit.
+            keys_max: number of known keys above which it is too large.
+            size_bytes_max: bytes of KeyValues above which it is too large.
 
         Returns:
-            as ``latest``, or ``None``.
+            the values of ``latest``, or ``None``.
         """
         count = self._index.known_count(key, end)
         if count > keys_max:
             return None
-        # Otherwise every known key is live, and the count above is the answer.
+        # If no key is dead, every known key is live, and the count above is the result.
         if self._index.has_dead:
             count = self._index.count(key, end)
         pairs = self._limited(self._index.live(key, end), limit)
         kvs = self._overlay.load_all((revision for _, revision in pairs), size_bytes_max)
-        # ``load_all`` stopped at the limit of bytes: this is a read for ``select``.
+        # ``load_all`` stopped at the size limit: use ``select`` for this read.
         if len(kvs) < count and (limit <= 0 or len(kvs) < limit):
             return None
         self.ranges_total += 1
@@ -129,13 +130,13 @@ class Reader:
 
         Arguments:
             main: the main revision.
-            key, end, limit, count_only, keys_only: as of ``latest``.
+            key, end, limit, count_only, keys_only: as in ``latest``.
 
         Returns:
-            as ``latest``.
+            the values of ``latest``.
         """
         self.ranges_total += 1
-        # How many keys existed then is known only by walking through all of them.
+        # Only an iteration over all keys shows how many existed then.
         pairs = list(self._index.live_at(key, end, main))
         if count_only:
             return [], len(pairs)
@@ -145,7 +146,7 @@ class Reader:
         return self._overlay.load_all(revision for _, revision in chosen), len(pairs)
 
     def state(self, key: bytes, main: int) -> State | None:
-        """Return what the index knows of a key as of a main revision; ``None`` if the key did not exist then.
+        """Return the state of a key in the index as of a main revision; ``None`` if the key did not exist then.
 
         Arguments:
             key: the key.
@@ -160,13 +161,13 @@ class Reader:
             key: the key.
             revision: packed revision of the put.
         """
-        # A key that was not written since has the lease it was put with: no record needs to be read.
+        # A key that was not written since still has the lease of that put: no record needs to be read.
         if self._index.latest(key) == revision:
             return self._leases.get(key, 0)
         return KeyValueView(self.record(revision)).lease
 
     def walk(self, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> Walk:
-        """Return a walk through an interval at a revision, to be done in pieces.
+        """Return an iteration over an interval at a revision, in pieces.
 
         Arguments:
             key, end: the interval (``index.py``).
@@ -184,11 +185,11 @@ class Reader:
         return self._index.known_count(key, end)
 
     def free_later(self, items: list[Any]) -> None:
-        """Empty an unused list, and the lists in it, little by little."""
+        """Empty an unused list, and the lists in it, gradually on another thread."""
         self._overlay.free_later(items)
 
     def mean_bytes(self, key: bytes, end: bytes, samples: int) -> int:
-        """Return about how large a KeyValue of an interval is, by some that are chosen at random; 0 if none exists.
+        """Estimate the mean size of a KeyValue of an interval from a random sample; 0 if no key exists.
 
         Arguments:
             key, end: the interval (``index.py``).
@@ -200,19 +201,19 @@ class Reader:
         return sum(map(len, self._overlay.load_all(revisions))) // len(revisions) if revisions else 0
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
-        """Return the first KeyValues of packed revisions: at least one, no more once there is enough.
+        """Return the first KeyValues of packed revisions: at least one, then until a size is reached.
 
         Arguments:
             revisions: packed revisions that the index knows.
-            size_bytes_max: bytes that are enough.
+            size_bytes_max: number of bytes after which to stop.
         """
         return self._overlay.load_all(revisions, size_bytes_max)
 
     def keys_at(self, pairs: Iterable[tuple[bytes, int]], main: int) -> list[bytes]:
-        """Return KeyValues without values and leases, of keys as they were at a main revision: no record is read.
+        """Return KeyValues without values and leases at a main revision, without reading records.
 
         Arguments:
-            pairs: keys, and the packed revisions that they had then.
+            pairs: keys and their packed revisions at that time.
             main: the main revision.
         """
         return [_key_only(name, self._index.get(name, main)) for name, _ in pairs]
@@ -228,18 +229,18 @@ class Reader:
         check: Callable[[], None] = nothing,
         grow: Callable[[int], None] = no_limit,
     ) -> Pieces:
-        """Begin to read what is selected of an interval at a main revision.
+        """Begin to read the selected part of an interval at a main revision.
 
         Arguments:
             main: the main revision.
             key, end: the interval (``index.py``).
-            selection: what of the interval is wanted, and in which order.
-            is_present: whether the index knows nothing newer than ``main``, so that it can count without a walk.
-            check: called before each piece; raises when ``main`` cannot be read any more.
-            grow: called with bytes that are held until the end beside what was yielded; raises when they are too many.
+            selection: filters, order and limit.
+            is_present: whether the index has nothing newer than ``main``, so that counting needs no iteration.
+            check: called before each piece; raises when ``main`` is no longer readable.
+            grow: called with the number of bytes that the read holds besides what it has yielded; may raise to refuse.
         """
         self.ranges_total += 1
-        # At the present the count is two subtractions; at an older revision it is known only after the walk.
+        # At the present the count costs two subtractions; at an older revision it is known only at the end.
         count = self._index.count(key, end) if is_present else None
         return Selector(self, main, key, end, selection, count, check, grow).pieces()
 
@@ -251,7 +252,7 @@ class Reader:
 
 
 def _key_only(key: bytes, found: Found | None) -> bytes:
-    # The index has everything but value and lease; etcd 3.7 leaves both out.
+    # The index has all fields except value and lease; etcd 3.7 leaves both out.
     if found is None:
         raise KeyError(key)
     return encode(key, found.created, found.modified >> SUB_BITS, found.version)
@@ -261,13 +262,13 @@ def check_revision(revision: int, current: int, compacted: int) -> None:
     """Refuse a revision that cannot be read (the compacted one itself can).
 
     Arguments:
-        revision: the main revision asked for.
+        revision: the requested main revision.
         current: the newest main revision.
         compacted: the compact revision, -1 if there was no compaction.
 
     Raises:
-        FutureRevisionError: it is after ``current``.
-        CompactedError: it is before ``compacted``.
+        FutureRevisionError: the revision is after ``current``.
+        CompactedError: the revision is before ``compacted``.
     """
     if revision > current:
         raise FutureRevisionError
@@ -276,16 +277,16 @@ def check_revision(revision: int, current: int, compacted: int) -> None:
 
 
 class PinnedView:
-    """A store as it is at one moment, for a read that takes long: what others do meanwhile is not seen.
+    """A store as it was at one moment, for a long read: later changes are not visible.
 
-    Everything that is readable when the view is made stays so until ``let_go``, because compactions wait with their
-    work (not with their effect on others). After it, the view can be read on until a compaction overtakes it. A view
-    of a store that is replaced by a received database is let go.
+    Everything that is readable when the view is made stays readable until ``let_go``, because compactions delay their
+    work (not their effect on other readers). After ``let_go`` the view can be read until a compaction drops its
+    revision. When a received database replaces the store, the view is let go.
 
     Arguments:
-        store: what is read.
-        reader: its reader.
-        hold: what keeps compactions back; it is given up by ``let_go``.
+        store: store to read.
+        reader: reader of that store.
+        hold: delays compactions; ``let_go`` ends it.
     """
 
     def __init__(self, store: Store, reader: Reader, hold: Hold) -> None:
@@ -293,22 +294,22 @@ class PinnedView:
         self.reader = reader
         """Reads the store at any revision; ``check`` first."""
         self._hold = hold
-        # Copied and not looked up later: the store goes on.
+        # Copied now, because the store changes later.
         self.revision = store.revision
-        """The present of this view."""
+        """The main revision that is the present of this view."""
         self.compact_revision = store.compact_revision
-        """Oldest main revision that can be read in it."""
+        """Oldest main revision that can be read in this view."""
 
     def let_go(self) -> None:
-        """Let compactions go on; harmless when repeated."""
+        """Let compactions continue. May be called more than once."""
         self._hold.end()
 
     def check(self) -> None:
-        """Raise the errors of ``select`` if the present of this view cannot be read any more."""
+        """Raise the errors of ``select`` if the present of this view is no longer readable."""
         self._check(self.revision)
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Return the number of keys of an interval that the store knows: how much work a read of it is.
+        """Return the number of keys of an interval that the store knows: the cost of reading it.
 
         Arguments:
             key, range_end: the interval, as on the wire (``index.py``).
@@ -318,7 +319,7 @@ class PinnedView:
     def _check(self, main: int) -> None:
         compacted = self._store.compact_revision
         if not self._hold.is_held and main < compacted:
-            # A client that asked for the present named no revision that could be compacted.
+            # A client that asked for the present named no revision that could be reported as compacted.
             raise RequestTimeoutError if main == self.revision else CompactedError(compacted)
 
     def range(
@@ -334,10 +335,10 @@ class PinnedView:
         """Read an interval at once.
 
         Arguments:
-            key, range_end, revision, limit, count_only, keys_only: as of ``Store.range``; the present is this view's.
+            key, range_end, revision, limit, count_only, keys_only: as in ``Store.range``; the present is this view's.
 
         Raises:
-            RequestTimeoutError, CompactedError: as of ``select``.
+            RequestTimeoutError, CompactedError: as in ``select``.
         """
         selection = Selection(limit=limit, count_only=count_only, keys_only=keys_only)
         kvs, found = drain(self.select(key, range_end, selection, revision=revision))
@@ -355,15 +356,15 @@ class PinnedView:
         """Read an interval in pieces.
 
         Arguments:
-            key, range_end, selection, revision, grow: as of ``Store.select``; the present is this view's.
+            key, range_end, selection, revision, grow: as in ``Store.select``; the present is this view's.
 
         Raises:
-            RequestTimeoutError, CompactedError: the view was let go, and its revision is compacted by now.
+            RequestTimeoutError, CompactedError: the view was let go, and its revision has been compacted.
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
-        # Only if nothing was written since the view was made, and nothing is being written: else the index counts newer
-        # keys.
+        # Only if nothing was written since the view was made, and no transaction is open: otherwise the index counts
+        # newer keys.
         is_present = main == self._store.revision and not self._store.is_writing
         check = partial(self._check, main)
         return self.reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)

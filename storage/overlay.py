@@ -1,33 +1,33 @@
-"""The edge between memory and disk: the batch being filled, the batch being committed, and the pinned state below.
+"""The layer between memory and disk: the batch being filled, the batch being committed, and a read transaction below.
 
-Writes go into ``pending`` at apply time and are visible at once. ``commit`` hands the whole of it to the writer
-(another thread in production) and starts an empty one; until that commit is reported, its records stay readable here:
+Writes go into ``pending`` when they are applied and are visible at once. ``commit`` passes the whole batch to the
+writer (another thread in production) and starts an empty one. Until the writer reports the commit, the records stay
+readable here:
 
     put 9 ---> pending       7 8 9      being filled                       read 1st
-                  | commit
-                  v
-               committing    4 5 6      on its way, on the writer's thread  read 2nd
+                 | commit
+                 v
+               committing    4 5 6      with the writer, on its thread     read 2nd
                   | durable: the read transaction is renewed, then the batch is dropped
                   v
-               LMDB          1 2 3      as of the last commit               read 3rd
+               LMDB          1 2 3      as of the last commit              read 3rd
 
-When the report arrives, the read transaction is renewed first and the committed batch dropped after, so no moment
-exists in which a revision can be found in neither. At most one batch is on its way; what is written meanwhile goes
-together in the next. Nothing here ever waits.
+When the report arrives, the read transaction is renewed before the committed batch is dropped, so every revision can be
+found at any time. At most one batch is in flight; all changes made meanwhile go into the next one. No method waits.
 
-A log entry is in one batch, whole, with the applied index that ``stamp`` adds: else a restart would apply it twice. So
-the first change after an applied index opens a *unit* (``is_changing``), the next applied index closes it, and no batch
-can be filled between. What is asked for meanwhile happens at the end of the unit. If an entry fails, its unit is never
-closed, and ``poison`` says so: nothing more goes to disk, and the log has what is lost.
+A log entry is always in one batch as a whole, with the applied index that ``stamp`` adds; otherwise a restart would
+apply it twice. So the first change after an applied index opens a *unit* (``is_changing``), the next applied index
+closes it, and no batch is submitted in between. Commits requested meanwhile happen at the end of the unit. If an entry
+fails, its unit is never closed, and ``poison`` marks that: nothing more goes to disk, and the log has the lost changes.
 
     set_applied(6)    put  put  delete    set_applied(7)
     --------+------------------------------+-------->
             |<--- a unit: entry 7 -------->|
             |     commit() waits           | commit: a batch with entry 7 and "applied 7"
 
-A full map is grown as soon as this module is the only reader, and the batch tried again. A full disk (``SpaceError``)
-keeps the batch where it is, readable, to be tried again by the next ``commit``. Every other failure goes to
-``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
+When the LMDB map is full, it is grown as soon as this module has the only reader, and the batch is retried. When the
+disk is full (``SpaceError``), the batch stays in place, readable, and the next ``commit`` retries it. Every other
+failure goes to ``on_fatal``: after a failed write the state of the disk is unknown, so the member stops.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from raftkv.storage.revision import (
 
 _SEPARATOR: Final = 0x5F  # "_"
 FREED_AT_ONCE = 20_000
-"""Objects that are freed where they are given up; more are freed little by little."""
+"""Number of objects that are freed immediately; more are freed gradually."""
 _FREED_IN_A_ROW = 500
 SIZE_MAX_BYTES = 1 << 62
-"""More than there is."""
+"""No limit."""
 
 
 class Overlay:
-    """The uncommitted changes of a store, readable over its backend."""
+    """The uncommitted changes of a store, readable on top of its backend."""
 
     def __init__(
         self,
@@ -75,59 +75,59 @@ class Overlay:
         stamp: Callable[[WriteBatch], Callable[[], None]],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """Begin over the last commit.
+        """Start with the last committed state.
 
         Arguments:
             backend: the engine.
             writer: carries out commits, one at a time.
-            stamp: adds the applied index and the like to a batch about to go; what it returns is called when the batch
-                is durable.
-            on_fatal: called with a failure that the member must not survive.
+            stamp: adds the applied index and related values to a batch before its commit; the returned function is
+                called when the batch is durable.
+            on_fatal: called with a failure after which the member must stop.
         """
         self._backend = backend
         self._writer = writer
         self._stamp = stamp
         self._on_fatal = on_fatal
         self._read = backend.begin_read()
-        # Bound once for each read transaction: this call is most of what a read costs.
+        # Bound once per read transaction: this call is most of the cost of a read.
         self._get_record = self._read.get_record
         self.pending = WriteBatch()
         self._committing: WriteBatch | None = None
-        # Keys of their records, as far as they were asked for: a history of very many is read in many steps.
+        # Keys of the records in each batch, as far as they were needed: a long history is read in many steps.
         self._pending_keys: list[bytes] = []
         self._committing_keys: list[bytes] = []
         self._on_durable: Callable[[], None] = _nothing
         self._busy = False
         self._commit_again = False
         self._touched = False
-        # Callers of ``flush``, each with the number of the batch that it waits for, ascending. Batches are numbered as
-        # they are filled: ``_filling`` is the one being filled, ``_durable`` the last one on disk.
+        # Callers of ``flush``, each with the number of the batch that it waits for, ascending. Batches are numbered in
+        # order: ``_filling`` is the one being filled, ``_durable`` the last one on disk.
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._epoch = 0
-        """Counts exchanges of the database: reports of commits to an earlier one are not for us."""
+        """Number of exchanges of the database; reports of commits to an earlier database are ignored."""
         self._filling = 1
         self._durable = 0
         self.space_error: SpaceError | None = None
         self.closed = False
         self.is_changing = False
-        """Whether a unit is open. Set by the code that makes a change; unset by ``end_unit`` alone."""
+        """Whether a unit is open. Set by code that makes a change; cleared only by ``end_unit``."""
         self.is_poisoned = False
         self._wanted = False
 
     @property
     def is_busy(self) -> bool:
-        """Whether a batch or another job of the writer is on its way."""
+        """Whether the writer has a batch or another job."""
         return self._busy
 
     def end_unit(self) -> None:
-        """Close the unit: the stamp has changed and describes what was written, so it may be committed now.
+        """Close the unit: the stamp now describes the changes, so they may be committed.
 
         Raises:
             InvariantError: the store is poisoned.
         """
         if self.is_poisoned:
             raise InvariantError("the store is poisoned: an entry failed while it was applied")
-        # Also an entry that changed nothing moves the applied index, which belongs on disk.
+        # An entry without changes also moves the applied index, which must reach the disk.
         self._touched = True
         self.is_changing = False
         if self._wanted:
@@ -135,20 +135,20 @@ class Overlay:
             self.commit()
 
     def poison(self) -> None:
-        """Commit nothing any more: an entry failed half-way."""
+        """Stop all commits, because an entry failed halfway."""
         self.is_poisoned = self.is_changing = True
 
     def load(self, revision_key: bytes) -> bytes:
         """Return the KeyValue of a revision known to the index.
 
         Raises:
-            CorruptRecordError: it cannot be read or is not what was written; fatal.
+            CorruptRecordError: the record cannot be read or is damaged.
         """
-        # A revision is written once and never changed, so the three places cannot disagree: whichever has it is right.
+        # A revision is written once and never changed, so the three places cannot disagree: the first match is right.
         record = self.pending.records.get(revision_key)
         if record is None and self._committing is not None:
             record = self._committing.records.get(revision_key)
-        # Records in memory were made by this process: the checksum is for the disk.
+        # Records in memory were made by this process: only records from the disk need their checksum verified.
         if record is not None:
             return record[SEAL_BYTES:]
         try:
@@ -162,13 +162,13 @@ class Overlay:
 
         Arguments:
             revisions: packed revisions.
-            size_bytes_max: load no more once so many bytes are loaded.
+            size_bytes_max: stop once this many bytes are loaded.
 
         Raises:
-            CorruptRecordError: as of ``load``.
+            CorruptRecordError: as in ``load``.
         """
         pending = self.pending.records.get
-        # With no batch on its way the same table is asked twice, which costs less than a branch for each revision.
+        # Without a batch in flight the same table is looked up twice, which costs less than a branch per revision.
         committing = (self._committing or self.pending).records.get
         get_record = self._get_record
         found: list[bytes] = []
@@ -189,12 +189,12 @@ class Overlay:
                 intact = read_seal(record)[0] == crc32c(key + data)
             except Exception:
                 intact = False
-            found.append(data if intact else self.load(key))  # which says what is wrong
+            found.append(data if intact else self.load(key))  # ``load`` raises the error
         return found
 
     def discard(self, revision_key: bytes) -> bool:
-        """Drop a record that did not leave memory yet; return ``False`` when it must be deleted on disk."""
-        # The sorted keys of ``records`` are positions in the batch, and those shift now.
+        """Drop a record that is still pending; return ``False`` when it must be deleted on disk."""
+        # ``_pending_keys`` maps positions in the batch to keys, and the positions shift now.
         self._pending_keys = []
         return self.pending.records.pop(revision_key, None) is not None
 
@@ -206,14 +206,14 @@ class Overlay:
         Arguments:
             start, end: revision keys (``revision.py``).
         """
-        # Disk, committing, pending: every revision of one is older than all of the next. A batch that is on disk but
-        # not yet reported is read once all the same, because this read transaction is pinned before it.
+        # Disk, committing, pending: all revisions of one are older than all of the next. A batch that is on disk but
+        # not yet reported is still read only once, because this read transaction was opened before its commit.
         for key, record in self._read.items(schema.KEY, start, end):
             yield key, unseal(key, record)
         for batch, keys in ((self._committing, self._committing_keys), (self.pending, self._pending_keys)):
-            # Batches fill in order of revision, so the last record decides whether any can be wanted.
+            # Batches fill in order of revision, so the last record shows whether the batch overlaps the interval.
             if batch is not None and batch.records and next(reversed(batch.records)) >= start:
-                # Only what was added since the last call: a watcher that catches up calls this for every few hundred
+                # Only the records added since the last call: a watcher that catches up calls this for every few hundred
                 # events.
                 if len(keys) < len(batch.records):
                     keys.extend(islice(batch.records, len(keys), None))
@@ -228,7 +228,7 @@ class Overlay:
             bucket: its name (``schema.py``).
             key: the key in it.
         """
-        # Unlike records, values are overwritten: the newest batch must be asked first.
+        # Unlike records, values are overwritten: the newest batch must be read first.
         for batch in (self.pending, self._committing):
             if batch is not None and (bucket, key) in batch.values:
                 return batch.values[bucket, key]
@@ -237,20 +237,20 @@ class Overlay:
     def values(self, bucket: bytes) -> list[tuple[bytes, bytes]]:
         """Return all keys and values of a bucket other than ``key``, in order of key."""
         found: dict[bytes, bytes | None] = dict(self._read.items(bucket))
-        # Oldest first, each covering what was before it; ``None`` is a deletion.
+        # Oldest first, so that newer values replace older ones; ``None`` is a deletion.
         for batch in (self._committing, self.pending):
             if batch is not None:
                 found.update({key: value for (name, key), value in batch.values.items() if name == bucket})
         return sorted((key, value) for key, value in found.items() if value is not None)
 
     def commit(self) -> None:
-        """Send what is pending on its way, now or as soon as the writer is free and the unit under way is closed."""
+        """Submit the pending batch, now or as soon as the writer is free and the open unit is closed."""
         if self.closed:
             return
         if self._busy:
             self._commit_again = True
             return
-        # A batch that found no room is still in place, and is tried again before anything newer may go.
+        # A batch that did not fit on the disk is still in place, and must be retried before newer changes.
         batch = self._committing or self._fill()
         if batch is None:
             return
@@ -258,23 +258,23 @@ class Overlay:
         self._writer.submit(lambda: _write(self._backend, batch), partial(self._committed, self._epoch))
 
     def commit_next(self) -> None:
-        """Commit what is pending right after those that waited for the last commit have heard of it: for its report.
+        """Commit the pending batch right after the waiters of the last commit were called; for use in its report.
 
-        Not before, as one of them may want the writer for itself (``exclusive``).
+        Not earlier, because one of them may need exclusive use of the writer (``exclusive``).
         """
         self._commit_again = True
 
     def _fill(self) -> WriteBatch | None:
         if not self._has_pending():
             return None
-        # Half an entry: ``end_unit`` will commit.
+        # Half an entry: ``end_unit`` will commit it.
         if self.is_changing:
             self._wanted = True
             return None
         self._touched = False
         batch, self.pending = self.pending, WriteBatch()
         self._committing_keys, self._pending_keys = self._pending_keys, []
-        # Stamped when it is taken and not when it is written: entries applied meanwhile are not in this batch.
+        # Stamped when the batch is taken, not when it is written: entries applied meanwhile are not in this batch.
         self._on_durable = self._stamp(batch)
         self._committing = batch
         self._filling += 1
@@ -284,7 +284,7 @@ class Overlay:
         return self._touched or self.pending.operations() > 0
 
     def _committed(self, epoch: int, error: BaseException | None) -> None:
-        # The report is of a batch that ``exchange`` made obsolete.
+        # The report is for a batch that ``exchange`` made obsolete.
         if self.closed or epoch != self._epoch:
             return
         self._busy = False
@@ -298,14 +298,14 @@ class Overlay:
         else:
             self._on_fatal(error)
             return
-        # After an error the owner's timer tries again: at once would be a busy loop on a full disk.
+        # After an error the owner's timer retries: retrying at once would be a busy loop on a full disk.
         if error is None and (self._commit_again or self._waiters):
             self._commit_again = False
             self.commit()
 
     def _grow(self) -> bool:
-        """Make room in the map of the backend, which must not be read meanwhile; whether that was possible now."""
-        # The map can be changed only while no read transaction is open; this one is ours.
+        """Grow the map of the backend, which must not be read meanwhile; return whether that was possible now."""
+        # The map can be changed only while no read transaction is open; close ours.
         self._read.close()
         try:
             return self._backend.grow()
@@ -316,7 +316,7 @@ class Overlay:
             self._renew()
 
     def _settle(self) -> None:
-        # Renew first, drop after: in between both have the records, never neither.
+        # Renew first, then drop: in between, both have the records.
         self._renew()
         failpoint("beforeWritebackBuf")
         committed, self._committing = self._committing, None
@@ -331,9 +331,9 @@ class Overlay:
         self._tell_waiters()
 
     def free_later(self, items: dict[Any, Any] | list[Any]) -> None:
-        """Empty an unused object, lists in it too, on the writer's thread.
+        """Empty an unused object, and lists in it, on the writer's thread.
 
-        To free hundreds of thousands of objects at once would hold the owner for a tenth of a second.
+        Freeing hundreds of thousands of objects at once would block the owner for a tenth of a second.
         """
         if self.closed:
             return
@@ -341,7 +341,7 @@ class Overlay:
 
     def _tell_waiters(self) -> None:
         while self._waiters and self._waiters[0][0] <= self._durable:
-            # Taken out before it is called: a callback may flush again.
+            # Removed before the call: a callback may flush again.
             self._waiters.popleft()[1]()
 
     def _renew(self) -> None:
@@ -351,7 +351,7 @@ class Overlay:
 
     def flush(self, on_durable: Callable[[], None]) -> None:
         """Commit now; call back (on the owner's thread) once everything written so far is durable."""
-        # The writes so far are in the batch being filled, in the one on its way, or on disk.
+        # The writes so far are in the batch being filled, in the one in flight, or on disk.
         if self._has_pending():
             self._waiters.append((self._filling, on_durable))
         elif self._committing is not None:
@@ -363,10 +363,10 @@ class Overlay:
     def exclusive(
         self, job: Callable[[], None], swap: Callable[[], None], done: Callable[[BaseException | None], None]
     ) -> None:
-        """Run a job on the writer with commits held back, then ``swap`` here with no read transaction of ours open.
+        """Run a job on the writer while commits wait, then ``swap`` here with our read transaction closed.
 
         For the end of an online compacting copy: the file that ``job`` writes stays complete because nothing is
-        committed meanwhile; writes go on into ``pending``.
+        committed meanwhile; writes continue in ``pending``.
 
         Arguments:
             job: runs on the writer's thread.
@@ -374,7 +374,7 @@ class Overlay:
             done: called at the end, with the error of ``job`` or ``swap``; a job that fails changes nothing.
 
         Raises:
-            InvariantError: a batch is on its way (``flush`` first).
+            InvariantError: a batch is in flight (call ``flush`` first).
         """
         if self._busy or self._committing is not None:
             raise InvariantError("a batch is on its way to the disk")
@@ -382,11 +382,11 @@ class Overlay:
         epoch = self._epoch
 
         def finish(error: BaseException | None) -> None:
-            # A received database has taken the place of the one that was copied.
+            # A received database has replaced the one that was copied.
             if self.closed or epoch != self._epoch:
                 done(StorageError("a received database has taken the place of the one that was copied"))
                 return
-            # The file has lost its name: nothing may be committed to it any more. Damage was found before that.
+            # The file has lost its name, so nothing may be committed to it. (Damage is found before that.)
             if isinstance(error, InvariantError) and not isinstance(error, CorruptionError):
                 self._on_fatal(error)
                 done(error)
@@ -398,39 +398,39 @@ class Overlay:
             # Writes during the job wait in ``pending``.
             self.commit()
 
-        # While a job of the writer is on its way, ``commit`` only takes note.
+        # While the writer has a job, ``commit`` only notes that a commit is wanted.
         self._busy = True
         self._writer.submit(job, finish)
 
     def _swap(self, swap: Callable[[], None]) -> StorageError | None:
-        # ``swap`` waits until there is no reader, and this transaction is ours.
+        # ``swap`` waits until there is no reader, so close our read transaction.
         self._read.close()
         try:
             swap()
         except StorageError as error:
             return error
-        # Whether or not the swap worked there is a database to read.
+        # Whether or not the swap worked, there is a database to read.
         finally:
             self._renew()
         return None
 
     def exchange(self, replace: Callable[[], None]) -> None:
-        """Forget every uncommitted change and go on over another database, which contains them.
+        """Drop every uncommitted change and continue with another database, which contains these changes.
 
-        Waits for the batch on its way, because its file is about to be replaced. A unit under way ends: what it was
-        about to do is in the other database. ``exchanged`` is to follow.
+        Waits for the batch in flight, because its file is about to be replaced. An open unit ends: its changes are in
+        the other database. Call ``exchanged`` afterwards.
 
         Arguments:
-            replace: exchanges the file, with no read transaction of ours open.
+            replace: exchanges the file; our read transaction is closed meanwhile.
 
         Raises:
             InvariantError: the store is poisoned.
         """
         if self.is_poisoned:
             raise InvariantError("the store is poisoned: an entry failed while it was applied")
-        # A commit that is under way would write into a file that is about to lose its name.
+        # A running commit would write into a file that is about to lose its name.
         self._writer.drain()
-        # The report of that commit comes later, and must not be taken for one of the new database.
+        # The report of that commit comes later, and must not be mistaken for a commit to the new database.
         self._epoch += 1
         self._busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
         self._committing, self.pending = None, WriteBatch()
@@ -443,21 +443,21 @@ class Overlay:
         self.space_error = None
 
     def exchanged(self) -> None:
-        """Call back the waiters of ``flush``: all that is known of the other database is in its place now."""
-        # Everything that was flushed is contained in it.
+        """Call the waiters of ``flush``, after the whole state of the other database is in place."""
+        # The other database contains everything that was flushed.
         self._durable = self._filling
         self._filling += 1
         self._tell_waiters()
 
     def close(self) -> None:
-        """Stop; what was not committed is forgotten (the log has it)."""
+        """Stop; uncommitted changes are dropped (the log has them)."""
         self.closed = True
         self._writer.close()
         self._read.close()
 
 
 def _write(backend: Backend, batch: WriteBatch) -> None:
-    """Commit, with the points at which a compaction can be cut short; runs on the writer's thread."""
+    """Commit a batch, with the failpoints of a compaction; runs on the writer's thread."""
     schedules = (schema.META, schema.META_SCHEDULED_COMPACT) in batch.values
     if schedules:
         failpoint("compactBeforeCommitScheduledCompact")
@@ -471,7 +471,7 @@ def _write(backend: Backend, batch: WriteBatch) -> None:
 
 
 def _free(items: dict[Any, Any] | list[Any]) -> None:
-    """Drop items a few at a time: between two calls the interpreter lets others run."""
+    """Drop items a few at a time, so that other threads can run in between."""
     while items:
         if not isinstance(items, list):
             items.popitem()

@@ -1,4 +1,4 @@
-"""Revisions: where a change stands in the history of the store, in memory and on disk; and the records under them.
+"""Revisions: the position of a change in the history of the store, in memory and on disk; and sealed records.
 
 A revision is a pair: ``main`` counts transactions, ``sub`` the changes within one. In memory it is one integer,
 ``main << 24 | sub``, because the index keeps millions of them and an integer below 2**60 takes 32 bytes where a
@@ -37,7 +37,7 @@ _FORM = struct.Struct(">QBQ")
 _SEPARATOR: Final = 0x5F  # "_"
 _read_form = _FORM.unpack_from
 pack_key: Final = _FORM.pack
-"""``pack_key(main, 95, sub)``: for callers on the hot path; others use ``to_key``."""
+"""``pack_key(main, 95, sub)``: for callers on the hot path; other callers use ``to_key``."""
 
 
 def pack(main: int, sub: int) -> int:
@@ -45,7 +45,7 @@ def pack(main: int, sub: int) -> int:
 
     Arguments:
         main: number of the transaction.
-        sub: number of the change in it, from 0 to ``SUB_MASK``.
+        sub: number of the change within it, from 0 to ``SUB_MASK``.
 
     Raises:
         InvariantError: ``sub`` does not fit.
@@ -71,7 +71,7 @@ def from_key(key: bytes) -> int:
     Raises:
         InvariantError: the bytes are not a revision key.
     """
-    # The length alone accepts nearly every key; the full test is for tombstones and for bytes that are neither.
+    # Nearly every key is accepted by its length alone; the full test is for tombstones and for malformed keys.
     if len(key) != KEY_BYTES and not is_well_formed(key):
         raise InvariantError(f"{key.hex()} is not a revision key")
     main, separator, sub = _read_form(key)
@@ -93,7 +93,7 @@ def is_tombstone(key: bytes) -> bool:
 
 
 def describe(revision: int | bytes) -> str:
-    """Return a packed revision or a revision key as people write it: ``5.1``; ``6.0(t)`` for a tombstone's key."""
+    """Return the readable form of a packed revision or a revision key: ``5.1``; ``6.0(t)`` for a tombstone's key."""
     if isinstance(revision, int):
         return f"{revision >> SUB_BITS}.{revision & SUB_MASK}"
     if not is_well_formed(revision):
@@ -104,18 +104,17 @@ def describe(revision: int | bytes) -> str:
 
 # -- record ---------------------------------------------------------------------------------------------------------
 #
-# Sealed records: a KeyValue with its checksum, because LMDB notices no flipped bit.
+# Sealed records: a KeyValue with its checksum, because LMDB does not detect flipped bits.
 #
 #     4 bytes    CRC32C, little-endian, over the revision key followed by the KeyValue
 #     n bytes    KeyValue (``key_value.py``)
 #
-# The revision key is part of the checksum, so a record that turns up under another revision is refused as well. Every
-# read from disk verifies the checksum; a failure names the revision and is fatal for the member, which must never
-# serve, hash or copy damaged data.
+# The revision key is part of the checksum, so a record found under another revision is refused as well. Every read from
+# disk verifies the checksum, and a failure names the revision: damaged data must never be served, hashed or copied.
 
 SEAL_BYTES: Final = 4
 STEP_RECORDS: Final = 1_000
-"""Records or keys of one step: about 2 ms."""
+"""Records or keys per step: about 2 ms."""
 
 
 _SEAL = struct.Struct("<I")
@@ -131,7 +130,7 @@ def seal(revision_key: bytes, data: bytes) -> bytes:
     """Return the record to store for a serialized KeyValue.
 
     Arguments:
-        revision_key: the key that the record is stored under, of 17 or 18 bytes.
+        revision_key: the key of the record, of 17 or 18 bytes.
         data: the KeyValue.
     """
     return pack_seal(crc32c(revision_key + data)) + data
@@ -141,7 +140,7 @@ def unseal(revision_key: bytes, record: bytes | None) -> bytes:
     """Return the serialized KeyValue of a record read from disk.
 
     Arguments:
-        revision_key: the key that the record was read from.
+        revision_key: the key of the record.
         record: its bytes; ``None`` if there are none.
 
     Raises:
@@ -156,18 +155,19 @@ def unseal(revision_key: bytes, record: bytes | None) -> bytes:
 
 
 def checked_runs(read: ReadTxn) -> Iterator[tuple[Sequence[bytes], list[int], list[bytes]]]:
-    """Iterate over all records in order, some milliseconds of work at a time: revision keys, revisions, KeyValues.
+    """Iterate over all records in order, in runs of a few milliseconds: revision keys, revisions, KeyValues.
 
     Raises:
-        CorruptionError: one is not what was written, is missing, or is there twice.
+        CorruptionError: a record is damaged, missing, or stored twice.
     """
     revision = 0
     for items in read.runs(schema.KEY, STEP_RECORDS):
         revision_keys, records = zip(*items, strict=True)
-        # Every record, read anyway: damage is found at the start, not when a client asks for the key.
+        # All records are checked here, because all are read anyway: damage is found at the start, not when a client
+        # reads the key.
         datas = _unseal_all(revision_keys, records)
         revisions = _revisions(revision_keys)
-        # A damaged page may name one record twice, and the one in whose place it does not at all.
+        # With a damaged page, one record may appear twice, in the place of a missing one.
         if revision >= revisions[0] or any(map(ge, revisions, islice(revisions, 1, None))):
             raise CorruptionError(f"the records behind revision {describe(revision)} are not in order")
         revision = revisions[-1]
@@ -175,20 +175,20 @@ def checked_runs(read: ReadTxn) -> Iterator[tuple[Sequence[bytes], list[int], li
 
 
 def _unseal_all(revision_keys: Sequence[bytes], records: Sequence[bytes]) -> list[bytes]:
-    """``unseal`` for many."""
+    """Apply ``unseal`` to many records."""
     datas = [record[SEAL_BYTES:] for record in records]
     seals = b"".join([record[:SEAL_BYTES] for record in records])
     if len(seals) == SEAL_BYTES * len(records):
         sums = map(crc32c, map(add, revision_keys, datas))
         if tuple(sums) == struct.unpack(f"<{len(records)}I", seals):
             return datas
-    return list(map(unseal, revision_keys, records))  # which says what is wrong
+    return list(map(unseal, revision_keys, records))  # ``unseal`` raises the error
 
 
 def _revisions(revision_keys: Sequence[bytes]) -> list[int]:
-    """``from_key`` for many."""
+    """Apply ``from_key`` to many keys."""
     joined = b"".join(revision_keys)
-    # As long as there is no tombstone among them.
+    # Only if there is no tombstone among them.
     if len(joined) == KEY_BYTES * len(revision_keys):
         parts = struct.unpack(">" + "QBQ" * len(revision_keys), joined)
         if max(parts[2::3]) <= SUB_MASK and parts[1::3].count(_SEPARATOR) == len(revision_keys):

@@ -1,20 +1,20 @@
 """Every bucket, key name and value format that the store puts on disk, and the version of that format.
 
-The names are etcd's (``server/storage/schema``), so that a reader of one knows the other. Buckets are LMDB named
-databases; within a bucket keys sort as bytes.
+The names are etcd's (``server/storage/schema``), for readers who know etcd's source. Buckets are LMDB named databases;
+within a bucket keys sort as bytes.
 
     key              revision key (17 or 18 bytes, see ``revision.py``)  ->  sealed record (likewise)
     meta             the names below                                     ->  8-byte big-endian integers, or JSON
     lease, alarm, members, members_removed, cluster, auth, authUsers, authRoles
                      owned by the modules above: opaque to the store
 
-Beside the buckets lies the checksum of all of them but ``key`` (``backend/environment.py``).
+The checksum of all buckets except ``key`` is stored next to them (``backend/environment.py``).
 
-``meta`` is written in the same transaction as the data it describes: what is on disk is always the exact state
-after the entry ``consistent_index``, so that replay of the log skips nothing and repeats nothing (etcd's data
-inconsistency of 3.5.0, issue 13766, was a violation of this rule).
+``meta`` is written in the same transaction as the data it describes: the disk always has the exact state after the
+entry ``consistent_index``, so that a replay of the log skips nothing and repeats nothing (etcd 3.5.0 violated this
+rule, which caused its data inconsistency, issue 13766).
 
-Left out: any migration. There is one format so far; ``datadir.format_refusal`` says what numbers of later ones hold.
+Not here: migrations. There is only one format so far; ``datadir.format_refusal`` describes the numbers of later ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from raftkv.raft.types import ConfState
 from raftkv.storage.datadir import format_refusal
 
 FORMAT_VERSION: Final = 1
-"""Refused at open when the database on disk says another number."""
+"""Opening a database with another format number fails."""
 
 KEY: Final[bytes] = b"key"
 META: Final[bytes] = b"meta"
@@ -68,38 +68,38 @@ META_FINISHED_COMPACT: Final[bytes] = b"finishedCompactRev"
 META_FORMAT_VERSION: Final[bytes] = b"formatVersion"
 
 CLUSTER_LOG_MADE: Final[bytes] = b"raftkv_log_made"
-"""Key in ``cluster`` that says that a log was made: without it now, votes and acknowledgements are lost even if nothing
-was applied yet."""
+"""Key in ``cluster`` that records that a log was created: if the log is missing now, votes and acknowledgements are
+lost, even if nothing was applied yet."""
 
 META_OF_THE_LOG: Final = frozenset({META_CONSISTENT_INDEX, META_TERM})
-"""How far the log is applied: it moves with elections and reads too, so it is not part of the state (etcd: the keys
-that its hash of the backend ignores)."""
+"""Applied index and term: they also move with elections and reads, so they are not part of the compared state (etcd's
+hash of the backend ignores the same keys)."""
 
 CLUSTER_VERSION_PREFIX: Final[bytes] = b"raftkv_version/"
-"""Keys of ``cluster`` with the version that a member published, by its id. Not part of the state that members compare:
-versions that did not know of it yet left it out."""
+"""Prefix of the keys of ``cluster`` with the version that each member published, by member id. Not part of the compared
+state, because older versions did not write them."""
 
 CLUSTER_DOWNGRADE: Final[bytes] = b"downgrade"
-"""Key in ``cluster`` of a downgrade that is under way, or was."""
+"""Key in ``cluster`` of the current or last downgrade."""
 
 CLUSTER_VERSION: Final = "3.7.0"
-"""Version of the cluster and of its storage, as etcd counts them, while no downgrade is under way."""
+"""Version of the cluster and of its storage, in etcd's numbering, while no downgrade is in progress."""
 
 CLUSTER_QUOTA_PREFIX: Final[bytes] = b"raftkv_quota/"
-"""Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
+"""Prefix of the keys of quotas in ``cluster``: the quota's prefix follows; the value begins with its two limits."""
 CLUSTER_LIMIT_PREFIX: Final[bytes] = b"raftkv_limit/"
-"""Begins the keys of limits of rates in ``cluster``."""
+"""Prefix of the keys of rate limits in ``cluster``."""
 QUOTA_PREFIX_BYTES_MAX: Final = 256
 QUOTA_LIMIT_MAX: Final = (1 << 63) - 1
 
 META_KEY_BYTES_MAX: Final = 511
-"""Longest key of any bucket (LMDB's own limit)."""
+"""Longest key of any bucket (LMDB's limit)."""
 
 _U64 = struct.Struct(">Q")
 
 
 def is_compared(bucket: bytes, key: bytes) -> bool:
-    """Return whether a record is part of what all members that applied the same entries have alike."""
+    """Return whether a record is part of the state that all members with the same applied entries have in common."""
     if bucket == META:
         return key not in META_OF_THE_LOG
     return bucket != CLUSTER or not key.startswith(CLUSTER_VERSION_PREFIX)
@@ -107,10 +107,10 @@ def is_compared(bucket: bytes, key: bytes) -> bool:
 
 @contextmanager
 def reading(bucket: bytes) -> Iterator[None]:
-    """Name the bucket whose records turn out not to be what was written; none of them has a checksum of its own.
+    """Name the bucket in the error when the block cannot decode a record; these records have no checksums of their own.
 
     Raises:
-        CorruptionError: the block could not make sense of one.
+        CorruptionError: the block could not decode a record.
     """
     try:
         yield
@@ -120,10 +120,10 @@ def reading(bucket: bytes) -> Iterator[None]:
 
 
 def decode_downgrade(record: bytes | None) -> tuple[bool, str]:
-    """Return whether a downgrade is under way, and the version that it goes to.
+    """Return whether a downgrade is in progress, and its target version.
 
     Raises:
-        CorruptionError: the record is none.
+        CorruptionError: the bytes are not a downgrade record.
     """
     if record is None:
         return False, ""
@@ -132,7 +132,7 @@ def decode_downgrade(record: bytes | None) -> tuple[bool, str]:
         enabled, target = fields["enabled"], fields["target-version"]
         if not isinstance(enabled, bool) or not isinstance(target, str):
             raise TypeError(f"enabled is {enabled!r}, target-version {target!r}")
-        target.encode()  # refuses half of a surrogate pair, which no answer can hold
+        target.encode()  # refuses half of a surrogate pair, which no response can hold
         return enabled, target
 
 
@@ -145,7 +145,7 @@ def decode_integer(data: bytes | None) -> int | None:
     """Return the integer of ``encode_integer``; ``None`` stays ``None``.
 
     Raises:
-        CorruptionError: it is none.
+        CorruptionError: the bytes are not an integer.
     """
     if data is None:
         return None
@@ -158,12 +158,12 @@ def check_format(data: bytes | None, what: str) -> None:
     """Refuse a database of a format that this version does not know.
 
     Arguments:
-        data: its value of ``META_FORMAT_VERSION``; ``None`` in one that was just made.
+        data: value of ``META_FORMAT_VERSION``; ``None`` in a database that was just created.
         what: the database, for the error.
 
     Raises:
-        StorageError: it has another format; says which raftkv reads it.
-        CorruptionError: it is no number.
+        StorageError: it has another format; the message names the raftkv version that reads it.
+        CorruptionError: the value is not a number.
     """
     stated = decode_integer(data)
     if stated is not None and (refusal := format_refusal(what, stated, FORMAT_VERSION)):
@@ -171,7 +171,7 @@ def check_format(data: bytes | None, what: str) -> None:
 
 
 def read_compact_revisions(get: Callable[[bytes, bytes], bytes | None]) -> tuple[int, int]:
-    """Return the compact revision asked for and the one carried out, each -1 if never, by a reader of (bucket, key)."""
+    """Return the scheduled and the finished compact revision, each -1 if never, with a reader of (bucket, key)."""
     scheduled = decode_integer(get(META, META_SCHEDULED_COMPACT))
     finished = decode_integer(get(META, META_FINISHED_COMPACT))
     return -1 if scheduled is None else scheduled, -1 if finished is None else finished
@@ -186,7 +186,8 @@ def encode_conf_state(conf: ConfState) -> bytes:
         "learners_next": conf.learners_next,
         "auto_leave": conf.auto_leave,
     }
-    # Sorted and without blanks: equal configurations must be equal bytes, because the hash of the database covers them.
+    # Sorted and without blanks: equal configurations must give equal bytes, because the hash of the database covers
+    # them.
     return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -194,7 +195,7 @@ def decode_conf_state(data: bytes | None) -> ConfState:
     """Return the configuration of ``encode_conf_state``; ``None`` is the empty one.
 
     Raises:
-        CorruptionError: it is none.
+        CorruptionError: the bytes are not a configuration.
     """
     if data is None:
         return ConfState()

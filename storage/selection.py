@@ -1,22 +1,22 @@
-"""Reads of whole intervals in pieces: filtered, sorted and limited by what the index knows.
+"""Reads of whole intervals in pieces: filtered, sorted and limited with the data in the index.
 
     work = Selector(reader, main, key, end, Selection(target=MOD, descending=True, limit=1)).pieces()
     for kvs in work: ...                # lists of serialized KeyValues, in order; often empty: a pause
-    found = work's return value         # Selected: how many keys there are, whether the limit cut any
+    found = work's return value         # Selected: number of keys, whether the limit cut any
 
 Every ``yield`` comes after a small piece of work (``KEYS_PER_PIECE`` keys looked at, or about ``BYTES_PER_PIECE``
-loaded), so that the one who drives it can do other things between: the loop of a member serves puts, the apply of a
-log entry goes on with the next piece. The answer is that of revision ``main`` even if the store changes meanwhile,
-unless that revision is compacted: ``check`` is asked before each piece and raises then.
+loaded), so that the caller can do other work in between: the loop of a member serves puts, the apply of a log entry
+continues with the next piece. The result is that of revision ``main`` even if the store changes meanwhile, unless that
+revision is compacted: ``check`` is called before each piece and raises then.
 
 Rules, as in etcd (server/etcdserver/txn/range.go):
 
-- Filters are inclusive bounds on revisions. ``count`` is of the interval, without filter and limit.
-- Equal sort values stay in order of key, in either direction (etcd leaves their order open).
-- A sort target without an order ascends, and then a limit, unless there is a filter, cuts *before* sorting.
+- Filters are inclusive bounds on revisions. ``count`` counts the interval, regardless of filter and limit.
+- Items with equal sort values stay in order of key, in either direction (etcd leaves their order open).
+- A sort target without an order sorts ascending; a limit then cuts *before* sorting, unless there is a filter.
 
-Keys, versions and revisions are in the index, so only the values that are returned are read from disk; sorting by
-VALUE reads all. With a limit no more candidates are kept than a small multiple of it; without, sorted runs are merged.
+Keys, versions and revisions are in the index, so only the returned values are read from disk; sorting by VALUE reads
+all. With a limit, at most a small multiple of it is kept as candidates; without one, sorted runs are merged.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ BYTES_PER_PIECE: Final = 256 * 1024
 RUN_ITEMS: Final = 2048
 """Items sorted at once: about a millisecond."""
 RUNS_FREED_AT_ONCE: Final = 8
-"""Sorted runs that are freed where they are given up: 1 ms."""
+"""Number of sorted runs that are freed immediately: 1 ms."""
 CANDIDATES_MAX: Final = 1000
-"""Largest limit for which the best so far are kept apart; beyond it everything is sorted."""
+"""Largest limit for which only the best candidates are kept; with larger limits everything is sorted."""
 ITEM_BYTES: Final = 200
-"""Memory of an item that waits to be sorted, beside its value."""
+"""Memory of an item that waits to be sorted, without its value."""
 
 Pieces = Generator[list[bytes], None, "Selected"]
 Item = tuple[Any, int, bytes, int]
-"""Sort value, place among equals, key, packed revision."""
+"""Sort value, tie-breaker, key, packed revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The wanted part of an interval, and its order.
 
-    Revisions are main revisions, and 0 is no bound; a limit of 0 or less is none. Without ``counts`` the count of the
-    answer may be too low: at an older revision counting is a walk to the end.
+    Revisions are main revisions; 0 means no bound. A limit of 0 or less means no limit. Without ``counts`` the count in
+    the result may be too low: at an older revision, counting requires iterating to the end.
     """
 
     limit: int = 0
@@ -81,11 +81,11 @@ class Selection:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether some keys of the interval may be left out."""
+        """Whether filters may exclude some keys of the interval."""
         return bool(self.min_mod or self.max_mod or self.min_create or self.max_create)
 
     def passes(self, state: State) -> bool:
-        """Return whether the filters let a key through."""
+        """Return whether a key passes the filters."""
         modified, created = state[1] >> SUB_BITS, state[2]
         return not (
             (self.max_mod and modified > self.max_mod)
@@ -97,10 +97,10 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The end of a selection: what is known when all pieces were yielded."""
+    """The final result of a selection, after all pieces were yielded."""
 
     count: int
-    """Keys of the interval, selected or not."""
+    """Number of keys in the interval, selected or not."""
     more: bool
     """Whether the limit left any out."""
 
@@ -110,20 +110,20 @@ def nothing() -> None:
 
 
 def no_limit(_size_bytes: int) -> None:
-    """Let an answer grow."""
+    """Accept any size."""
 
 
 class Selector:
-    """One selection under way.
+    """A selection in progress.
 
     Arguments:
-        reader: of the store.
-        main: the revision to read at.
+        reader: reader of the store.
+        main: main revision to read at.
         key, end: the interval, as in the index.
-        selection: what of it.
-        count: its number of keys where that is known already; it is found by walking otherwise.
-        check: raises when ``main`` cannot be read any more.
-        grow: called with bytes held until the end beside what was yielded; raises when they are too many.
+        selection: filters, order and limit.
+        count: number of keys in the interval if it is already known; otherwise found by iterating.
+        check: raises when ``main`` is no longer readable.
+        grow: called with the number of bytes held besides what was yielded; may raise to refuse.
     """
 
     def __init__(
@@ -144,15 +144,15 @@ class Selector:
         self._selection = selection
         self._known_count = count
         self._counts = count is None and selection.counts
-        """Whether the walk must go on to the end for the count alone."""
+        """Whether the iteration must continue to the end only for the count."""
         self._check = check
         self._grow = grow
         self._walked = 0
 
     def pieces(self) -> Pieces:
-        """Read what is selected, in pieces; the module says how."""
+        """Read what is selected, in pieces, as the module docstring describes."""
         selection = self._selection
-        # Nothing to read, or nothing but a count that is known.
+        # Nothing to read, or only a count that is known.
         if self._known_count == 0 or (selection.count_only and self._known_count is not None):
             return Selected(self._known_count, False)
         if selection.count_only:
@@ -164,15 +164,15 @@ class Selector:
         return (yield from self._sorted())
 
     def _walk(self, wanted: int) -> Iterator[list[State]]:
-        """The keys of the interval in pieces; ``wanted`` of them may do (0: all)."""
-        # Only an answer in descending order of keys is walked downward: ties of other sorts stay in order of key.
+        """Iterate over the keys of the interval in pieces; ``wanted`` keys may be enough (0: all)."""
+        # Only results in descending order of keys are read downwards: ties of other sorts stay in order of key.
         reverse = self._selection.target == KEY and self._selection.order == DESCEND
         walk = self._reader.walk(self._key, self._end, self._main, reverse=reverse)
         size = KEYS_PER_PIECE
         while not walk.done:
-            # Between two pieces a compaction may have taken the revision away.
+            # A compaction between two pieces may have dropped the revision.
             self._check()
-            # Not many more keys than the limit needs, but never so few that the pauses cost more than the work.
+            # Not many more keys than the limit needs, but enough that the pauses do not cost more than the work.
             if wanted:
                 size = max(KEYS_PER_PIECE_MIN, min(KEYS_PER_PIECE, wanted - self._walked))
             states = walk.take(size)
@@ -180,11 +180,11 @@ class Selector:
             yield states
 
     def _in_key_order(self) -> Pieces:
-        """Up or down: each piece is answered as it is found."""
+        """Yield in key order, up or down: each piece is yielded as it is found."""
         selection, limit = self._selection, self._selection.limit
         is_filtered = selection.is_filtered
         taken, more = 0, False
-        # One more than the limit shows whether there is more; a filter may pass over any number of keys.
+        # One more than the limit shows whether there is more; a filter may skip any number of keys.
         for states in self._walk(0 if is_filtered or not 0 < limit < LIMIT_MAX else limit + 1):
             if more:  # only the count is still wanted
                 yield []
@@ -195,30 +195,30 @@ class Selector:
                 passing = passing[: limit - taken]
             taken += len(passing)
             yield from self._load([(state[0], state[1]) for state in passing])
-            # Nothing more is wanted of the interval, not even its count.
+            # Nothing more of the interval is needed, not even its count.
             if more and not self._counts:
                 break
         return Selected(self._count(), more)
 
     def _sorted(self) -> Pieces:
-        """By something else: everything is looked at before anything is answered."""
+        """Yield in another order: all keys are looked at before the first is yielded."""
         selection = self._selection
         limit = selection.limit
-        # etcd sorts in ascending order when a target comes without an order, but hands the limit to the store: the
+        # etcd sorts in ascending order when a target comes without an order, but passes the limit to the store: the
         # limit then cuts in key order, before the sort.
         cuts_first = selection.order == NONE and not selection.is_filtered and 0 < limit < LIMIT_MAX
         fetch = limit + 1 if cuts_first else 0
-        # The best so far suffice if a limit is small; a large one would make each new item cost as much as sorting all.
+        # With a small limit the best candidates suffice; with a large one each new item would cost a full sort.
         items = _Sorted(selection.order == DESCEND, limit if 0 < limit <= CANDIDATES_MAX else 0)
         try:
             return (yield from self._in_order(items, fetch))
         finally:
-            # A million at once would hold the loop for 0.1 s, at the end or after the reader has gone.
+            # Freeing a million at once would block the loop for 0.1 s, at the end or after the reader has left.
             if len(items.runs) > RUNS_FREED_AT_ONCE:
                 self._reader.free_later(items.runs)
 
     def _in_order(self, items: _Sorted, fetch: int) -> Pieces:
-        """All keys, or ``fetch`` of them, in the order of what is sorted."""
+        """Yield all keys, or ``fetch`` of them, in sort order."""
         selection, limit, passing = self._selection, self._selection.limit, 0
         for states in self._walk(fetch):
             if fetch and passing >= fetch:  # only the count is still wanted
@@ -242,9 +242,9 @@ class Selector:
         return self._walked if self._known_count is None else self._known_count
 
     def _add(self, items: _Sorted, states: list[State]) -> Generator[list[bytes], None, None]:
-        """Put keys among those to be sorted, their values loaded if it is by value."""
+        """Add keys to those to be sorted; load their values first if sorting by value."""
         target = self._selection.target
-        # The index knows all targets but the value.
+        # The index has all sort targets except the value.
         if target != VALUE:
             values: Iterable[Any]
             # Main revisions, as on the wire: keys of one transaction are equal, and stay in order of key.
@@ -264,14 +264,14 @@ class Selector:
             yield []
 
     def _load(self, pairs: list[tuple[bytes, int]]) -> Generator[list[bytes], None, None]:
-        """The answer for keys and revisions, in pieces; at least one, so that each walk has its pause."""
-        # A piece in which nothing was selected was work as well, and pauses.
+        """Yield the KeyValues for keys and revisions, in pieces; at least one, so that each step has its pause."""
+        # A piece in which nothing was selected was also work, and needs a pause.
         if not pairs:
             yield []
         elif not self._selection.keys_only:
             yield from self._values([revision for _, revision in pairs])
         elif self._selection.target == VALUE:
-            # Here etcd keeps the leases: it reads the records, to sort them.
+            # Like etcd, keep the leases here: it reads the records to sort them.
             for kvs in self._values([revision for _, revision in pairs]):
                 yield [KeyValueView(kv).without_value() for kv in kvs]
         else:
@@ -279,7 +279,7 @@ class Selector:
             yield self._reader.keys_at(pairs, self._main)
 
     def _values(self, revisions: list[int]) -> Iterator[list[bytes]]:
-        """KeyValues in pieces of about ``BYTES_PER_PIECE``."""
+        """Iterate over KeyValues in pieces of about ``BYTES_PER_PIECE``."""
         position = 0
         while position < len(revisions):
             self._check()
@@ -289,10 +289,10 @@ class Selector:
 
 
 class _Sorted:
-    """Items on their way to being sorted: the best ``keep`` of them, or all (0) in sorted runs.
+    """Items to be sorted: the best ``keep`` of them, or all of them (0) in sorted runs.
 
     Attributes:
-        runs: those that are full.
+        runs: the full runs.
     """
 
     def __init__(self, descending: bool, keep: int) -> None:
@@ -306,21 +306,21 @@ class _Sorted:
         self._worst: Item | None = None
 
     def add(self, values: Iterable[Any], states: list[State], *, by_value: bool = False) -> None:
-        """Take items in order of key.
+        """Add items, which must come in order of key.
 
         Arguments:
-            values: what each item is sorted by.
+            values: sort value of each item.
             states: the items.
-            by_value: whether what they are sorted by takes memory of its own.
+            by_value: whether the sort values take additional memory.
         """
         items: list[Item] = []
         for value, (key, revision, _, _) in zip(values, states, strict=True):
             self._added += 1
-            # The second member breaks ties in order of key, in both directions; so two items are never equal, and the
-            # keys behind it are never compared.
+            # The second member breaks ties in order of key, in both directions, so two items are never equal and the
+            # keys after it are never compared.
             items.append((value, -self._added if self._descending else self._added, key, revision))
         worst = self._worst
-        # A key worse than the worst kept one cannot be among the best any more.
+        # A key worse than the worst kept one can no longer be among the best.
         if worst is not None:
             items = [item for item in items if (item > worst) == self._descending]
         self._run += items
@@ -329,25 +329,25 @@ class _Sorted:
             self._end_run(by_value)
 
     def take_growth(self) -> int:
-        """Return the bytes held more than at the last call; negative if some were dropped."""
+        """Return the change in bytes held since the last call; negative if some were dropped."""
         growth = self._held_bytes - self._reported_bytes
         self._reported_bytes = self._held_bytes
         return growth
 
     def _end_run(self, by_value: bool) -> None:
         self._run.sort(reverse=self._descending)
-        # Only the best so far can be in the answer: the rest of the run is dropped, and its memory with it.
+        # Only the best candidates can be in the result: drop the rest of the run and its memory.
         if self._keep:
             self._held_bytes -= _size_bytes(self._run[self._keep :], by_value)
             del self._run[self._keep :]
-            # The run goes on with the best ``keep`` of it; what comes next is measured against the last of them.
+            # The run continues with its best ``keep`` items; later items are compared with the last of them.
             self._worst = self._run[-1]
         else:
             self.runs.append(self._run)
             self._run = []
 
     def in_order(self) -> Iterator[Item]:
-        """Iterate over all that is kept, sorted."""
+        """Iterate over all kept items, sorted."""
         self._run.sort(reverse=self._descending)
         self.runs.append(self._run)
         return merge(*self.runs, reverse=self._descending)
@@ -364,10 +364,10 @@ def collect(
 
     Arguments:
         pieces: the selection.
-        size_bytes_max: bytes of KeyValues at which it stops early.
+        size_bytes_max: bytes of KeyValues at which to stop early.
 
     Returns:
-        the KeyValues, and how the selection ended; ``None`` if it was stopped early.
+        the KeyValues, and the final result; ``None`` if it was stopped early.
     """
     kvs: list[bytes] = []
     size_bytes = 0
@@ -379,12 +379,12 @@ def collect(
         kvs += piece
         size_bytes += sum(map(len, piece))
         yield
-    # The walk was not finished: neither the count nor whether there is more is known.
+    # The iteration was not finished: neither the count nor whether there is more is known.
     return kvs, None
 
 
 def finish(work: Generator[None, None, T]) -> T:
-    """Do all the pieces of some work at once and return its result."""
+    """Run all steps of a generator at once and return its result."""
     while True:
         try:
             next(work)
@@ -394,7 +394,7 @@ def finish(work: Generator[None, None, T]) -> T:
 
 
 def drain(pieces: Pieces) -> tuple[list[bytes], Selected]:
-    """Do all of a selection at once; return its KeyValues and how it ended."""
+    """Run a selection at once; return its KeyValues and its final result."""
     kvs: list[bytes] = []
     while True:
         try:

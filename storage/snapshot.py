@@ -1,19 +1,19 @@
-"""Snapshots: a database copied out of a running member, and one received put in its place.
+"""Snapshots: copying the database of a running member, and installing a received copy.
 
-    sender      info = write_snapshot(store.backend, path)       any thread; writers go on
-                ... the file and ``info`` travel ...
+    sender      info = write_snapshot(store.backend, path)       any thread; writers continue
+                ... the file and ``info`` are sent ...
     receiver    install_snapshot(received, db_path, info)        the old database is closed before
                 Store.open(LMDBBackend(db_path), ...)
 
 Rules:
 
-- The copy is one consistent state, compact, and carries its own applied index, term and members: ``info`` repeats
-  them for Raft and adds size and SHA-256 for the wire.
-- A copy is read again from end to end before it is sent, and every checksum in it compared: damage stays where it is.
-- Nothing is replaced by a file that is not, byte for byte, what was sent, or that says something else than ``info``, or
-  in which anything is not what was written.
-- Every crash leaves either the old database or the new one under the name, whole: the received file is durable before
-  the rename, the rename is durable before the function returns. A leftover received file is the caller's to delete.
+- The copy is one consistent state, compact, and contains its own applied index, term and members. ``info`` repeats
+  them for Raft and adds size and SHA-256 for the transfer.
+- A copy is read again from end to end before it is sent, and every checksum in it is verified: damage does not spread.
+- A received file replaces the database only if it is byte for byte the file that was sent, agrees with ``info``, and
+  has no damaged contents.
+- After a crash the database file is either the whole old one or the whole new one: the received file is durable before
+  the rename, and the rename is durable before the function returns. The caller deletes a leftover received file.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """The description of a snapshot file: the point of the log that it contains, and its exact bytes.
+    """The description of a snapshot file: the log position that it contains, and its exact bytes.
 
     Attributes:
         index: last log entry contained.
-        term: its term.
+        term: term of that entry.
         conf_state: members of the cluster as of that entry.
         size_bytes: size of the file.
         sha256: hash of the file, 32 bytes.
-        is_sealed: whether a seal that came along covers all that has no checksum of its own
+        is_sealed: whether the sender also sent a seal, which covers all contents without a checksum of their own
             (``backend/environment.py``).
     """
 
@@ -69,7 +69,7 @@ class DamagedSourceError(CorruptionError):
 
 
 def _no_rest(_worked_s: float) -> None:
-    """Go on at once."""
+    """Continue at once."""
 
 
 def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] = _no_rest) -> SnapshotInfo:
@@ -77,8 +77,9 @@ def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] =
 
     Arguments:
         backend: the engine.
-        path: of the new file; there must be none.
-        rest: called after each megabyte with the time that it took (seconds); may wait, and ends the copy by raising.
+        path: new file; it must not exist.
+        rest: called after each megabyte with the time that it took (seconds); may wait, and cancels the copy by
+            raising.
 
     Raises:
         CorruptionError: the database is damaged; the copy is removed.
@@ -100,14 +101,14 @@ def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] =
     except OSError as error:
         remove_unneeded(path)
         raise declared(error, path) from error
-    # Half a copy is of no use, and takes the room of a whole database.
+    # A partial copy is of no use, and takes up to the size of a whole database.
     except BaseException:
         remove_unneeded(path)
         raise
 
 
 def _copy(backend: Backend, file: SteadyFile, rest: Callable[[float], None]) -> bytes:
-    """Write all of a database to a file; its SHA-256, made of the bytes on their way."""
+    """Write all of a database to a file; return its SHA-256, computed while writing."""
     digest = hashlib.sha256()
     with closing(backend.copy_pieces()) as pieces:
         started, worked_bytes = time.perf_counter(), 0
@@ -122,10 +123,10 @@ def _copy(backend: Backend, file: SteadyFile, rest: Callable[[float], None]) -> 
 
 
 def read_meta(path: Path) -> SnapshotMeta:
-    """Return the point of the log that a database file holds; it must not be open elsewhere.
+    """Return the log position of a database file, which must not be open elsewhere.
 
     Raises:
-        StorageError: it is no database, or one of a later format.
+        StorageError: the file is not a database, or has a later format.
     """
     # Before anything else is opened: a later format may have other buckets.
     schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
@@ -134,7 +135,7 @@ def read_meta(path: Path) -> SnapshotMeta:
 
 
 def meta_of(read: ReadTxn) -> SnapshotMeta:
-    """Return the point of the log that a state holds."""
+    """Return the log position of a state."""
     return SnapshotMeta(
         index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,
         term=schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0,
@@ -151,18 +152,18 @@ def _sha256(path: Path) -> bytes:
 
 
 def verify_snapshot(path: Path, info: SnapshotInfo, rest: Callable[[float], None] = _no_rest) -> None:
-    """Refuse a file that is not exactly the one described, or in which something is not what was written.
+    """Refuse a file that is not exactly the described one, or that has damaged contents.
 
-    All of it is read as its installation does, which cannot fail for its content any more.
+    The whole file is read as in its installation, which then cannot fail because of the contents.
 
     Arguments:
-        path: of the file.
+        path: snapshot file.
         info: the description that came with it.
-        rest: as of ``write_snapshot``.
+        rest: as in ``write_snapshot``.
 
     Raises:
-        CorruptionError: size, hash or content differ; names the file.
-        DamagedSourceError: this is what was sent, and it is damaged.
+        CorruptionError: size, hash or content differ; the message names the file.
+        DamagedSourceError: the file is what was sent, but it is damaged.
     """
     size_bytes = path.stat().st_size
     if size_bytes != info.size_bytes or _sha256(path) != info.sha256:
@@ -171,25 +172,25 @@ def verify_snapshot(path: Path, info: SnapshotInfo, rest: Callable[[float], None
         check_copy(path, rest, is_sealed=info.is_sealed, read_history=scan_steps)
     except CorruptionError as error:
         raise DamagedSourceError(str(error)) from error
-    # Raft is about to believe ``info``; the state machine will go on from what the file itself says.
+    # Raft will use ``info``, but the state machine will use the contents of the file: both must agree.
     found = read_meta(path)
     if found != SnapshotMeta(info.index, info.term, info.conf_state):
         raise CorruptionError(f"snapshot {path} is of entry {found.index}, announced was {info.index}")
 
 
 def install_snapshot(received: Path, target: Path, info: SnapshotInfo) -> None:
-    """Put a received database in the place of another one, which is not open; durable on return.
+    """Replace a database, which must not be open, by a received one; durable on return.
 
     Arguments:
-        received: path of the file, gone afterwards.
+        received: path of the received file; it no longer exists afterwards.
         target: path of the database.
         info: the description that came with the file.
 
     Raises:
-        CorruptionError: the file is not the one described; nothing is changed.
+        CorruptionError: the file is not the described one; nothing is changed.
     """
     verify_snapshot(received, info)
-    # The contents before the name: a power cut right after the rename must not leave an empty file under it.
+    # The contents before the name: after a power cut right after the rename, the file must not be empty.
     with received.open("rb") as file:
         os.fsync(file.fileno())
     failpoint("snapshotBeforeRename")

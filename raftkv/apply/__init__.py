@@ -1,4 +1,4 @@
-"""From a committed entry to storage calls and a response: the deterministic part of a member.
+"""Applying a committed entry: storage calls and a response. This is the deterministic part of a member.
 
 Owns what a request *means*: validation before it is proposed (``check``), its form in the log (``wire``), execution
 (``ranges``, ``txn``, ``applier``) and the bytes of its response (``wire``).
@@ -7,20 +7,21 @@ Owns what a request *means*: validation before it is proposed (``check``), its f
                                                                           |
     the same on every member:                                             v
                               alarms refuse? -> Applier.begin -> Outcome(revision, body or error)
-                                                  |      +- or Work: a generator, a piece a step
+                                                  |      +- or Work: a generator, one piece per step
                                                   v
                               ranges, txn, compares, leases, membership -> raftkv.storage
 
-    the member that was asked:   response.HeaderEncoder + Outcome.body -> the client
+    the member that got the request:   response.HeaderEncoder + Outcome.body -> the client
 
-Laws:
+Invariants:
 
-- Applying is a pure function of (state, entry): no clock, no randomness, no local shortcut. What differs from member to
-  member (member id, term) is put around the response afterwards, by the service that answers.
-- Applying is total: an error inside is a ``StatusError`` that every member reaches alike and that leaves the state
-  untouched, or it stops the member. There is no third kind.
-- All reads of a txn are checked before its first write, so that a txn cannot fail half-way (etcd issue 18667).
-- How an entry is executed, at once or in pieces, with the answer or without, changes neither state nor refusal.
+- Applying is a pure function of (state, entry): no clock, no randomness, no local shortcut. The service that responds
+  adds the values that differ between members (member id, term) to the response afterwards.
+- Applying is total: an error is either a ``StatusError``, which occurs alike on every member and leaves the state
+  unchanged, or it stops the member. There is no third kind.
+- All reads of a txn are checked before its first write, so that a txn cannot fail halfway (etcd issue 18667).
+- The way in which an entry is executed, at once or in pieces, with or without a response, changes neither its effect
+  nor its refusal.
 
 Example::
 
@@ -29,6 +30,6 @@ Example::
     outcome = applier.apply(kind, body)
     store.set_applied(entry.index, entry.term)
 
-Left out: which member answers, when a lease ends (``raftkv.replica.lease`` decides, the log says), and watchers, which
-follow the changes of the store.
+Not here: which member responds, when a lease ends (``raftkv.replica.lease`` decides, and the decision is in the log),
+and watchers, which follow the changes of the store.
 """

@@ -1,7 +1,7 @@
-"""Alarms of the cluster: which member raised which, agreed through the log and kept on disk.
+"""Alarms of the cluster: which member raised which alarm, agreed through the log and stored on disk.
 
-NOSPACE refuses requests that can grow the store; CORRUPT refuses every request that changes it. A kind that this
-version does not know refuses nothing; it can be in a log of another version, so it is kept, listed and disarmed.
+NOSPACE refuses requests that can grow the store; CORRUPT refuses every request that changes it. An alarm kind that this
+version does not know refuses nothing; a log of another version may contain it, so it is stored, listed and disarmed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from raftkv.storage import schema
 
 _KEY: Final = struct.Struct(">Qi")
 ALARMS_MAX: Final = 1_000
-"""Alarms that may be raised at a time: a client may name any member, also one that does not exist."""
+"""Maximum number of raised alarms: a client may name any member, even one that does not exist."""
 
 
 OnChange = Callable[[int, int, bool], object]
-"""Hears which member's alarm of which kind is now raised, or not."""
+"""Callback with member id, alarm kind, and whether that alarm is now raised."""
 
 
 class MetaStore(Protocol):
@@ -31,14 +31,14 @@ class MetaStore(Protocol):
         """Write a record.
 
         Arguments:
-            bucket, key, value: as of ``Store.meta_put``.
+            bucket, key, value: as in ``Store.meta_put``.
         """
 
     def meta_delete(self, bucket: bytes, key: bytes) -> None:
-        """Remove a record, present or not.
+        """Remove a record, if it exists.
 
         Arguments:
-            bucket, key: as of ``Store.meta_put``.
+            bucket, key: as in ``Store.meta_put``.
         """
 
     def meta_items(self, bucket: bytes) -> Iterable[tuple[bytes, bytes]]:
@@ -49,12 +49,12 @@ class Alarms:
     """The raised alarms.
 
     Arguments:
-        store: where they are kept.
+        store: store of the alarms.
         bucket: name of their bucket (``storage.schema``).
-        on_change: hears of each alarm that is raised or switched off, also by ``reload``.
+        on_change: called for each alarm that is raised or disarmed, also by ``reload``.
 
     Attributes:
-        on_change: all who hear of that, in order.
+        on_change: all callbacks for changes, in order.
         any, no_space, corrupt: whether any alarm, any NOSPACE, any CORRUPT is raised.
     """
 
@@ -68,13 +68,13 @@ class Alarms:
         self.reload()
 
     def reload(self) -> None:
-        """Read the alarms back from the store: at start, and after a snapshot replaced it."""
+        """Read the alarms from the store: at start, and after a snapshot replaced it."""
         with schema.reading(self._bucket):
             self._raised = {_KEY.unpack(key) for key, _ in self._store.meta_items(self._bucket)}
         self._note()
 
     def _note(self) -> None:
-        """Keep the answers that every write asks for, and tell what has changed."""
+        """Update the flags that every write checks, and report changes to the callbacks."""
         kinds = {kind for _, kind in self._raised}
         self.any = bool(kinds)
         self.no_space = rpc_pb2.NOSPACE in kinds
@@ -85,10 +85,10 @@ class Alarms:
         self._told = set(self._raised)
 
     def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
-        """Carry out GET, ACTIVATE or DEACTIVATE; return the alarms that the response lists.
+        """Execute GET, ACTIVATE or DEACTIVATE; return the alarms for the response.
 
         Raises:
-            TooManyRequestsError: ``ALARMS_MAX`` are raised.
+            TooManyRequestsError: ``ALARMS_MAX`` alarms are raised.
         """
         if request.action == rpc_pb2.AlarmRequest.GET:
             return self.raised(request.alarm)
@@ -109,14 +109,14 @@ class Alarms:
         return (member_id, alarm) in self._raised
 
     def check(self, kind: int, request: object) -> None:
-        """Refuse what cannot be applied while an alarm is raised.
+        """Refuse a request that cannot be applied while an alarm is raised.
 
         Arguments:
-            kind: of the request.
+            kind: kind of the request.
             request: the parsed message.
 
         Raises:
-            CorruptClusterError, NoSpaceError: by the alarm that forbids it.
+            CorruptClusterError, NoSpaceError: the alarm that forbids the request.
         """
         if self.corrupt and kind in _REFUSED_WHEN_CORRUPT:
             raise errors.CorruptClusterError
@@ -143,7 +143,7 @@ class Alarms:
 
 
 def _alarm_member(member_id: int, alarm: int) -> rpc_pb2.AlarmMember:
-    # An open enum: the message takes any number, also a kind that this version does not know.
+    # An open enum: the message accepts any number, including a kind that this version does not know.
     return rpc_pb2.AlarmMember(memberID=member_id, alarm=cast("rpc_pb2.AlarmType", alarm))
 
 
@@ -162,10 +162,10 @@ _ALWAYS_GROW: Final = frozenset((wire.Kind.PUT, wire.Kind.LEASE_GRANT))
 
 
 def can_grow(kind: int, request: object) -> bool:
-    """Return whether applying a request may make the store larger.
+    """Return whether applying a request may enlarge the store.
 
     Arguments:
-        kind: of the request.
+        kind: kind of the request.
         request: the parsed message, or its plain form.
     """
     if isinstance(request, wire.PlainTxn):

@@ -1,19 +1,21 @@
 """Application of committed entries to the store.
 
-    outcome = applier.apply(data)         # one committed entry
+    outcome = applier.apply(kind, body)   # one committed entry
     outcome.error or header(outcome.revision) + outcome.body
 
-Applied is applied: a ``StatusError`` is an outcome like any other, reached alike on every member. Applying is total:
-every committed entry has one outcome.
+A refused entry is still an applied entry: a ``StatusError`` is an outcome like any other, the same on every member.
+Applying is total: every committed entry has one outcome.
 
-- A body that is no request of its kind is refused (``MalformedEntryError``). All members have the same bytes, so all
-  refuse; to stop instead would let one entry end the cluster for good, since it is met again after each restart.
-- Enums are open: values that this version does not know are kept and listed as numbers (alarms), hold (compares) or
-  do nothing (sort targets, actions), as in etcd where it survives them. New ones are refused before they are proposed.
-- A kind that this version does not know stops the member (``UnknownEntryError``): the others may know it.
+- A body that is not a request of its kind is refused (``MalformedEntryError``). All members have the same bytes, so all
+  refuse them; stopping instead would let one entry end the cluster for good, because it is applied again after each
+  restart.
+- Enums are open: values that this version does not know are stored and listed as numbers (alarms), are true (compares)
+  or have no effect (sort targets, actions), as in etcd where etcd survives them. New ones are refused before they are
+  proposed.
+- A kind that this version does not know stops the member (``UnknownEntryError``): other members may know it.
 
-Any other exception leaves ``apply`` as ``InvariantError`` and stops the member, because its state may no longer be
-that of the others.
+Any other exception leaves ``apply`` as ``InvariantError`` and stops the member, because its state may then differ from
+that of the other members.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ Kind = wire.Kind
 
 
 class Outcome:
-    """The answer of one applied entry.
+    """The result of one applied entry.
 
     Attributes:
-        revision: for the response header.
+        revision: revision for the response header.
         pieces: bytes of the response after its header, in order.
-        error: the refusal, if it was refused; the state is untouched then.
-        unanswered: why there is no answer here to what was done all the same.
+        error: the refusal, if it was refused; the state is unchanged then.
+        unanswered: why there is no response on this member although the entry was executed.
     """
 
     __slots__ = ("error", "pieces", "revision", "unanswered")
@@ -67,16 +69,16 @@ class Outcome:
         self.pieces: Sequence[bytes] = (body,) if pieces is None else pieces
         self.error = error
         if error is not None:
-            # It holds the frames of applying, and those this: only a collector would free them.
+            # The error refers to the frames of applying, and these to this outcome: drop the cycle.
             error.__traceback__ = None
 
     @property
     def body(self) -> bytes:
-        """The pieces, put together."""
+        """The pieces, joined."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def check(self) -> None:
-        """Raise the refusal, if it was refused; once, since what is raised holds the frames that hold this."""
+        """Raise the refusal, if there is one; call only once, because the raised error refers to frames with this."""
         error, self.error = self.error, None
         if error is not None:
             try:
@@ -86,13 +88,13 @@ class Outcome:
 
 
 Work = Generator[None, None, Outcome]
-"""An entry that is applied in pieces: each ``next`` does a few milliseconds at most."""
+"""An entry that is applied in pieces: each ``next`` takes a few milliseconds at most."""
 
 AT_ONCE_MAX: Final = 500
-"""Keys and operations of one entry up to which it is applied at once: about 5 ms of the loop."""
+"""Number of keys and operations up to which an entry is applied at once: about 5 ms of the loop."""
 
 CHANGES_MAX: Final = SUB_MASK + 1
-"""Changes of one revision. A request that makes more is refused; a lease with more keys ends in several revisions."""
+"""Changes of one revision. A request with more is refused; a lease with more keys ends in several revisions."""
 
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.PUT: wire.parse_put,
@@ -114,22 +116,22 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
 
 
 class Applier:
-    """The state machine: it executes entries in log order.
+    """The state machine: executes entries in log order.
 
     Arguments:
         store: the MVCC store.
         alarms: raised alarms.
         membership: the members shown to clients.
         leases: the granted leases.
-        at_once_max: keys that one entry may look at or change in one go; more is done in pieces.
-        changes_max: what one revision can hold.
+        at_once_max: number of keys that one entry may look at or change at once; more are done in pieces.
+        changes_max: maximum number of changes in one revision.
 
     Attributes:
         downgrade: the downgrade job of the cluster.
-        quotas: those of prefixes.
-        limits: rates of users, roles and prefixes, which members enforce where requests enter.
-        auth, rights: users and roles, and what they may do.
-        term, index: of the entry being applied; decisions of a leader hold under its own term alone.
+        quotas: quotas of prefixes.
+        limits: rate limits of users, roles and prefixes, which members enforce when a request arrives.
+        auth, rights: users and roles, and their permissions.
+        term, index: term and index of the current entry; decisions of a leader are valid only in its own term.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class Applier:
         changes_max: int = CHANGES_MAX,
     ) -> None:
         self.store = store
-        # Changes that must be counted are made in pieces.
+        # Entries whose changes must be counted are executed in pieces.
         self._at_once_max = min(at_once_max, changes_max // 2)
         self._changes_max = changes_max
         self.alarms = alarms
@@ -190,7 +192,7 @@ class Applier:
         """Execute one entry at once, however long it takes.
 
         Arguments:
-            kind, body, request, is_answered, has_room: as of ``begin``, which also says what is raised.
+            kind, body, request, is_answered, has_room: as in ``begin``, which also documents the errors.
         """
         outcome = self.begin(kind, body, request, is_answered=is_answered, has_room=has_room)
         return outcome if isinstance(outcome, Outcome) else finish(outcome)
@@ -204,22 +206,23 @@ class Applier:
         is_answered: bool = True,
         has_room: Callable[[int], bool] | None = None,
     ) -> Outcome | Work:
-        """Execute one entry, or, if it is much work, begin to.
+        """Execute one entry, or begin to if it is much work.
 
         Arguments:
-            kind: of the request.
-            body: its protobuf bytes.
-            request: the same already parsed, where the caller has it; it may be a ``PlainTxn`` or a ``PlainPut``.
-            is_answered: whether a caller waits here for the answer; otherwise reads for it alone may be left out.
-            has_room: told the bytes that a long answer takes while it is put together; False: leave the answer out.
+            kind: kind of the request.
+            body: protobuf bytes of the request.
+            request: the parsed request, if the caller has it; it may be a ``PlainTxn`` or a ``PlainPut``.
+            is_answered: whether a caller on this member waits for the response; if not, reads that are only for the
+                response may be skipped.
+            has_room: called with the size of a long response while it is built; False: leave the response out.
 
         Returns:
-            The outcome; or work to be driven to its end before anything else is applied. Readers of the store see it
-            meanwhile as it was before.
+            The outcome, or work that must be completed before anything else is applied. Meanwhile readers of the store
+            see the state before the entry.
 
         Raises:
             UnknownEntryError: this version does not know the kind.
-            InvariantError: the entry could not be executed for a reason that is not an answer.
+            InvariantError: the entry could not be executed, for a reason that is not a refusal.
         """
         caller = None
         self._user = b""
@@ -237,8 +240,8 @@ class Applier:
         try:
             if request is None:
                 request = PARSERS[kind](body)
-            # Rights may have changed since the request was let in. They come before the alarms: who may do nothing is
-            # told nothing.
+            # Rights may have changed since the request was admitted. They are checked before the alarms, so that a
+            # caller without rights learns nothing about alarms.
             if self.auth.is_enabled and (caller is not None or kind not in KINDS_OF_MEMBERS):
                 request = _message(request)
                 left = self.rights.check_in_pieces(kind, request, caller)
@@ -254,16 +257,16 @@ class Applier:
                 return self._drive(kind, outcome)
         except errors.StatusError as error:
             outcome = Outcome(self.store.revision, error=error)
-        # Only a faulty or hostile member proposes such bytes; refusing them alike keeps the members equal.
+        # Only a faulty or hostile member proposes such bytes; all members refuse them, which keeps them equal.
         except DecodeError:
             outcome = Outcome(self.store.revision, error=errors.MalformedEntryError())
         except BaseException as error:
             raise self._failed(kind, error) from error
-        self._has_room = None  # who waited, and its connection, are not kept until the next entry
+        self._has_room = None  # do not keep the waiting caller and its connection until the next entry
         return outcome
 
     def _execute_after(self, checks: Generator[None, None, None], kind: int, request: Any) -> Work:
-        """Execute an entry once what is left of its checks is done."""
+        """Finish the checks of an entry, then execute it."""
         yield from checks
         self.alarms.check(kind, request)
         return (yield from self._execute(kind, request))
@@ -276,7 +279,7 @@ class Applier:
         return outcome
 
     def _drive(self, kind: int, work: Work) -> Work:
-        """Run the slow part of an entry; its errors become outcomes, as those of the fast part do."""
+        """Run the slow part of an entry; its errors become outcomes, like those of the fast part."""
         try:
             if not self.quotas.is_active:
                 return (yield from work)
@@ -286,7 +289,7 @@ class Applier:
                     next(work)
                 except StopIteration as end:
                     outcome = end.value
-                # A piece at a time, so that the end of a transaction of a million changes is short, too.
+                # Count the changes in pieces, so that the end of a transaction of a million changes is short too.
                 yield from self.quotas.account_unfinished(self.store.unfinished_changes)
                 yield from self.quotas.count_owed()
                 if outcome is not None:
@@ -295,14 +298,14 @@ class Applier:
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
         except GeneratorExit:
-            raise  # a received database replaces what it has done, or the member stops
+            raise  # either a received database replaces these changes, or the member stops
         except BaseException as error:
             raise self._failed(kind, error) from error
         finally:
             self._has_room = None
 
     def _failed(self, kind: int, error: BaseException) -> BaseException:
-        """Poison the store: a part of the entry must never be committed under the applied index of the one before."""
+        """Poison the store: a partial entry must never be committed with the applied index of the previous one."""
         self.store.poison()
         if isinstance(error, errors.InvariantError) or not isinstance(error, Exception):
             return error
@@ -315,7 +318,7 @@ class Applier:
             return self._put_with_options(request.message())
         if request.lease:
             wire.check_lease(request, self.leases)
-        # The plain put is most of all writes: no call between here and the store.
+        # Most writes are plain puts: no further calls before the store.
         write = self.store.begin()
         write.put(request.key, request.value, request.lease)
         write.end()
@@ -331,7 +334,7 @@ class Applier:
         return Outcome(revision, body)
 
     def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome | Work:
-        # The previous values are not returned, so they are not read.
+        # Nothing on this member needs the previous values, so do not read them.
         if not self._is_answered:
             request.prev_kv = False
         if request.range_end:
@@ -380,9 +383,9 @@ class Applier:
             executed = path if self._is_answered else txn.without_answers(path)
             txn.spend_operations(self.store, executed, budget, is_counted=self.quotas.is_active)
         except txn.NeedsSlicing:
-            # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
+            # Nothing was changed yet: choose the path again, from the same state and with the same result.
             return self._txn_in_pieces(request, self._room())
-        # The path with its answers, because refusals must not depend on whether a caller waits here.
+        # Check the path including responses, because refusals must not depend on whether a caller waits here.
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
             finish(self.quotas.check_path(path))
@@ -397,11 +400,11 @@ class Applier:
         if self.quotas.is_active:
             yield from self.quotas.check_path(path)
         yield
-        # Sub-revisions have 24 bits; a revision that overflows half-way could not be undone.
+        # Sub-revisions have 24 bits; a revision that overflows halfway could not be undone.
         self._check_changes((yield from txn.count_changes(self.store, path)))
         write = self.store.begin()
         pieces = yield from txn.execute_in_pieces(write, path, room)
-        # Quotas count what is left before its end.
+        # Let the quotas count the remaining changes before the end.
         yield
         write.end()
         return Outcome(self.store.revision, pieces=pieces, unanswered=room.refusal)
@@ -413,10 +416,10 @@ class Applier:
             )
 
     def read_txn(self, request: rpc_pb2.TxnRequest) -> Outcome:
-        """Answer a read-only txn from the current state, outside the log.
+        """Answer a read-only txn from the current state, without the log.
 
         Raises:
-            CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+            CompactedError, FutureRevisionError: a range requests a revision that cannot be read.
         """
         revision, pieces = finish(txn.read_in_pieces(self.store, request))
         return Outcome(revision, b"".join(pieces))
@@ -428,7 +431,7 @@ class Applier:
         return Outcome(self.store.revision)
 
     def when_compacted(self, callback: Callable[[], None]) -> None:
-        """Call back once the removal of every compaction so far is durable on this member."""
+        """Call back when the deletions of every compaction so far are durable on this member."""
         if self.store.is_compacting:
             self._when_compacted.append(callback)
         else:
@@ -484,7 +487,7 @@ class Applier:
         return self._end_leases((request.ID,), expired=False)
 
     def _lease_expire(self, decision: raft_pb2.LeaseDecision) -> Outcome | Work:
-        # A deposed leader's decision may rest on a state that the next leader has renewed.
+        # A deposed leader's decision may be based on a lease that the next leader has renewed.
         self._check_term(decision)
         return self._end_leases(decision.ids, expired=True)
 
@@ -504,7 +507,7 @@ class Applier:
         return Outcome(self.store.revision)
 
     def _check_term(self, decision: raft_pb2.LeaseDecision) -> None:
-        """Refuse what a leader decided before another took over: the new one may have decided otherwise."""
+        """Refuse a decision of an earlier leader: the new one may have decided otherwise."""
         if decision.term != self.term:
             raise errors.LeaderChangedError
 

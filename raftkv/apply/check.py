@@ -1,7 +1,7 @@
-"""Validation of KV requests before anything else happens to them.
+"""Validation of KV requests before anything else is done with them.
 
-Owns the refusals that depend on the request alone; each rule is etcd's (server/etcdserver/api/v3rpc/key.go), including
-which of two faults is reported. Refusals that depend on the state of the store come while applying, in ``txn``.
+Only checks that depend on the request alone are here; each rule is etcd's (server/etcdserver/api/v3rpc/key.go),
+including which one of two faults is reported. Checks that depend on the state are made while applying, in ``txn``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _SORT_ORDERS: Final = frozenset(rpc_pb2.RangeRequest.SortOrder.values())
 _SORT_TARGETS: Final = frozenset(rpc_pb2.RangeRequest.SortTarget.values())
 
 OPERATIONS_TOTAL_MAX: Final = 16_384
-"""Compares and operations of a txn, nested ones and those of both branches included: about 30 ms of checks, in pieces.
-etcd has no such limit; with its default of 128 in a list, honest txns are far below."""
+"""Maximum number of compares and operations of a txn, including nested ones and both branches: about 30 ms of checks,
+in pieces. etcd has no such limit; with its default of 128 per list, ordinary txns are far below."""
 
 OPERATIONS_PER_PIECE: Final = 128
-"""Operations of a list that are checked between two pauses: 0.3 ms."""
+"""Operations of a list checked between two pauses: 0.3 ms."""
 SMALL_LIST: Final = 16
-"""A nested list that is shorter is checked without a pause."""
+"""Length from which a nested list is followed by a pause."""
 
 KEPT_VALUES_MAX: Final = 128
-"""Puts that keep the value of their key, counted likewise: each writes a value that may be as large as a request, but
-does not travel with this one, and all are in memory until the database has them. More, if ``max-txn-ops`` is."""
+"""Maximum number of puts of a txn that keep the value of their key: each writes a value that may be as large as a
+request but is not part of this one, and all are in memory until the database has them. ``max-txn-ops`` if larger."""
 
 
 def check_range(request: rpc_pb2.RangeRequest) -> None:
@@ -42,7 +42,7 @@ def check_range(request: rpc_pb2.RangeRequest) -> None:
 
 
 def check_put(request: rpc_pb2.PutRequest) -> None:
-    """Refuse an empty key, and a value or lease given together with the flag to keep the old one."""
+    """Refuse an empty key, and a value or lease together with the flag to keep the old one."""
     if not request.key:
         raise errors.EmptyKeyError
     if request.ignore_value and request.value:
@@ -58,9 +58,9 @@ def check_delete_range(request: rpc_pb2.DeleteRangeRequest) -> None:
 
 
 def check_alarm(request: rpc_pb2.AlarmRequest) -> None:
-    """Refuse an unknown action, and to raise an unknown alarm.
+    """Refuse an unknown action, and raising an unknown alarm.
 
-    An unknown alarm in an old log may be listed and disarmed.
+    An unknown alarm in an old log may still be listed and disarmed.
     """
     if request.action not in _ACTIONS:
         raise errors.InvalidAlarmError(f"raftkv: unknown alarm action {request.action}")
@@ -76,10 +76,10 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> list[rpc_pb2.
         operations_max: ``max-txn-ops``, for each list and for nested lists together with those around them.
 
     Returns:
-        The compares on intervals, nested ones included: how much work they are, the request does not say.
+        The compares on intervals, including nested ones: the request does not show how much work these are.
 
     Raises:
-        TooManyOperationsError, DuplicateKeyError: and those of the checks of single operations.
+        TooManyOperationsError, DuplicateKeyError: also the errors of the checks of single operations.
     """
     return finish(check_txn_in_pieces(request, operations_max))
 
@@ -87,10 +87,10 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> list[rpc_pb2.
 def check_txn_in_pieces(
     request: rpc_pb2.TxnRequest, operations_max: int
 ) -> Generator[None, None, list[rpc_pb2.Compare]]:
-    """Refuse what ``check_txn`` refuses, with a pause after each piece of a large txn.
+    """Make the checks of ``check_txn``, with a pause after each piece of a large txn.
 
     Arguments:
-        request, operations_max: as of ``check_txn``, which also says what is returned and raised.
+        request, operations_max: as in ``check_txn``, which also documents the result and the errors.
     """
     found = _Found(operations_max)
     yield from _check_txn(request, operations_max, found)
@@ -98,9 +98,9 @@ def check_txn_in_pieces(
 
 
 class _Found:
-    """Limits left to a txn and those nested in it, and their compares on intervals.
+    """Remaining limits of a txn and its nested txns, and their compares on intervals.
 
-    etcd limits the longest of three lists; the sums over all nested txns, counted here, are limits of our own.
+    etcd limits the longest of three lists; the sums over all nested txns, counted here, are raftkv's own limits.
     """
 
     __slots__ = ("intervals", "kept_left", "operations_left")
@@ -114,7 +114,7 @@ class _Found:
 def _check_txn(request: rpc_pb2.TxnRequest, operations_max: int, found: _Found) -> Generator[None, None, None]:
     yield from _check_operations(request, operations_max, found)
     for branch in (request.success, request.failure):
-        # One put, range or deletion cannot write a key twice.
+        # A single put, range or deletion cannot write a key twice.
         if len(branch) > 1 or (branch and branch[0].HasField("request_txn")):
             yield from _check_branch(branch)
 
@@ -135,17 +135,17 @@ def _check_operations(request: rpc_pb2.TxnRequest, operations_max: int, found: _
         for number, operation in enumerate(branch, 1):
             nested = _check_operation(operation, found)
             if nested is not None:
-                # A nested txn may use what its parent left of the budget.
+                # A nested txn may use the rest of its parent's budget.
                 yield from _check_operations(nested, operations_max - size, found)
             if number % OPERATIONS_PER_PIECE == 0:
                 yield
-    # Those around it pause after so many of their own.
+    # Shorter lists rely on the pauses of the surrounding list.
     if size >= SMALL_LIST:
         yield
 
 
 def _check_operation(operation: rpc_pb2.RequestOp, found: _Found) -> rpc_pb2.TxnRequest | None:
-    """Refuse an invalid operation; return it if it is a txn, which is to be checked."""
+    """Refuse an invalid operation; return it if it is a txn, which must be checked in turn."""
     kind = operation.WhichOneof("request")
     if kind == "request_range":
         check_range(operation.request_range)
@@ -165,7 +165,7 @@ def _check_operation(operation: rpc_pb2.RequestOp, found: _Found) -> rpc_pb2.Txn
 
 
 class _Written:
-    """The writes of one branch: keys put, and intervals deleted, merged so that each key is in one at most."""
+    """The writes of one branch: keys put, and deleted intervals, merged so that each key is in at most one."""
 
     __slots__ = ("deletes", "puts")
 
@@ -174,12 +174,12 @@ class _Written:
         self.deletes = Intervals()
 
     def size(self) -> int:
-        """Return how much it is to merge into another."""
+        """Return the cost of merging this into another."""
         return len(self.puts) + len(self.deletes)
 
     def merge(self, other: _Written) -> Generator[None, None, _Written]:
         """Return the union; the larger of the two is changed and returned, so that each key moves O(log n) times in
-        all.
+        total.
         """
         into, one = (self, other) if self.size() >= other.size() else (other, self)
         into.puts |= one.puts
@@ -188,7 +188,7 @@ class _Written:
 
 
 class Intervals:
-    """Disjoint intervals of keys, in order: whether a key is in one is a bisection."""
+    """Disjoint intervals of keys, in order: a lookup of a key is a binary search."""
 
     __slots__ = ("_highs", "_lows")
 
@@ -200,7 +200,7 @@ class Intervals:
         return len(self._lows)
 
     def add(self, low: bytes, high: bytes) -> None:
-        """Join an interval to those that it overlaps; one that holds no key is none.
+        """Merge an interval with those that it overlaps; an empty interval is ignored.
 
         Arguments:
             low, high: the interval ``low <= key < high``.
@@ -215,7 +215,7 @@ class Intervals:
         self._highs[first:last] = [high]
 
     def update(self, other: Intervals) -> Generator[None, None, None]:
-        """Join all intervals of another set, with a pause after each piece."""
+        """Merge all intervals of another set, with a pause after each piece."""
         for number, low in enumerate(other._lows):
             self.add(low, other._highs[number])
             if number % OPERATIONS_PER_PIECE == OPERATIONS_PER_PIECE - 1:
@@ -231,13 +231,14 @@ class Intervals:
 
 
 def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> Generator[None, None, _Written]:
-    """Keys put and intervals deleted by one branch, nested txns included.
+    """Return the keys put and intervals deleted by one branch, including nested txns.
 
     Raises:
         DuplicateKeyError: a key is put twice, or put and deleted, on one possible path. The two branches of a nested
             txn exclude each other, so both may put the same key.
     """
-    # Deletions, then nested txns, then puts, as etcd's checkIntervals: the same txns are refused, for the same reason.
+    # Deletions, then nested txns, then puts, as in etcd's checkIntervals: the same txns are refused, for the same
+    # reason.
     written = _Written()
     txns: list[rpc_pb2.TxnRequest] = []
     put_keys: list[bytes] = []
@@ -265,10 +266,10 @@ def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> Generator[None, No
 
 
 def _merge_nested(request: rpc_pb2.TxnRequest, written: _Written) -> Generator[None, None, _Written]:
-    """Keys written by a branch by the end of a nested txn.
+    """Return the keys written by a branch including a nested txn.
 
-    Only what the nested txn puts is looked for in what is written so far, not what it deletes: so a branch may put a
-    key in one nested txn and delete it in a later one, as in etcd.
+    Only the puts of the nested txn are compared with the earlier writes, not its deletions. So a branch may put a key
+    in one nested txn and delete it in a later one, as in etcd.
     """
     success = yield from _check_branch(request.success)
     failure = yield from _check_branch(request.failure)
@@ -282,6 +283,6 @@ def _merge_nested(request: rpc_pb2.TxnRequest, written: _Written) -> Generator[N
 def _interval(request: rpc_pb2.DeleteRangeRequest) -> tuple[bytes, bytes]:
     if not request.range_end:
         return request.key, request.key + b"\0"
-    # The end "\0" too is taken as it stands, and holds no key then, though executing it deletes everything from the
-    # key on. Clients can see that etcd has it so: such a deletion may stand beside a put.
+    # The end "\0" is taken literally here and makes an empty interval, although executing the request deletes
+    # everything from the key on. etcd does the same, visibly to clients: such a deletion may be combined with a put.
     return request.key, request.range_end

@@ -1,18 +1,18 @@
-"""Evaluation of a txn's compares, on what the index knows wherever that is enough.
+"""Evaluation of a txn's compares, on the data in the index where that is enough.
 
 Versions, revisions and leases are in the index; only VALUE reads records. All compares on one interval and target are
-one condition, so the interval is walked once however many they are, and no further than the first key that fails.
+combined, so the interval is scanned only once, and only up to the first key that fails.
 
-    holds(view, key, target, result, 1)   # one that names a key
-    yield from all_hold(view, compares)   # any, with a pause after each small piece of work
-    yield from check_work(view, compares) # refuses what would keep every member from applying anything else for long
+    holds(view, key, target, result, 1)   # a compare of a single key
+    yield from all_hold(view, compares)   # any compares, with a pause after each small piece of work
+    yield from check_work(view, compares) # refuses work that would keep all members from applying for too long
 
-Compares decide what an entry does, so every member evaluates them: how much work they are is asked where a txn is
-taken, and never while it is applied.
+Compares decide the effect of an entry, so every member evaluates them: their amount of work is checked where a txn is
+received, and never while it is applied.
 
-Rules, etcd's: a predicate on an interval must hold for every key of it. A missing key has no value to compare with, so
-VALUE fails on it; its numbers compare as zeros. A target that this version does not know compares zero with the zero of
-an unset field, and a result that it does not know holds.
+Rules, etcd's: a predicate on an interval must hold for every key in it. A missing key has no value, so VALUE fails on
+it; its numbers compare as zeros. A target that this version does not know compares zero with the zero of an unset
+field, and an unknown result is true.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from raftkv.storage.mvcc_range import PinnedView, Reader
 from raftkv.storage.revision import SUB_BITS
 
 View = Store | PinnedView
-"""The state that compares are evaluated on."""
+"""The state on which compares are evaluated."""
 
 Compare = rpc_pb2.Compare
-# Asked for by name, an enum's value costs more than a comparison with it.
+# Looking up an enum's value by name costs more than comparing with it.
 _EQUAL, _GREATER, _LESS, _NOT_EQUAL = Compare.EQUAL, Compare.GREATER, Compare.LESS, Compare.NOT_EQUAL
 _VERSION, _CREATE, _MOD, _VALUE, _LEASE = Compare.VERSION, Compare.CREATE, Compare.MOD, Compare.VALUE, Compare.LEASE
 KEYS_PER_PIECE: Final = 512
 BYTES_PER_PIECE: Final = 256 * 1024
 COMPARES_PER_PIECE: Final = 1000
-"""Compares that are sorted by their intervals between two pauses: 1 ms."""
+"""Compares sorted by interval between two pauses: 1 ms."""
 
 WORK_MAX: Final = 10_000_000
-"""Keys that the compares of one txn may walk through, nested ones included: 4 s of applying on every member. etcd has
-no limit, reads their values too, and takes 15 s."""
+"""Maximum number of keys that the compares of one txn may scan, including nested ones: 4 s of applying on every member.
+etcd has no limit, reads their values too, and takes 15 s."""
 VALUE_WORK: Final = 4
 """Weight of a key whose value is compared."""
 BYTES_PER_KEY: Final = 512
-"""Bytes of values that take as long as one key more."""
+"""Bytes of values that take as long as one more key."""
 SAMPLES: Final = 8
-"""Values by which the size of all values of an interval is estimated, each as large as a request."""
+"""Number of values read to estimate the size of all values of an interval; each may be as large as a request."""
 INTERVALS_PER_PIECE: Final = 64
-"""Intervals of which the keys are counted between two pauses: 0.3 ms."""
+"""Intervals whose keys are counted between two pauses: 0.3 ms."""
 
 
 def holds(view: View, key: bytes, target: int, result: int, wanted: Any) -> bool:
     """Return whether a predicate on a single key holds.
 
     Arguments:
-        view: what it is evaluated on.
-        key, target, result: of the predicate.
-        wanted: what is compared with.
+        view: the state.
+        key, target, result: parts of the predicate.
+        wanted: value to compare with.
     """
     reader = view.reader
     state = reader.state(key, view.revision)
-    # etcd compares with zeros for a key that does not exist, but a value that does not exist equals and orders with
-    # nothing.
+    # For a key that does not exist, etcd compares numbers as zeros, but a missing value neither equals nor orders with
+    # anything.
     if state is None:
         return target != _VALUE and _matches(result, 0, wanted)
     return _matches(result, _operand(reader, target, state), wanted)
@@ -73,12 +73,12 @@ def all_hold(view: View, compares: Iterable[Compare]) -> Generator[None, None, b
     """Return whether all predicates hold, on single keys and on intervals, with a pause after each piece.
 
     Arguments:
-        view: what they are evaluated on.
+        view: the state.
         compares: the predicates.
     """
     conditions: dict[tuple[bytes, bytes, int], _Condition] = {}
     for number, compare in enumerate(compares, 1):
-        # Compares of one interval and target are merged, so that the interval is walked once, however many there are.
+        # Compares of one interval and target are merged, so that the interval is scanned only once.
         name = compare.key, compare.range_end, compare.target
         condition = conditions.get(name)
         if condition is None:
@@ -114,14 +114,14 @@ def _holds_throughout(
 
 
 def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, None, None]:
-    """Refuse compares on intervals that are too much work to be evaluated by every member, with pauses.
+    """Refuse compares on intervals that are too much work for every member, with pauses.
 
     Arguments:
-        view: the store where the txn is taken; the one that it is applied to may be larger.
+        view: the store of the member that received the txn; it may be larger when the txn is applied.
         intervals: the compares.
 
     Raises:
-        TooManyComparedError: they are.
+        TooManyComparedError: they are too much work.
     """
     left = WORK_MAX
     for number, compare in enumerate(intervals, 1):
@@ -138,7 +138,7 @@ def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, Non
 
 
 class _Condition:
-    """The conjunction of compares that every operand of an interval must satisfy."""
+    """The conjunction of compares that every key of an interval must satisfy."""
 
     __slots__ = ("equal", "greater", "is_false", "less", "unequal")
 
@@ -161,7 +161,7 @@ class _Condition:
             self.less = wanted if self.less is None else min(self.less, wanted)
 
     def passes_all(self, values: Sequence[Any]) -> bool:
-        # Over a whole piece at once, in C: a loop over the keys of an interval would run in the interpreter.
+        # Over a whole piece at once, in C, because a loop over the keys of an interval would be slow.
         return not (
             self.is_false
             or (self.equal is not None and values.count(self.equal) != len(values))
@@ -181,7 +181,7 @@ _WANTED: Final[dict[int, Callable[[Compare], Any]]] = {
 
 
 def wanted(compare: Compare) -> Any:
-    """Return what is compared with: zero when the target's own field is not set."""
+    """Return the value to compare with: zero when the target's own field is not set."""
     operand = _WANTED.get(compare.target)
     return 0 if operand is None else operand(compare)
 
@@ -210,7 +210,7 @@ def _operand(reader: Reader, target: int, state: State) -> Any:
 
 
 def _operands(reader: Reader, target: int, states: list[State]) -> list[Any]:
-    """Return the operands of the first keys: of all, but for values that would be too much at once."""
+    """Return the operands of the first keys: of all keys, unless the values would be too large at once."""
     if target == _VALUE:
         parse = kv_pb2.KeyValue.FromString
         return [parse(kv).value for kv in reader.load_all([state[1] for state in states], BYTES_PER_PIECE)]

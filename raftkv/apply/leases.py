@@ -1,14 +1,14 @@
-"""The granted leases: which exist, for how long each was granted, and to whom.
+"""The granted leases: their ids, TTLs, and owners.
 
-Owns the lease bucket: id to TTL, and behind it the name of the user, if users were asked for. Pure like all of
-applying: an entry grants, revokes, renews or ends leases, and does so on every member alike. *When* a lease ends is
-decided by the leader, which puts the decision into the log; nothing here reads a clock. A ``LeaseObserver``, which
-does, hears of each change.
+The lease bucket maps an id to the TTL, followed by the name of the user if authentication was enabled. Like all of
+applying, this is deterministic: an entry grants, revokes, renews or ends leases, in the same way on every member. The
+leader decides *when* a lease ends, and puts the decision into the log; nothing here reads a clock. A
+``LeaseObserver``, which does, is notified of each change.
 
     grant(7, 10) ... put(key, lease=7) ... end([7]): deletes the key, in one revision of its own
 
-Decisions of a leader, to end leases and to renew them, carry its term and have no effect under another: within one
-term one member decides, in order, so no lease is ended after a renewal that its decider did not know of.
+Decisions of a leader to end or renew leases carry its term and have no effect in another term: within one term one
+member decides, in order, so no lease is ended after a renewal that the leader did not know of.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from raftkv.storage.mvcc import Store
 
 _ID: Final = struct.Struct(">q")
 _RUN_KEYS: Final = 4096
-"""Keys sorted at once: about a millisecond."""
+"""Keys sorted at once: about 1 ms."""
 _KEYS_PER_PIECE: Final = 256
 _LEASES_PER_PIECE: Final = 2_000
-"""Leases of a received database that are read in one step, which takes 2 ms."""
+"""Leases of a received database read in one step: 2 ms."""
 TTL_MAX_S: Final = 9_000_000_000
-"""Longest TTL that is granted (etcd: lease.MaxLeaseTTL)."""
+"""Longest TTL that is granted, in seconds (etcd: lease.MaxLeaseTTL)."""
 
 
 class LeaseObserver(Protocol):
-    """A listener to the leases of a member, called as entries are applied; it must not change any state that applying
+    """An observer of the leases of a member, called as entries are applied; it must not change any state that applying
     reads.
     """
 
     def granted(self, lease_id: int, ttl_s: int) -> None:
-        """Note that a lease exists now.
+        """Called when a lease was granted.
 
         Arguments:
-            lease_id: its id.
+            lease_id: id of the lease.
             ttl_s: its TTL in seconds.
         """
 
     def renewed(self, lease_ids: Sequence[int]) -> None:
-        """Note that leases were renewed; some may be gone."""
+        """Called when leases were renewed; some may no longer exist."""
 
     def ended(self, lease_id: int, *, expired: bool) -> None:
-        """Note that a lease is gone.
+        """Called when a lease has ended.
 
         Arguments:
-            lease_id: its id.
-            expired: whether it expired; else it was revoked.
+            lease_id: id of the lease.
+            expired: whether it expired; otherwise it was revoked.
         """
 
     def receive(self, granted: dict[int, int]) -> Generator[None, None, None]:
-        """Get ready, in steps, for ``reloaded`` with the same leases."""
+        """Prepare, in steps, for ``reloaded`` with the same leases."""
 
     def reloaded(self, granted: dict[int, int]) -> None:
-        """Note that everything was replaced by a snapshot: ``granted`` is the TTL in seconds of each lease."""
+        """Called when a snapshot replaced everything: ``granted`` has the TTL in seconds of each lease."""
 
 
 class _NoObserver:
@@ -82,7 +82,7 @@ class _NoObserver:
 
 
 class _Read:
-    """What the bucket holds."""
+    """The contents of the bucket."""
 
     def __init__(self) -> None:
         self.granted: dict[int, int] = {}
@@ -90,24 +90,24 @@ class _Read:
         self._names: dict[bytes, bytes] = {}
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Take a record."""
+        """Add a record."""
         (lease_id,) = _ID.unpack(key)
         (self.granted[lease_id],) = _ID.unpack_from(value)
         if len(value) > _ID.size:
             owner = value[_ID.size :]
-            self.owners[lease_id] = self._names.setdefault(owner, owner)  # a million leases may be of one user
+            self.owners[lease_id] = self._names.setdefault(owner, owner)  # a million leases may belong to one user
 
 
 class Leases:
     """The leases that exist, by id.
 
     Arguments:
-        store: where they and their keys are kept.
+        store: store of the leases and their keys.
 
     Attributes:
-        granted: id to TTL (seconds).
-        owners: id to the name of the user that it was granted to; without an entry, it was granted to no user.
-        observer: called with each change.
+        granted: id to TTL in seconds.
+        owners: id to the name of the user to whom the lease was granted; no entry if there was no user.
+        observer: notified of each change.
     """
 
     def __init__(self, store: Store) -> None:
@@ -119,7 +119,7 @@ class Leases:
         self.reload()
 
     def receive(self, read: ReadTxn) -> Generator[None, None, None]:
-        """Read the leases of a database that is about to take the place of the store, in steps; ``reload`` follows.
+        """Read the leases of a database that will replace the store, in steps; ``reload`` must follow.
 
         There may be a million, which takes seconds.
 
@@ -136,7 +136,7 @@ class Leases:
         self._received = received
 
     def reload(self) -> None:
-        """Take what was received, or read the leases back from the store: after a snapshot replaced it, at a start."""
+        """Use the received leases, or read them from the store: after a snapshot replaced it, and at start."""
         read, self._received = self._received, None
         if read is None:
             read = _Read()
@@ -147,7 +147,7 @@ class Leases:
         self.observer.reloaded(self.granted)
 
     def exists(self, lease_id: int) -> bool:
-        """Return whether a lease is granted and has not ended."""
+        """Return whether a lease was granted and has not ended."""
         return lease_id in self.granted
 
     def grant(self, lease_id: int, ttl_s: int, owner: bytes = b"") -> None:
@@ -156,12 +156,12 @@ class Leases:
         Arguments:
             lease_id: its id, not 0.
             ttl_s: its TTL in seconds, at most ``TTL_MAX_S``.
-            owner: the user to whom it is granted; empty: none.
+            owner: user to whom it is granted; empty: none.
 
         Raises:
             LeaseExistsError: the id is in use.
             LeaseNotFoundError: the id is 0.
-            LeaseTTLTooLargeError: above ``TTL_MAX_S``.
+            LeaseTTLTooLargeError: the TTL is above ``TTL_MAX_S``.
         """
         if lease_id == 0:
             raise errors.LeaseNotFoundError
@@ -179,21 +179,21 @@ class Leases:
         """Refuse a lease that does not exist.
 
         Raises:
-            LeaseNotFoundError: there is no such lease.
+            LeaseNotFoundError: the lease does not exist.
         """
         if lease_id not in self.granted:
             raise errors.LeaseNotFoundError
 
     def end(self, lease_ids: Iterable[int], changes_max: int, *, expired: bool) -> Generator[None, None, None]:
-        """End those of the leases that exist, with a pause after each piece.
+        """End the leases that exist, with a pause after each piece.
 
-        The keys of a lease are deleted, in order, in a revision of its own: none if it has none, several if it has more
-        than ``changes_max``.
+        The keys of a lease are deleted, in order, in a revision of their own: none if there are no keys, several
+        revisions if there are more than ``changes_max``.
 
         Arguments:
             lease_ids: the leases.
-            changes_max: keys deleted in one revision.
-            expired: whether they expired; else they were revoked.
+            changes_max: maximum number of keys deleted in one revision.
+            expired: whether they expired; otherwise they were revoked.
         """
         for lease_id in lease_ids:
             if lease_id in self.granted:
@@ -205,7 +205,7 @@ class Leases:
 
     def _delete_keys(self, lease_id: int, changes_max: int) -> Generator[None, None, None]:
         names = self._store.lease_keys_unordered(lease_id)
-        # Sorted in runs with pauses between, then merged: to sort a million keys at once would hold the loop.
+        # Sorted in runs with pauses in between, then merged: sorting a million keys at once would block the loop.
         runs = []
         for start in range(0, len(names), _RUN_KEYS):
             runs.append(sorted(names[start : start + _RUN_KEYS]))
@@ -217,11 +217,11 @@ class Leases:
                 write.delete_range(next(keys))
                 if number % _KEYS_PER_PIECE == 0:
                     yield
-            # Quotas count what is left of the revision before its end.
+            # Let the quotas count the remaining changes before the end of the revision.
             yield
             write.end()
             left -= changes_max
 
     def renew(self, lease_ids: Sequence[int]) -> None:
-        """Pass on to the observer that leases were renewed. The state stays as it is: members do not agree on time."""
+        """Report renewed leases to the observer. The state does not change: members do not agree on time."""
         self.observer.renewed(lease_ids)

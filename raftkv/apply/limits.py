@@ -1,12 +1,12 @@
-"""Limits of rates: how many requests and bytes a second, and how many watches, each member takes from whom.
+"""Rate limits: requests and bytes per second, and watches, that each member accepts from users, roles and prefixes.
 
-    limits.execute(limit)                 # sets it; one without a number removes it
+    limits.execute(limit)                 # sets it; a limit without numbers removes it
     limits.by_subject["user", b"alice"]
 
-They are agreed through the log and kept beside the quotas of prefixes, so a restart or a received database has them.
-They decide nothing while applying: members enforce them where requests enter, each with a clock of its own
-(``server/node/throttle``). A user or role need not exist: its limit stays when it is deleted, and counts when it is
-there again.
+Limits are agreed through the log and stored next to the quotas of prefixes, so they survive a restart and come with a
+received database. They have no effect on applying: members enforce them when a request arrives, each with its own clock
+(``replica/node/throttle``). The user or role need not exist: its limit stays when it is deleted, and applies again when
+it is created again.
 
     raftkv_limit/<kind>/<name>  ->  requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max; u64 each
 """
@@ -26,7 +26,7 @@ LIMITS_MAX: Final = 1_000
 NAME_BYTES_MAX: Final = 256
 
 EACH: Final = "each"
-"""Every identity that has no limit of its own, apart from the others."""
+"""Every identity without a limit of its own, each counted separately."""
 PREFIX: Final = "prefix"
 ROLE: Final = "role"
 KINDS: Final = frozenset(("user", "certificate", "address", ROLE, PREFIX, EACH))
@@ -41,11 +41,11 @@ class Limits:
     """The limits of a cluster.
 
     Arguments:
-        store: where they are kept.
+        store: store of the limits.
 
     Attributes:
-        by_subject: all, as they were set.
-        on_change: called when any was set or removed, also by ``reload``.
+        by_subject: all limits, as they were set.
+        on_change: called when a limit was set or removed, also by ``reload``.
     """
 
     def __init__(self, store: MetaStore) -> None:
@@ -55,7 +55,7 @@ class Limits:
         self.reload()
 
     def reload(self) -> None:
-        """Read them back from the store: at start, and after a snapshot replaced it."""
+        """Read the limits from the store: at start, and after a snapshot replaced it."""
         self.by_subject = {}
         with schema.reading(schema.CLUSTER):
             for key, value in self._store.meta_items(schema.CLUSTER):
@@ -69,16 +69,16 @@ class Limits:
             callback()
 
     def messages(self) -> list[admin_pb2.Limit]:
-        """Return all, in order of kind and name."""
+        """Return all limits, in order of kind and name."""
         return [limit for _, limit in sorted(self.by_subject.items())]
 
     def execute(self, limit: admin_pb2.Limit) -> None:
-        """Set a limit in place of the one that its subject has; without a number: remove that.
+        """Set the limit of a subject, replacing the current one; a limit without numbers removes it.
 
         Raises:
-            InvalidLimitError: the subject is none, or a number is negative or has no rate.
-            LimitNotFoundError: there is none to remove.
-            TooManyLimitsError: there are ``LIMITS_MAX``.
+            InvalidLimitError: the subject is invalid, or a number is negative or has no rate.
+            LimitNotFoundError: there is no limit to remove.
+            TooManyLimitsError: there are ``LIMITS_MAX`` limits.
         """
         check(limit)
         subject = limit.kind, limit.name
@@ -97,7 +97,7 @@ class Limits:
 
 
 def check(limit: admin_pb2.Limit) -> None:
-    """Raise the InvalidLimitError of a limit that makes no sense."""
+    """Raise InvalidLimitError if a limit makes no sense."""
     if limit.kind not in KINDS or len(limit.name) > NAME_BYTES_MAX:
         raise errors.InvalidLimitError
     if bool(limit.name) == (limit.kind == EACH) and limit.kind != PREFIX:

@@ -1,24 +1,23 @@
-"""The members of the cluster, as agreed through the log, and which changes of them are valid.
+"""The members of the cluster, as agreed through the log, and the validation of membership changes.
 
-Owns two buckets: ``members``, id to ``etcdserverpb.Member``, and ``members_removed``, the ids of all that ever left,
-which are kept for ever. Who votes is Raft's business (its ConfState is stored beside the applied index); this is what
-clients are shown, and what decides whether a change is valid when it is applied.
+Stored in two buckets: ``members``, id to ``etcdserverpb.Member``, and ``members_removed``, the ids of all former
+members, which are kept for ever. Raft decides who votes (its ConfState is stored with the applied index); this module
+has the members as shown to clients, and decides whether a change is valid when it is applied.
 
-    entry of a change:  steps of Raft's configuration | context: MembershipChange (request id, what changes)
+    entry of a change:  steps of Raft's configuration | context: MembershipChange (request id, the change)
 
-    decision = membership.decide(data)      # pure: what the entry does to the members, or how it is refused
-    membership.execute(decision, conf_state)   # once Raft has taken the change over
+    decision = membership.decide(data)      # pure: the entry's effect on the members, or its refusal
+    membership.execute(decision, conf_state)   # once Raft has applied the change
 
 Invariants
 
-- ``decide`` looks at nothing but the entry, the two buckets and the rights of its caller, so all members decide alike.
-  Any bytes get a decision; a refused change alters neither the members nor Raft's configuration.
-- A member that leaves by a joint change is one until the joint configuration is left: until then it votes.
-- An id that has left never comes back; no two members share a peer URL; there is at least one voter.
-- The steps of an entry are those that its context asks for (``conf_change_of``), so that the members shown and those
-  that vote never differ. An entry without context is Raft's own (leaving a joint configuration) and shows nothing.
-- The version of raftkv that a member published lies in the cluster bucket, where versions that know nothing of it do
-  not look.
+- ``decide`` depends only on the entry, the two buckets and the rights of the caller, so all members decide alike. Any
+  bytes get a decision; a refused change alters neither the members nor Raft's configuration.
+- A member that leaves by a joint change remains a member until the joint configuration is left: until then it votes.
+- The id of a former member is never used again; no two members share a peer URL; there is at least one voter.
+- The steps of an entry are those of its context (``conf_change_of``), so that the members shown and the voters never
+  differ. An entry without context is Raft's own (leaving a joint configuration) and shows nothing.
+- The raftkv version that a member published is in the cluster bucket, because older versions do not look there.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from raftkv.storage import schema
 
 _KEY: Final = struct.Struct(">Q")
 _REMOVED: Final = b"removed"
-"""Value of an id that has left (as in etcd)."""
+"""Value of the id of a former member (as in etcd)."""
 
 Change = raft_pb2.MemberChange
 Members = Mapping[int, rpc_pb2.Member]
@@ -54,11 +53,11 @@ class Decision:
     """The effect of an entry that changes the configuration.
 
     Attributes:
-        request_id: pairs it with who asked for it.
-        change: for Raft; None if nothing changes.
-        members: those that are new or changed.
-        removed: ids that leave.
-        has_caller: whether a user asked for it.
+        request_id: identifies the waiting caller.
+        change: change for Raft; ``None`` if nothing changes.
+        members: new or changed members.
+        removed: ids of members that leave.
+        has_caller: whether a user requested it.
         error: why nothing changes.
     """
 
@@ -71,17 +70,17 @@ class Decision:
 
 
 def conf_change_of(record: raft_pb2.MembershipChange) -> ConfChange:
-    """Return the change of Raft's configuration that carries a change of members.
+    """Return the change of Raft's configuration for a change of members.
 
     Arguments:
-        record: one change is one step; several are one joint change, which is left by itself.
+        record: one change is one step; several are one joint change with ``auto_leave``.
     """
     steps = tuple(ConfChangeSingle(_step_of(change), change.member.ID) for change in record.changes)
     return ConfChange(steps, context=record.SerializeToString(deterministic=True))
 
 
 def _is_url(text: str) -> bool:
-    """Return whether a text is one URL, by the rules of all versions: members that differ here would diverge.
+    """Return whether a text is one URL, by fixed rules: versions with different rules would make members diverge.
 
     ``raftkv.urls`` is stricter, and refuses a call before it is proposed.
     """
@@ -95,7 +94,7 @@ def _is_url(text: str) -> bool:
 
 
 def _member(record: tuple[bytes, bytes]) -> tuple[int, rpc_pb2.Member]:
-    """Return a member that is stored, by id. Raises ValueError or what parsing raises: the record is none."""
+    """Return a stored member, with its id. Raises ValueError, or a parsing error, if the record is not a member."""
     key, value = record
     member = rpc_pb2.Member.FromString(value)
     if _KEY.pack(member.ID) != key:
@@ -115,7 +114,7 @@ def _step_of(change: raft_pb2.MemberChange) -> ConfChangeType:
 
 @dataclass(slots=True)
 class _Draft:
-    """The members while the parts of one change are looked at."""
+    """The members while the parts of one change are checked."""
 
     members: dict[int, rpc_pb2.Member]
     gone: frozenset[int]
@@ -124,7 +123,7 @@ class _Draft:
     removed: list[int] = field(default_factory=list)
 
     def take(self, change: raft_pb2.MemberChange) -> None:
-        """Make one part of the change. Raises StatusError if it is not valid here."""
+        """Apply one part of the change. Raises StatusError if it is not valid now."""
         member_id = change.member.ID
         if change.kind == Change.ADD:
             self._add(change.member)
@@ -148,7 +147,7 @@ class _Draft:
 
     def _add(self, member: rpc_pb2.Member) -> None:
         if member.ID in self.gone or member.ID in self.removed:
-            raise errors.MemberNotFoundError  # etcd's answer for an id that has left
+            raise errors.MemberNotFoundError  # etcd's error for the id of a former member
         if member.ID in self.members:
             raise errors.MemberExistsError
         if member.ID == 0:
@@ -185,13 +184,13 @@ class _Draft:
 
 
 class Membership:
-    """The members by id, and the ids that have left.
+    """The members by id, and the ids of former members.
 
     Arguments:
-        store: where they are kept.
+        store: store of the members.
 
     Attributes:
-        check_caller: refuses a change by who asked for it; the applier's, which knows users and roles.
+        check_caller: refuses a change depending on its caller; set by the applier, which knows users and roles.
     """
 
     def __init__(self, store: MetaStore) -> None:
@@ -203,7 +202,7 @@ class Membership:
         self.reload()
 
     def reload(self) -> None:
-        """Read the members back from the store: at start, and after a snapshot replaced it."""
+        """Read the members from the store: at start, and after a snapshot replaced it."""
         with schema.reading(schema.MEMBERS):
             self.members = dict(map(_member, self._store.meta_items(schema.MEMBERS)))
             self.removed = {_KEY.unpack(key)[0] for key, _ in self._store.meta_items(schema.MEMBERS_REMOVED)}
@@ -216,12 +215,12 @@ class Membership:
             }
 
     def bootstrap(self, members: Iterable[rpc_pb2.Member]) -> None:
-        """Write the members that a member without data starts with."""
+        """Write the initial members of a member without data."""
         for member in members:
             self._save(member)
 
     def set_attributes(self, record: raft_pb2.MemberRecord) -> None:
-        """Take over the name and the client URLs that a member published; unknown members are ignored, as they may have
+        """Store the name and the client URLs that a member published; unknown members are ignored, as they may have
         left.
         """
         member = self.members.get(record.member.ID)
@@ -236,7 +235,7 @@ class Membership:
         self._save_version(member.ID, record.version)
 
     def version_of(self, member_id: int) -> str:
-        """Return the version that a member published, empty if it has not, or runs one that does not say."""
+        """Return the version that a member published; empty if it has not published one."""
         return self._versions.get(member_id, "")
 
     def list(self) -> list[rpc_pb2.Member]:
@@ -244,10 +243,10 @@ class Membership:
         return [self.members[member_id] for member_id in sorted(self.members)]
 
     def decide(self, data: bytes) -> Decision:
-        """Return what an entry that changes the configuration does here; changes nothing yet.
+        """Return the effect of an entry that changes the configuration, without changing anything.
 
         Arguments:
-            data: of the entry; any bytes.
+            data: data of the entry; any bytes.
         """
         try:
             change = confchange.decode(data)
@@ -262,7 +261,7 @@ class Membership:
         try:
             return self._decide(change, record)
         except errors.StatusError as error:
-            return Decision(record.request_id, error=error.with_traceback(None))  # which holds the frames of applying
+            return Decision(record.request_id, error=error.with_traceback(None))  # drop the frames of applying
 
     def _decide(self, change: ConfChange, record: raft_pb2.MembershipChange) -> Decision:
         wanted = conf_change_of(record)
@@ -278,7 +277,7 @@ class Membership:
         """Return the members as a change would make them.
 
         Raises:
-            StatusError: it is not valid now; exactly what applying it now would answer.
+            StatusError: the change is not valid now; the same error as applying it now would give.
         """
         learners_max = record.learners_max if record.HasField("learners_max") else None
         draft = _Draft(dict(self.members), frozenset(self.removed), learners_max)
@@ -288,10 +287,10 @@ class Membership:
         return draft
 
     def execute(self, decision: Decision, conf_state: ConfState) -> None:
-        """Take over a decision on an entry that Raft has taken over too.
+        """Execute the decision on an entry that Raft has applied too.
 
         Arguments:
-            decision: on the entry.
+            decision: decision on the entry.
             conf_state: the configuration after it.
         """
         for member in decision.members:
@@ -299,7 +298,7 @@ class Membership:
         removed = set(decision.removed)
         if decision.change is not None and not decision.change.changes:  # a joint configuration was left
             removed = self.members.keys() - {*conf_state.voters, *conf_state.learners}
-        # A member that leaves by a joint change votes until that is over, so it must stay connected and run until then.
+        # A member that leaves by a joint change votes until that is left, so it must stay connected until then.
         for member_id in sorted(removed.difference(conf_state.voters_outgoing)):
             self._remove(member_id)
 
@@ -331,25 +330,25 @@ class Membership:
 #
 # The downgrade job of the cluster, agreed through the log: the version to go back to.
 #
-# One record of the cluster bucket, under etcd's name and in etcd's form, so that a snapshot file shows it to etcd's
-# tools. There is one job or none: an entry that would begin a second one, or cancel an absent one, is refused on every
-# member alike. (etcd checks this on the asked member, so two requests at once both succeed there.)
+# One record of the cluster bucket, with etcd's name and form, so that etcd's tools find it in a snapshot file. There is
+# at most one job: an entry that would begin a second one, or cancel an absent one, is refused on every member alike.
+# (etcd checks this on the member that got the request, so two concurrent requests both succeed there.)
 #
 #     {"target-version":"3.5.0","enabled":true}
 #
 # While there is a job, its target is the version of the cluster, and of the snapshot files that it makes, which etcd of
-# that version restores. raftkv's own format stays the same. Leaves out which versions may be asked for
+# that version can restore. raftkv's own format stays the same. Not here: which versions may be requested
 # (``server/maintenance/service``).
 
 
 class Downgrade:
-    """The job, if there is one.
+    """The downgrade job, if there is one.
 
     Arguments:
-        store: where it is kept.
+        store: store of the job.
 
     Attributes:
-        info: as ``Status`` shows it.
+        info: the job, as shown by ``Status``.
     """
 
     def __init__(self, store: MetaStore) -> None:
@@ -358,7 +357,7 @@ class Downgrade:
         self.reload()
 
     def reload(self) -> None:
-        """Read the job back from the store: at start, and after a snapshot replaced it."""
+        """Read the job from the store: at start, and after a snapshot replaced it."""
         record = dict(self._store.meta_items(schema.CLUSTER)).get(schema.CLUSTER_DOWNGRADE)
         enabled, target = schema.decode_downgrade(record)
         self.info = rpc_pb2.DowngradeInfo(enabled=enabled, targetVersion=target)
@@ -372,8 +371,8 @@ class Downgrade:
         """Begin a job, or cancel it if ``wanted`` is not enabled.
 
         Raises:
-            DowngradeInProcessError: there is one already.
-            NoInflightDowngradeError: there is none.
+            DowngradeInProcessError: there is already a job.
+            NoInflightDowngradeError: there is no job.
         """
         if wanted.enabled and self.info.enabled:
             raise errors.DowngradeInProcessError

@@ -1,31 +1,32 @@
-"""Quotas of prefixes: how many keys may exist below a prefix, and how many bytes the database may keep of it.
+"""Quotas of prefixes: limits on the number of keys with a prefix, and on their bytes in the database.
 
-    quotas.check_put(request)             # refuses what would grow a prefix beyond its limits
+    quotas.check_put(request)             # refuses a put that would grow a prefix beyond its limits
     ... the store changes ...
-    quotas.account(changes)               # called by the store: what was taken and given back
+    quotas.account(changes)               # called by the store: updates the use
 
-Keys count while they exist. Bytes count for each revision that is kept (``kept_bytes``): a put adds its revision, and
-a compaction gives back what was superseded up to it. Hence a deletion gives back keys at once, and bytes only together
-with a later compaction. A compaction counts when its entry is applied, although members remove at their own pace.
-Prefixes may overlap; a key counts for all that it begins with. A txn is taken or refused as a whole, by the keys that
-are there before it and after it, and by the bytes that it puts. A prefix that is over its limits (they were set below
-what was there) takes no growth, and everything else, deletions included.
+Keys count while they exist. Bytes count for each revision that is kept (``kept_bytes``): a put adds its revision, and a
+compaction subtracts the revisions that were superseded up to it. So a deletion subtracts its keys at once, but its
+bytes only with a later compaction. A compaction counts when its entry is applied, although each member deletes at its
+own time. Prefixes may overlap; a key counts for all prefixes with which it begins. A txn is accepted or refused as a
+whole, by the keys that exist before and after it, and by the bytes that it puts. A prefix that is over its limits (they
+were set below its use) refuses growth, and accepts everything else, including deletions.
 
-Quotas that entries of the kind PREFIX_QUOTA set, as earlier builds did, count the bytes of present keys and values
-alone (``history`` is None), because members that apply the same log must refuse the same. Setting one again counts all.
+Quotas that were set by entries of the kind PREFIX_QUOTA, as in earlier builds, count only the bytes of present keys and
+values (``history`` is None), because members that apply the same log must refuse the same requests. Setting such a
+quota again makes it count everything.
 
-Limits and use lie in the cluster bucket, in the batch of the entries that changed them: a restart or a received
-database has both, and nothing is counted again.
+Limits and use are stored in the cluster bucket, in the batch of the entries that changed them: they survive a restart,
+come with a received database, and are not counted again.
 
     raftkv_quota/<prefix>  ->  bytes_max u64, keys_max u64 (0: none), bytes_used u64, keys_used u64
                                [after u64, size u32, cursor, (due u64, bytes u64) for each run of the history]
 
-Setting a quota counts what is there, a part with each of many entries, so that no write waits for all of it: those
-that ask for the next part (``COUNT_ON``), and those that change a key. What is before the cursor is counted and kept up
-to date by the changes; what is behind it will be counted as it is then.
+Setting a quota counts the existing keys, in parts over many entries, so that no write waits for all of it: entries that
+request the next part (``COUNT_ON``), and entries that change a key. Keys before the cursor are counted and kept up to
+date by the changes; keys after it will be counted as they are then.
 
-Invariants: use follows from the entries alone, so it is the same on every member after the same entry, and never below
-what a count would give. Without quotas the cost of a put is one test of ``is_active``.
+Invariants: use depends only on the entries, so it is the same on every member after the same entry, and never below the
+result of a count. Without quotas a put costs only one test of ``is_active``.
 """
 
 from __future__ import annotations
@@ -48,50 +49,50 @@ from raftkv.storage.selection import Selection, finish
 
 QUOTAS_MAX: Final = 1_000
 REMOVE: Final = -1
-"""Both limits in an entry that removes a quota."""
+"""Value of both limits in an entry that removes a quota."""
 COUNT_ON: Final = -2
-"""Both limits in an entry that counts the next part of the keys that were there when the quota was set."""
+"""Value of both limits in an entry that counts the next part of the keys that existed when the quota was set."""
 COUNTED_BY_ENTRY: Final = 1024 * 1024
 COUNTED_BY_CHANGE: Final = 16 * 1024
-"""How much of it an entry counts, in bytes as ``_Pace`` counts them: 10 ms, and 0.1 ms."""
+"""The part that one entry counts, in bytes as ``_Pace`` counts them: 10 ms by COUNT_ON, 0.1 ms by a change of a key."""
 
 BYTES_PER_PIECE: Final = 256 * 1024
-"""Bytes of values that are read between two pauses. The size of a value is known only once it is read, and each may be
-as large as a request.
+"""Bytes of values read between two pauses. The size of a value is known only after reading it, and each may be as large
+as a request.
 """
 KEY_COST_BYTES: Final = 1024
-"""Bytes that a key counts for beside its value."""
+"""Bytes that a key counts for in addition to its value."""
 
 _RECORD: Final = struct.Struct(">QQQQ")
 _CURSOR: Final = struct.Struct(">QI")
 _DONE: Final = object()
 _COUNTED: Final = (1 << 64) - 1
-"""In the place of a revision: all is counted."""
+"""In place of a revision: everything is counted."""
 
 REVISION_COST_BYTES: Final = 64
-"""Bytes that a revision takes in the database beside its key and value: other fields, checksum, node of the tree."""
+"""Bytes that a revision takes in the database besides its key and value: other fields, checksum, node of the tree."""
 LARGE_BYTES: Final = 2_000
 PAGE_BYTES: Final = 4_096
-"""Revisions of more than ``LARGE_BYTES`` take whole pages of the database."""
+"""Revisions larger than ``LARGE_BYTES`` take whole pages of the database."""
 RUNS: Final = 64
-"""Parts in which a history is given back."""
+"""Number of parts in which a history is subtracted."""
 
 ABSENT: Final = -1
 """Size of a key that does not exist."""
 
 Growth = dict[bytes, list[int]]
-"""Prefix to the bytes and keys that it grows by, or shrinks."""
+"""Prefix to the bytes and keys by which it grows (or shrinks, if negative)."""
 
 
 class History:
-    """Bytes of superseded revisions, by the compaction that gives them back.
+    """Bytes of superseded revisions, by the compaction that subtracts them.
 
-    Changes that follow each other are counted together, as a run, up to about a ``RUNS``-th of all. A run is given back
-    when a compaction reaches its last change, so a compaction gives back a little less than it removes, never more.
+    Consecutive changes are combined into runs, each up to about 1/``RUNS`` of the total. A run is subtracted when a
+    compaction reaches its last change, so a compaction subtracts a little less than it deletes, never more.
 
     Arguments:
-        dues: of each run, the last main revision whose compaction is needed to give it back; ascending.
-        sizes: of each run, its bytes.
+        dues: last main revision of each run, at or after which a compaction subtracts it; ascending.
+        sizes: bytes of each run.
     """
 
     __slots__ = ("_dues", "_sizes", "size_bytes")
@@ -102,11 +103,11 @@ class History:
         self.size_bytes = sum(sizes)
 
     def add(self, due: int, size_bytes: int) -> None:
-        """Note what was superseded.
+        """Add a superseded revision.
 
         Arguments:
-            due: the main revision whose compaction removes it.
-            size_bytes: what it takes.
+            due: the main revision whose compaction deletes it.
+            size_bytes: its size.
         """
         dues, sizes = self._dues, self._sizes
         if dues and due <= dues[-1]:
@@ -123,7 +124,7 @@ class History:
         self.size_bytes += size_bytes
 
     def compact(self, revision: int) -> int:
-        """Give back what a compaction at a main revision removes; return its bytes."""
+        """Subtract the runs that a compaction at a main revision deletes; return their bytes."""
         count = bisect_right(self._dues, revision)
         given_bytes = sum(self._sizes[:count])
         del self._dues[:count], self._sizes[:count]
@@ -137,25 +138,25 @@ class History:
 
     @classmethod
     def between(cls, compacted: int, revision: int) -> History:
-        """Return an empty history for what is due after one main revision and at another at the latest."""
+        """Return an empty history for revisions due after ``compacted`` and up to ``revision``."""
         span = revision - compacted
         dues = sorted({compacted - -(number + 1) * span // RUNS for number in range(RUNS)})
         return cls(dues, [0] * len(dues))
 
     @classmethod
     def decode(cls, data: bytes) -> History:
-        """Return what ``encode`` wrote."""
+        """Return the history that ``encode`` wrote."""
         numbers = struct.unpack(f">{len(data) // 16 * 2}Q", data)
         return cls(list(numbers[::2]), list(numbers[1::2]))
 
 
 class Quota:
-    """Limits of a prefix (0: none), and what is used.
+    """Limits of a prefix (0: none), and its use.
 
     Attributes:
-        history: None: only what exists counts.
-        cursor, after: keys from ``cursor`` on are not counted yet, apart from what its first one has up to a packed
-            revision; None: all is counted.
+        history: superseded revisions; ``None``: only existing keys count.
+        cursor, after: keys from ``cursor`` on are not counted yet, except the revisions of the first one up to the
+            packed revision ``after``; ``None``: everything is counted.
     """
 
     __slots__ = ("after", "bytes_max", "bytes_used", "cursor", "history", "keys_max", "keys_used", "prefix")
@@ -200,11 +201,11 @@ class Quota:
         return record + _CURSOR.pack(after, len(cursor)) + cursor + self.history.encode()
 
     def change(self, before: int, after: int, key_bytes: int, main: int) -> None:
-        """Note that a key of one size is of another.
+        """Record a change of the size of a key.
 
         Arguments:
             before, after: bytes of key and value; ``ABSENT``: the key does not exist.
-            key_bytes: of the key alone, which its deletion keeps.
+            key_bytes: bytes of the key alone, which its tombstone keeps.
             main: the main revision of the change.
         """
         self.keys_used += (after != ABSENT) - (before != ABSENT)
@@ -217,18 +218,18 @@ class Quota:
         if after != ABSENT:
             self.bytes_used += kept_bytes(after)
         else:
-            # Reads at the compact revision still see a deletion that is exactly there.
+            # Reads at the compact revision still see a tombstone exactly at it.
             self.bytes_used += kept_bytes(key_bytes)
             history.add(main + 1, kept_bytes(key_bytes))
 
     def compact(self, revision: int) -> bool:
-        """Note that a compaction at a main revision was applied; return whether that gave anything back."""
+        """Record that a compaction at a main revision was applied; return whether that subtracted anything."""
         given_bytes = self.history.compact(revision) if self.history is not None else 0
         self.bytes_used -= given_bytes
         return given_bytes > 0
 
     def refusal(self, size_bytes: int, keys: int) -> errors.QuotaExceededError | None:
-        """Return why so much more is too much, if it is."""
+        """Return the refusal of a growth beyond the limits; ``None`` if the growth is allowed."""
         if self.keys_max and keys > 0 and self.keys_used + keys > self.keys_max:
             return self._refusal(self.keys_used, self.keys_max, keys, "keys")
         if self.bytes_max and size_bytes > 0 and self.bytes_used + size_bytes > self.bytes_max:
@@ -247,7 +248,7 @@ class Quota:
         )
 
     def message(self) -> admin_pb2.PrefixQuota:
-        """Return it as clients are shown it."""
+        """Return the quota as shown to clients."""
         return admin_pb2.PrefixQuota(
             prefix=self.prefix,
             bytes_max=self.bytes_max,
@@ -263,10 +264,10 @@ class Quotas:
     """The quotas of a cluster.
 
     Arguments:
-        store: where they are kept, and what is counted.
+        store: store of the quotas and of the counted keys.
 
     Attributes:
-        is_active: whether there are any.
+        is_active: whether there are any quotas.
     """
 
     def __init__(self, store: Store) -> None:
@@ -276,13 +277,13 @@ class Quotas:
         self._unsaved: dict[bytes, Quota] = {}
         self._counting: dict[bytes, Quota] = {}
         self._owed: Generator[None, None, None] | None = None
-        """The rest of the part that the last change has counted, if that is not done yet."""
+        """The rest of the part that the last change is counting; ``None`` if done."""
         self._accounted = 0
         self.is_active = False
         self.reload()
 
     def reload(self) -> None:
-        """Read them back from the store: at start, and after a snapshot replaced it."""
+        """Read the quotas from the store: at start, and after a snapshot replaced it."""
         self._quotas, self._unsaved, self._owed = {}, {}, None
         self._accounted = 0
         with schema.reading(schema.CLUSTER):
@@ -299,20 +300,20 @@ class Quotas:
         self._store.accountant = self if self.is_active else None
 
     def by_prefix(self) -> list[Quota]:
-        """Return all, in order of prefix."""
+        """Return all quotas, in order of prefix."""
         return [self._quotas[prefix] for prefix in sorted(self._quotas)]
 
     def is_counting(self, prefix: bytes) -> bool:
-        """Whether what was below a prefix when its quota was set is not all counted yet."""
+        """Return whether the keys that existed when the quota of a prefix was set are not all counted yet."""
         return prefix in self._counting
 
     @property
     def passes_over_keys(self) -> bool:
-        """Whether a change may have to pass over very many keys, so that its entry has to be applied in pieces."""
+        """Whether a change may have to skip very many keys, so that its entry must be applied in pieces."""
         return bool(self._counting) and self._store.is_compacting
 
     def _of(self, key: bytes) -> list[Quota]:
-        """Return the quotas that a key counts for."""
+        """Return the quotas for which a key counts."""
         quotas, size = self._quotas, len(key)
         found = []
         for length in self._lengths:
@@ -328,19 +329,19 @@ class Quotas:
     def execute(
         self, request: admin_pb2.QuotaSetRequest, *, counts_history: bool = True
     ) -> Generator[None, None, Quota | None]:
-        """Set or remove a quota, or count on; with a pause after each piece.
+        """Set or remove a quota, or continue counting; with a pause after each piece.
 
         Arguments:
             request: the limits.
-            counts_history: False: a new one counts what exists, as members of earlier builds do.
+            counts_history: False: a new quota counts only existing keys, as members of earlier builds do.
 
         Returns:
-            the quota; None if it was removed.
+            the quota; ``None`` if it was removed.
 
         Raises:
-            InvalidQuotaError: the prefix is too long, or a limit is no limit.
-            QuotaNotFoundError: there is none to remove.
-            TooManyQuotasError: there are ``QUOTAS_MAX``.
+            InvalidQuotaError: the prefix is too long, or a limit is invalid.
+            QuotaNotFoundError: there is no quota to remove.
+            TooManyQuotasError: there are ``QUOTAS_MAX`` quotas.
         """
         prefix = request.prefix
         if len(prefix) > schema.QUOTA_PREFIX_BYTES_MAX:
@@ -383,7 +384,7 @@ class Quotas:
         return quota
 
     def _begin_count(self, prefix: bytes) -> Quota:
-        # Revisions that are kept are due after the last compaction, and a deletion of now with the next revision.
+        # Kept revisions are due after the last compaction, and a deletion made now with the next revision.
         store = self._store
         quota = Quota(prefix, 0, 0, history=History.between(max(store.compact_revision, 0), store.revision + 1))
         quota.cursor = prefix
@@ -393,8 +394,8 @@ class Quotas:
         """Count the next part of a prefix, with a pause after each piece; nothing if all is counted.
 
         Arguments:
-            quota: of the prefix.
-            size_bytes: the part, as ``_Pace`` counts it.
+            quota: quota of the prefix.
+            size_bytes: size of the part, as ``_Pace`` counts it.
         """
         if quota.cursor is None or quota.history is None:
             return
@@ -424,19 +425,19 @@ class Quotas:
         self._unsaved[quota.prefix] = quota
 
     def _save(self, quota: Quota) -> None:
-        # A quota that is counted anew takes the place of one whose changes are not saved yet.
+        # A quota that is counted again replaces one with unsaved changes.
         self._unsaved.pop(quota.prefix, None)
         self._store.meta_put(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + quota.prefix, quota.encode())
 
     def take_records(self) -> dict[tuple[bytes, bytes], bytes | None]:
-        """Return the records that changed since the last call, for the batch that has the entries which did it."""
+        """Return the records that changed since the last call, for the batch with the entries that changed them."""
         unsaved, self._unsaved = self._unsaved, {}
         return {
             (schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + prefix): quota.encode() for prefix, quota in unsaved.items()
         }
 
     def compact(self, revision: int) -> None:
-        """Give back what a compaction at a main revision, whose entry is being applied, removes."""
+        """Subtract the revisions deleted by a compaction at a main revision, whose entry is being applied."""
         self._unsaved.update({quota.prefix: quota for quota in self._quotas.values() if quota.compact(revision)})
 
     # Refusing.
@@ -445,7 +446,7 @@ class Quotas:
         """Refuse a put that would grow a prefix beyond its limits.
 
         Raises:
-            QuotaExceededError: names the prefix.
+            QuotaExceededError: a limit would be exceeded; the message names the prefix.
         """
         quotas = self._of(request.key)
         if quotas:
@@ -457,7 +458,7 @@ class Quotas:
                     raise refusal
 
     def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Generator[None, None, Growth]:
-        """Growth of each prefix when keys of one size become keys of another, with a pause after each piece."""
+        """Return the growth of each prefix when keys change their sizes, with a pause after each piece."""
         grown: Growth = {}
         for number, (key, (before, after)) in enumerate(sizes.items(), 1):
             self._add_growth(grown, key, before, after)
@@ -473,7 +474,7 @@ class Quotas:
             more[1] += (after != ABSENT) - (before != ABSENT)
 
     def _refuse(self, grown: Growth, kept: dict[bytes, int]) -> None:
-        """Refuse a txn by what each prefix grows by, and what it puts below those whose history counts."""
+        """Refuse a txn by the growth of each prefix, and by its puts with prefixes whose history counts."""
         for prefix, (size_bytes, keys) in grown.items():
             refusal = self._quotas[prefix].refusal(size_bytes + kept.get(prefix, 0), keys)
             if refusal is not None:
@@ -483,12 +484,12 @@ class Quotas:
         """Refuse a txn that would grow a prefix beyond its limits, with a pause after each piece.
 
         Arguments:
-            path: that would be executed.
+            path: path to execute.
 
         Raises:
-            QuotaExceededError: names the prefix.
+            QuotaExceededError: a limit would be exceeded; the message names the prefix.
         """
-        # Puts without deletions are the most that a txn can take. That bound is nearly always enough.
+        # Upper bound of the growth: the puts without the deletions. That bound is nearly always sufficient.
         sizes: dict[bytes, tuple[int, int]] = {}
         kept: dict[bytes, int] = {}
         pace = _Pace()
@@ -509,7 +510,7 @@ class Quotas:
             yield from self._check_exactly(path, kept)
 
     def _check_exactly(self, path: Path, kept: dict[bytes, int]) -> Generator[None, None, None]:
-        """Take into account what the txn deletes: it may be everything, so only what it puts is kept one by one."""
+        """Consider the deletions of the txn too. They may cover everything, so only its puts are tracked one by one."""
         sizes: dict[bytes, tuple[int, int]] = {}
         intervals: list[tuple[bytes, bytes]] = []
         yield from self._replay(path, sizes, intervals, SortedList(), _Pace())
@@ -531,14 +532,14 @@ class Quotas:
         live: SortedList,
         pace: _Pace,
     ) -> Generator[None, None, None]:
-        """Note the sizes of the keys that a path puts, before it and after it, and the intervals that it deletes.
+        """Collect the sizes of the keys that a path puts, before and after it, and the intervals that it deletes.
 
         Arguments:
             path: the path.
-            sizes, intervals: are filled.
-            live: those keys that were put and not deleted since. A deletion looks at these alone, and at each once:
-                else thousands of puts and deletions would take time by their product.
-            pace: says when to pause.
+            sizes, intervals: filled with the results.
+            live: the keys that were put and not deleted since. A deletion looks only at these, and at each once:
+                otherwise the time would grow with the product of puts and deletions, which may be thousands each.
+            pace: decides when to pause.
         """
         nested = iter(path.nested)
         for kind, request in path.operations:
@@ -564,33 +565,33 @@ class Quotas:
     # Accounting.
 
     def account(self, main: int, changes: list[Change]) -> None:
-        """Note what a transaction that has ended took and gave back, as far as that is not noted yet.
+        """Record the growth and shrinkage of a finished transaction, as far as it is not recorded yet.
 
         Arguments:
             main: its main revision.
-            changes: all of them.
+            changes: all its changes.
         """
         while self._accounted < len(changes):
             self._account_some(main, changes)
         self._accounted = 0
         if self._counting:
             finish(self.count_owed())
-            # The same one on all members, however long they have been running.
+            # The same quota on all members, however long they have been running.
             work = self._count_on(self._counting[min(self._counting)], COUNTED_BY_CHANGE)
             if next(work, _DONE) is not _DONE:
                 self._owed = work
 
     def count_owed(self) -> Generator[None, None, None]:
-        """Do what is left of the part that the last change has counted, before anything else is applied."""
+        """Finish the part that the last change has begun to count, before anything else is applied."""
         work, self._owed = self._owed, None
         if work is not None:
             yield from work
 
     def account_unfinished(self, changes: list[Change]) -> Generator[None, None, None]:
-        """Note what a transaction has done so far, so that its end is no more work than a piece of it; with pauses.
+        """Record the changes of an unfinished transaction, so that its end takes no longer than one piece; with pauses.
 
         Arguments:
-            changes: all of them.
+            changes: all its changes so far.
         """
         while self._accounted < len(changes):
             self._account_some(self._store.revision + 1, changes)
@@ -617,7 +618,7 @@ class Quotas:
 
 
 class _Pace:
-    """Says after which keys of many it is time to pause."""
+    """Decides when to pause in a loop over many keys."""
 
     __slots__ = ("_left_bytes",)
 
@@ -625,10 +626,10 @@ class _Pace:
         self._left_bytes = BYTES_PER_PIECE
 
     def is_over(self, size_bytes: int) -> bool:
-        """Note that a key was looked at; whether it is time to pause.
+        """Count a key that was looked at; return whether it is time to pause.
 
         Arguments:
-            size_bytes: of what was read for it; ``ABSENT``: nothing.
+            size_bytes: number of bytes read for it; ``ABSENT``: none.
         """
         self._left_bytes -= KEY_COST_BYTES + size_bytes
         if self._left_bytes > 0:
@@ -644,10 +645,10 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def kept_bytes(size_bytes: int) -> int:
-    """Return about what a revision takes in the database: the same on all members, at any state of their pages.
+    """Return the approximate size of a revision in the database: the same on all members, whatever their pages.
 
     Arguments:
-        size_bytes: of its key and value.
+        size_bytes: size of its key and value.
     """
     size_bytes += REVISION_COST_BYTES
     if size_bytes <= LARGE_BYTES:
@@ -656,7 +657,7 @@ def kept_bytes(size_bytes: int) -> int:
 
 
 def _size_of(kv: bytes) -> int:
-    """Bytes of the key and the value of a KeyValue; 0 if both are empty, as in entries that no service has checked."""
+    """Return the bytes of key and value of a KeyValue; 0 if both are empty, as in entries that no service checked."""
     view = KeyValueView(kv)
     return len(view.key) + view.value_end - view.value_start
 
@@ -677,12 +678,12 @@ def _puts(path: Path) -> Iterator[rpc_pb2.PutRequest]:
 
 
 def _interval(request: rpc_pb2.DeleteRangeRequest) -> tuple[bytes, bytes]:
-    """The interval that a deletion empties: its first key, and the key before which it ends, or ``TO_THE_LAST``."""
+    """Return the interval that a deletion empties: first key, and the key before which it ends or ``TO_THE_LAST``."""
     return request.key, request.range_end or request.key + b"\0"
 
 
 def _joined(intervals: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the same keys in intervals that do not overlap."""
+    """Return the same keys as intervals that do not overlap."""
     joined: list[tuple[bytes, bytes]] = []
     for low, high in sorted(intervals):
         if joined and (joined[-1][1] == TO_THE_LAST or low <= joined[-1][1]):

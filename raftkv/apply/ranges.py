@@ -1,8 +1,8 @@
 """Execution of a RangeRequest against a view of the store.
 
-A plain request is answered from one read. One that is filtered, sorted or keys-only is a *selection* of the interval,
-which the store carries out in pieces (``raftkv.storage.selection``, where the rules are). ``execute`` does any request
-at once; ``in_pieces`` leaves the pauses to its driver.
+A plain request is answered with one read. A filtered, sorted or keys-only request is a *selection* of the interval,
+which the store executes in pieces (``raftkv.storage.selection`` has the rules). ``execute`` executes any request at
+once; ``in_pieces`` leaves the pauses to its caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answer = tuple[int, list[bytes]]
 """The view's revision, and the body of a RangeResponse in pieces."""
 
 ReadView = Store | PinnedView | WriteTxn
-"""The store, as it is or was, or a write transaction in progress, which sees its own writes."""
+"""The store, now or pinned, or a write transaction in progress, which sees its own writes."""
 
 
 def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
@@ -30,11 +30,11 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
 
     Arguments:
         view: the store, or the write transaction in progress.
-        request: checked already.
+        request: already checked.
 
     Raises:
-        CompactedError: the revision asked for is below the compact revision.
-        FutureRevisionError: it does not exist yet.
+        CompactedError: the requested revision is below the compact revision.
+        FutureRevisionError: the requested revision does not exist yet.
     """
     if _is_selection(request):
         revision, pieces = finish(in_pieces(view, request))
@@ -51,7 +51,7 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
 
 
 def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
-    """Read one key in the present; return as ``execute``.
+    """Read the current value of one key; return the result like ``execute``.
 
     Arguments:
         view: the store.
@@ -64,16 +64,16 @@ def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
 def execute_small(
     view: Store, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
 ) -> tuple[int, bytes] | None:
-    """Execute a Range at once if it is a plain one for the present of few keys; return ``None`` for any other.
+    """Execute a plain Range of few current keys at once; return ``None`` for any other request.
 
     Arguments:
         view: the store.
-        request: checked already.
-        keys_max: known keys of the interval above which they are not few.
-        size_bytes_max: bytes of KeyValues above which they are not few.
+        request: already checked.
+        keys_max: number of known keys of the interval above which they are too many.
+        size_bytes_max: bytes of KeyValues above which they are too large.
 
     Returns:
-        as ``execute``.
+        the result of ``execute``.
     """
     if request.revision > 0 or request.count_only or _is_selection(request):
         return None
@@ -89,7 +89,7 @@ def execute_small(
 
 
 def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
-    """Return whether the answer is not just the interval, cut at the limit."""
+    """Return whether the response is more than the interval cut at the limit: filtered, sorted or keys-only."""
     return bool(
         request.sort_order == _DESCEND
         or request.sort_target != KEY
@@ -107,22 +107,21 @@ def in_pieces(
     grow: Callable[[int], None] = no_limit,
     body: list[bytes] | None = None,
 ) -> Generator[None, None, Answer]:
-    """Execute a Range a small piece at a time, with a pause after each.
+    """Execute a Range in small pieces, with a pause after each.
 
     Arguments:
-        view: must stay as it is meanwhile: a pinned view, or the write txn of the entry that is being applied.
-        request: checked already.
-        grow: called with the bytes that the answer takes more than before (less, if negative); raises when they are too
-            many.
-        body: filled with the parts of the answer: a caller that gives it up frees it (``response.drop``).
+        view: must not change meanwhile: a pinned view, or the write txn of the entry that is being applied.
+        request: already checked.
+        grow: called with the change of the response's size (negative if it shrinks); raises when it is too large.
+        body: filled with the parts of the response: a caller that cancels must free it (``response.drop``).
 
     Returns:
         the view's revision, and the parts of the body of the RangeResponse.
 
     Raises:
-        CompactedError, FutureRevisionError: as ``execute``.
+        CompactedError, FutureRevisionError: as in ``execute``.
     """
-    # Members of another version may have let through targets that this one does not know: those sort nothing.
+    # Members of another version may have accepted targets that this one does not know: those sort nothing.
     known = KEY <= request.sort_target <= VALUE
     selection = Selection(
         limit=request.limit,

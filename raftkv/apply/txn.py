@@ -2,17 +2,17 @@
 
 A txn runs in three passes, as in etcd (server/etcdserver/txn/txn.go):
 
-1. All compares, nested ones on the taken path too, are evaluated against the state before the txn. The outcome is the
-   *path*: for each txn on it, whether it succeeded.
+1. All compares, also of nested txns on the taken path, are evaluated against the state before the txn. The result is
+   the *path*: for each txn on it, whether it succeeded.
 2. Everything that could fail on the path is checked: first the puts (lease, key kept by ``ignore_*``), then the
-   ranges (revision). A failure here leaves the state untouched.
-3. The operations run in order; later ones see what earlier ones wrote; all writes share one main revision.
+   ranges (revision). A failure here leaves the state unchanged.
+3. The operations run in order; later ones see the writes of earlier ones; all writes share one main revision.
 
-Nothing in pass 3 can fail, so every member ends with the same state and the same answer.
+Nothing in pass 3 can fail, so every member ends with the same state and the same response.
 
-A txn that looks at many keys is executed in pieces, between which the loop of the member does other things; what small
-txns do at once and what large ones do in pieces comes to the same, and a property test holds that. A long deletion
-without a waiting caller, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
+A txn that looks at many keys is executed in pieces, between which the loop of the member does other things. Executing
+at once and executing in pieces have the same result; a property test checks that. A long deletion without a waiting
+caller, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TXN: Final = "request_txn"
 _VALUE: Final = rpc_pb2.Compare.VALUE
 _RESPONSES: Final = 3
 """Field of TxnResponse."""
-# Field of ResponseOp that answers each kind of operation.
+# Field of ResponseOp for each kind of operation.
 _ANSWER: Final = {_RANGE: 1, _PUT: 2, _DELETE: 3, _TXN: 4}
 
 
@@ -42,24 +42,24 @@ OPERATIONS_PER_PIECE: Final = 16
 """Operations on single keys between two pauses: 0.1 ms. A pause costs as much as a fifth of a put."""
 
 BYTES_PER_PIECE: Final = 64 * 1024
-"""Bytes of an answer after which a single operation pauses too."""
+"""Bytes of a response after which a single operation pauses too."""
 
 ANSWER_KEYS_MAX: Final = 2_000_000
-"""Keys that the ranges of one entry may look at, for an answer that one member alone makes: about 2 s of its applying,
-in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
+"""Keys that the ranges of one entry may look at for a response, which only one member makes: about 2 s during which
+that member applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
 
 KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
-"""How many times as much a range costs that is sorted by values: at least so much was measured."""
+"""Cost factor of a range that is sorted by values: the measured minimum."""
 KEYS_OF_RANGE: Final = 64
-"""Weight of a single key, and of the first piece of a longer range: one value may be as large as a request."""
+"""Cost of a single key, and of the first piece of a longer range: one value may be as large as a request."""
 
 VALUES_AT_ONCE: Final = 8
-"""Values that one entry reads at once, to compare, to keep or to show them: each may be as large as a request."""
+"""Values that one entry reads at once, to compare, keep or return them: each may be as large as a request."""
 
 
 def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
-    """Return whether a txn can skip the log: it has ranges only. A nested txn counts as a write, as in etcd."""
+    """Return whether a txn can bypass the log: it has only ranges. A nested txn counts as a write, as in etcd."""
     for branch in (request.success, request.failure):
         for operation in branch:
             if not operation.HasField(_RANGE):
@@ -70,15 +70,15 @@ def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
 def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
     """Return whether every operation is a serializable range, so that the txn may be answered locally.
 
-    A txn of compares alone, or of nothing, has no range that could ask for less than a linearizable answer. (etcd takes
-    it for serializable, because all of no ranges are, and may answer it from a state that is behind.)
+    A txn with only compares, or an empty one, has no range that could request less than a linearizable read. (etcd
+    treats it as serializable, because all of its zero ranges are, and may answer it from an old state.)
     """
     ranges_ = [op.request_range for op in _both(request) if op.WhichOneof("request") == _RANGE]
     return bool(ranges_) and all(request_range.serializable for request_range in ranges_)
 
 
 def has_put(request: rpc_pb2.TxnRequest) -> bool:
-    """Return whether a txn can grow the store: it is refused while the NOSPACE alarm is on."""
+    """Return whether a txn can grow the store; it is then refused while the NOSPACE alarm is raised."""
     for branch in (request.success, request.failure):
         for operation in branch:
             kind = operation.WhichOneof("request")
@@ -93,7 +93,7 @@ def _both(request: rpc_pb2.TxnRequest) -> Iterator[rpc_pb2.RequestOp]:
 
 
 Operation = tuple[str | None, Any]
-"""The field of a ``RequestOp`` that is set, and its message; ``None`` twice for an operation left empty."""
+"""The field of a ``RequestOp`` that is set, and its message; ``None`` twice for an empty operation."""
 
 
 class Path:
@@ -104,9 +104,9 @@ class Path:
         branch: the operations of the branch.
 
     Attributes:
-        operations: what the branch asks for, taken apart once: each pass looks at every operation.
-        nested: the paths of the txns nested in it, in order.
-        is_answered: whether the answer is wanted here.
+        operations: operations of the branch, decoded once, because each pass looks at every operation.
+        nested: paths of the nested txns, in order.
+        is_answered: whether the response is needed here.
     """
 
     __slots__ = ("is_answered", "nested", "operations", "succeeded")
@@ -122,14 +122,14 @@ class Path:
 
     @property
     def txns(self) -> list[rpc_pb2.TxnRequest]:
-        """The txns nested in it, in order."""
+        """The nested txns, in order."""
         return [request for kind, request in self.operations if kind == _TXN]
 
 
 def without_answers(path: Path) -> Path:
-    """Return the same path for a member without a caller for the answer: ranges and previous values are not read.
+    """Return the same path for a member without a waiting caller: ranges and previous values are not read.
 
-    Only one member then does the work of answering, however much a client asks for in one entry.
+    So only one member does the work of the response, however much a client requests in one entry.
     """
     silent = Path(path.succeeded, ())
     silent.operations = path.operations
@@ -139,16 +139,16 @@ def without_answers(path: Path) -> Path:
 
 
 class NeedsSlicing(Exception):
-    """The signal that a request is too much work for one turn of the loop: do it in pieces."""
+    """The signal that a request is too much work for one turn of the loop: execute it in pieces."""
 
 
 class Budget:
-    """The work that may be done at once. Members may differ in where it ends: how a request is executed changes no
-    outcome.
+    """The work that may be done at once. It may differ between members, because the way of executing a request does not
+    change its result.
 
     Arguments:
-        units: keys that may be looked at, and operations.
-        values: values that may be read.
+        units: number of keys to look at, and of operations.
+        values: number of values to read.
     """
 
     __slots__ = ("_left", "_values_left")
@@ -158,30 +158,30 @@ class Budget:
         self._values_left = values
 
     def spend(self, units: int) -> None:
-        """Take units from the budget; raises ``NeedsSlicing`` when there is no more."""
+        """Subtract units from the budget; raises ``NeedsSlicing`` when it is exhausted."""
         self._left -= units
         if self._left < 0:
             raise NeedsSlicing
 
     def spend_values(self, count: int) -> None:
-        """Note that values are read; raises ``NeedsSlicing`` when they are too many to be read at once."""
+        """Count values to read; raises ``NeedsSlicing`` when they are too many to be read at once."""
         self._values_left -= count
         if self._values_left < 0:
             raise NeedsSlicing
 
 
 class Room:
-    """Room for an answer while it is put together. Once there is none, the rest of the answer is left out.
+    """Room for a response while it is built. Once it is exhausted, the rest of the response is left out.
 
-    Work is counted in keys and not in seconds, so that the same requests come to the same answers on a busy machine.
+    Work is counted in keys, not in seconds, so that the same requests get the same responses on a busy machine.
 
     Arguments:
-        has_room: told the bytes that it takes more than before; whether it may.
-        keys_max: keys that may be looked at for it.
+        has_room: called with additional bytes; returns whether they are allowed.
+        keys_max: maximum number of keys to look at.
 
     Attributes:
-        is_left: whether the answer is still wanted.
-        refusal: what its caller gets in its place, where it was too much work.
+        is_left: whether the response is still wanted.
+        refusal: error for the caller instead of the response, if it was too much work.
     """
 
     __slots__ = ("_has_room", "_keys_left", "is_left", "refusal")
@@ -193,18 +193,18 @@ class Room:
         self.refusal: errors.StatusError | None = None
 
     def take(self, size_bytes: int) -> bool:
-        """Take so many bytes; whether there is room for them."""
+        """Reserve bytes; return whether there is room for them."""
         if self.is_left and self._has_room is not None:
             self.is_left = self._has_room(size_bytes)
         return self.is_left
 
     def take_all(self, size_bytes: int) -> None:
-        """Take so many bytes; raises ``AnswerTooLarge`` if there is no room for them."""
+        """Reserve bytes; raises ``AnswerTooLarge`` if there is no room for them."""
         if not self.take(size_bytes):
             raise AnswerTooLarge
 
     def look(self, keys: int) -> bool:
-        """Note that so many keys are looked at for the answer alone; whether that is not too much work."""
+        """Count keys that are looked at only for the response; return whether that is not too much work."""
         self._keys_left -= keys
         if self._keys_left < 0 and self.is_left:
             self.is_left = False
@@ -213,11 +213,11 @@ class Room:
 
 
 class AnswerTooLarge(Exception):
-    """The signal that there is no room for more of an answer."""
+    """The signal that there is no room for more of a response."""
 
 
 def no_room() -> Room:
-    """Return the room of an answer that no caller waits for."""
+    """Return the room of a response for which no caller waits."""
     room = Room(None)
     room.is_left = False
     return room
@@ -228,13 +228,13 @@ def choose_path(view: compares.View, request: rpc_pb2.TxnRequest, budget: Budget
 
     Arguments:
         view: the state before the txn.
-        request: checked already.
-        budget: what may be done at once.
+        request: already checked.
+        budget: work that may be done at once.
 
     Raises:
-        NeedsSlicing: it is more than that.
+        NeedsSlicing: the work exceeds the budget.
     """
-    # Charged before anything is looked at: what is given up as too costly is done again in pieces.
+    # Charge before doing any work: work that is too much is done again in pieces.
     single, intervals = [], []
     budget.spend(len(request.compare))
     for compare in request.compare:
@@ -247,7 +247,7 @@ def choose_path(view: compares.View, request: rpc_pb2.TxnRequest, budget: Budget
             single.append(compare)
         if compare.target == _VALUE:
             budget.spend_values(count)
-    # Single keys first: one that is false spares the walks.
+    # Single keys first: a false one avoids the scans of intervals.
     succeeded = True
     for compare in single:
         if not compares.holds(view, compare.key, compare.target, compare.result, compares.wanted(compare)):
@@ -266,7 +266,7 @@ def choose_path_in_pieces(view: compares.View, request: rpc_pb2.TxnRequest) -> G
 
     Arguments:
         view: the state before the txn.
-        request: checked already.
+        request: already checked.
     """
     succeeded = yield from compares.all_hold(view, request.compare)
     path = Path(succeeded, request.success if succeeded else request.failure)
@@ -281,12 +281,12 @@ def spend_operations(view: compares.View, path: Path, budget: Budget, *, is_coun
 
     Arguments:
         view: the state before the txn.
-        path: its path.
-        budget: what may be done at once.
-        is_counted: whether quotas ask how large is what it replaces and deletes.
+        path: path of the txn.
+        budget: work that may be done at once.
+        is_counted: whether quotas need the sizes of replaced and deleted values.
 
     Raises:
-        NeedsSlicing: it is more than that.
+        NeedsSlicing: the work exceeds the budget.
     """
     is_answered = path.is_answered
     for kind, request in path.operations:
@@ -306,17 +306,17 @@ def spend_operations(view: compares.View, path: Path, budget: Budget, *, is_coun
 
 
 def count_changes(view: compares.View, path: Path) -> Generator[None, None, int]:
-    """Return how many changes a path makes, or a few more, with a pause after each piece: keys that it puts and deletes
-    again count twice.
+    """Return the number of changes of a path, or a slightly larger one, with a pause after each piece: keys that it
+    puts and deletes again count twice.
 
     Arguments:
         view: the state before the txn.
-        path: its path.
+        path: path of the txn.
     """
     changes = 0
     for number, (kind, request) in enumerate(path.operations, 1):
         if kind == _PUT:
-            # A key that is put may be counted once more by a deletion of an interval that it is in.
+            # A deletion of an interval that contains a key put earlier may count the key once more.
             changes += 2
         elif kind == _DELETE:
             changes += view.range(request.key, request.range_end, count_only=True).count
@@ -333,19 +333,19 @@ def check_path(view: ranges.ReadView, path: Path, leases: Leases) -> None:
 
     Arguments:
         view: the state before the txn.
-        path: its path.
-        leases: those that exist.
+        path: path of the txn.
+        leases: the existing leases.
 
     Raises:
         KeyNotFoundError, LeaseNotFoundError: a put cannot be executed.
-        CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+        CompactedError, FutureRevisionError: a range requests a revision that cannot be read.
     """
     _check_puts(view, path, leases, None)
     check_ranges(view, path)
 
 
 def _check_puts(view: ranges.ReadView, path: Path, leases: Leases, emptied: bytes | None) -> bytes | None:
-    """Check in order of execution; ``emptied`` and the result: from which key on everything is deleted by then."""
+    """Check in order of execution; ``emptied`` and the result: the key from which on everything is deleted by then."""
     nested = iter(path.nested)
     for kind, request in path.operations:
         if kind == _TXN:
@@ -363,9 +363,9 @@ def _check_puts(view: ranges.ReadView, path: Path, leases: Leases, emptied: byte
 
 
 def _check_not_deleted(request: rpc_pb2.PutRequest, emptied: bytes) -> None:
-    """Refuse to keep the value or lease of a key that the txn itself has deleted by then.
+    """Refuse keeping the value or lease of a key that the txn itself has already deleted.
 
-    The check for duplicate keys takes an open end literally, as etcd's does, so such a txn gets here; etcd panics.
+    The check for duplicate keys takes an open end literally, like etcd's, so such a txn gets here; etcd panics.
     """
     if emptied <= request.key and (request.ignore_value or request.ignore_lease):
         raise errors.KeyNotFoundError
@@ -373,7 +373,7 @@ def _check_not_deleted(request: rpc_pb2.PutRequest, emptied: bytes) -> None:
 
 def _check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
     keeps = request.ignore_value or request.ignore_lease
-    # Counted, not read: a txn may keep thousands of values, each as large as a request.
+    # Counted, not read, because a txn may keep thousands of values, each as large as a request.
     if keeps and not view.range(request.key, count_only=True).count:
         raise errors.KeyNotFoundError
     if request.lease and not leases.exists(request.lease):
@@ -387,7 +387,7 @@ def check_ranges(view: ranges.ReadView, path: Path) -> None:
 
     Arguments:
         view: the state before the txn.
-        path: its path.
+        path: path of the txn.
 
     Raises:
         CompactedError, FutureRevisionError: the revision of a range cannot be read.
@@ -404,11 +404,11 @@ def check_ranges(view: ranges.ReadView, path: Path) -> None:
 
 
 def execute(view: WriteTxn, path: Path) -> bytes:
-    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if it is not wanted.
+    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if it is not needed.
 
     Arguments:
         view: the write transaction.
-        path: checked already.
+        path: already checked.
     """
     nested = iter(path.nested)
     if not path.is_answered:
@@ -434,10 +434,10 @@ def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Pa
 
 
 def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> None:
-    """Execute an operation whose answer is not wanted."""
+    """Execute an operation whose response is not needed."""
     kind, request = operation
     if kind == _PUT:
-        # The kept value or lease must be read, though it is not returned.
+        # The kept value or lease must be read, although it is not returned.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:
@@ -455,17 +455,17 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
 
     Arguments:
         view: the write transaction.
-        path: checked already.
-        room: of the answer.
+        path: already checked.
+        room: room for the response.
 
     Returns:
-        what ``execute`` returns, in pieces; nothing to rely on if there is no room left.
+        the result of ``execute``, in pieces; undefined if no room is left.
     """
     nested = iter(path.nested)
     body = [wire.txn_body(path.succeeded, ())] if room.is_left else []
     for number, operation in enumerate(path.operations):
         kind, request = operation
-        # Ranges and deletions may find nothing, and pause after each find.
+        # Ranges and deletions pause after each key that they find, but may find none.
         is_pause_due = number % OPERATIONS_PER_PIECE == 0
         header: bytes | None = None
         if kind == _TXN:
@@ -476,7 +476,7 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
             header = wire.revision_header(revision)
         elif not room.is_left:
             _change(view, operation, nested)
-            # The value that a put keeps may be as large as a request.
+            # The kept value of a put may be as large as a request.
             is_pause_due |= kind == _PUT and (request.ignore_value or request.ignore_lease)
         elif kind == _RANGE and request.range_end:
             try:
@@ -502,7 +502,7 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
 
 
 def _range_in_pieces(view: WriteTxn, request: rpc_pb2.RangeRequest, room: Room) -> Generator[None, None, ranges.Answer]:
-    """Read an interval for an answer. Raises ``AnswerTooLarge`` when that takes too many bytes, or too much work."""
+    """Read an interval for a response. Raises ``AnswerTooLarge`` when it is too large, or too much work."""
     body: list[bytes] = []
     work = ranges.in_pieces(view, request, room.take_all, body)
     keys, keys_of_piece = KEYS_OF_RANGE, KEYS_OF_PIECE * (VALUE_SORT_WEIGHT if request.sort_target == VALUE else 1)
@@ -528,7 +528,7 @@ def put(view: WriteTxn, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
 
     Arguments:
         view: the write transaction.
-        request: its preconditions are checked already.
+        request: its preconditions are already checked.
     """
     value, lease = request.value, request.lease
     prev: bytes | None = None
@@ -548,10 +548,10 @@ def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases
     Arguments:
         view: the state before the put.
         request: the put.
-        leases: those that exist.
+        leases: the existing leases.
 
     Raises:
-        LeaseNotFoundError: there is no such lease.
+        LeaseNotFoundError: the lease does not exist.
         KeyNotFoundError: there is no value or lease to keep.
     """
     if request.lease and not leases.exists(request.lease):
@@ -565,7 +565,7 @@ def delete_range(view: WriteTxn, request: rpc_pb2.DeleteRangeRequest) -> tuple[i
 
     Arguments:
         view: the write transaction.
-        request: checked already.
+        request: already checked.
     """
     prev_kvs = view.range(request.key, request.range_end).kvs if request.prev_kv else []
     deleted = len(view.delete_range(request.key, request.range_end))
@@ -579,11 +579,11 @@ def delete_range_in_pieces(
 
     Arguments:
         view: the write transaction.
-        request: checked already.
-        room: of the answer.
+        request: already checked.
+        room: room for the response.
 
     Returns:
-        the revision, and the body in pieces; nothing to rely on if there is no room left.
+        the revision, and the body in pieces; undefined if no room is left.
     """
     body = [b""]
     if request.prev_kv and room.is_left:
@@ -604,8 +604,8 @@ def delete_range_in_pieces(
 
 # -- read_txn -------------------------------------------------------------------------------------------------------
 #
-# A txn of ranges alone stays out of the log and is executed in pieces, by the same passes, on one view that stays as it
-# is.
+# A txn with only ranges bypasses the log and is executed in pieces, by the same passes, on one view that does not
+# change.
 
 _RANGE_ANSWER: Final = 1
 """Field of a ResponseOp."""
@@ -617,17 +617,17 @@ def read_in_pieces(
     grow: Callable[[int], None] = no_limit,
     body: list[bytes] | None = None,
 ) -> Generator[None, None, ranges.Answer]:
-    """Execute a read-only txn a small piece at a time, with a pause after each.
+    """Execute a read-only txn in small pieces, with a pause after each.
 
     Arguments:
-        view, grow, body: as of ``ranges.in_pieces``.
-        request: checked already; it has ranges only.
+        view, grow, body: as in ``ranges.in_pieces``.
+        request: already checked; it has only ranges.
 
     Returns:
         the view's revision, and the parts of the body of the TxnResponse.
 
     Raises:
-        CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+        CompactedError, FutureRevisionError: a range requests a revision that cannot be read.
     """
     succeeded = yield from compares.all_hold(view, request.compare)
     path = Path(succeeded, request.success if succeeded else request.failure)
@@ -639,7 +639,7 @@ def read_in_pieces(
         try:
             revision, _ = yield from ranges.in_pieces(view, operation, grow, pieces)
         except BaseException:
-            body += pieces  # the answer is given up: the owner of the rest frees it
+            body += pieces  # the response is cancelled: the owner of the rest frees these too
             raise
         header = wire.revision_header(revision)
         answer = wire.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header

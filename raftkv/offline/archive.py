@@ -1,15 +1,15 @@
-"""Archived segments: the committed entries of a cluster in order, which was applied when, and how to replay them.
+"""Archived segments: the committed entries of a cluster in order, the time when each was applied, and their replay.
 
-    archive = Archive.find(path, base)                # base: where a database stands in the log
+    archive = Archive.find(path, base)                # base: log position of a database
     for entry in archive.entries(): ...               # base.index + 1, base.index + 2, ...
     index = archive.index_at(time_s)
 
-Owns the question what is *committed*: an entry is, when a later hard state, marker or mark of the same member says so;
-what follows in a segment may be overwritten by what came after it, so it is left out. Several members may have archived
-the same entries; a gap in one archive is filled from another.
+This module decides which entries are *committed*: those that a later hard state, marker or mark of the same member
+covers. Further entries of a segment may have been overwritten later, so they are left out. Several members may have
+archived the same entries; a gap in one archive is filled from another.
 
-Invariants: entries come without a gap, each with the checksum chain of its segment checked; a gap is an
-``ArchiveGapError`` that names the indexes. Members that disagree on a committed entry are ``CorruptionError``.
+Invariants: entries come without a gap, and the checksum chain of each segment is verified. A gap is an
+``ArchiveGapError`` with the indexes. If members disagree on a committed entry, that is a ``CorruptionError``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from raftkv.storage.wal.segment import SegmentName, SegmentReader, load_segment
 from raftkv.storage.wal.tail import Verdict, classify_tail
 
 CLOCK_S: Final = 60.0
-"""A clock that is set back by more makes a time mean nothing."""
+"""Seconds: if a clock was set back by more than this, times are not usable."""
 
 
 class ArchiveGapError(StorageError):
@@ -52,13 +52,13 @@ class ArchiveGapError(StorageError):
 
 
 class _Committed:
-    """The fold of one member's records into its committed entries."""
+    """Collects one member's committed entries from its records."""
 
     def __init__(self) -> None:
         self._pending: list[Entry] = []
 
     def feed(self, record: Record) -> list[Entry]:
-        """Take a record; return the entries that it shows to be committed."""
+        """Process a record; return the entries that it shows to be committed."""
         if isinstance(record, Entry):
             self._append(record)
         elif isinstance(record, HardState):
@@ -69,7 +69,7 @@ class _Committed:
 
     def _marker(self, meta: SnapshotMeta) -> list[Entry]:
         done = self.confirm(meta.index, meta.term)
-        # A database that the leader sent: the log begins anew after it, without the uncommitted rest of the old one.
+        # A database that the leader sent: the log starts again after it, without the uncommitted rest of the old log.
         if not done and self._pending and meta.index >= self._pending[0].index:
             self.forget()
         return done
@@ -81,7 +81,7 @@ class _Committed:
         pending.append(entry)
 
     def confirm(self, index: int, term: int) -> list[Entry]:
-        """Take that an entry is applied; it vouches for those before it only if it is here, with its term."""
+        """Record that an entry is applied; it confirms earlier entries only if it is here, with its term."""
         position = index - self._pending[0].index if self._pending else -1
         if 0 <= position < len(self._pending) and self._pending[position].term == term:
             return self._up_to(index)
@@ -93,7 +93,7 @@ class _Committed:
         return done
 
     def forget(self) -> None:
-        """Something is missing here: what is pending may have been overwritten in it."""
+        """Handle a gap: pending entries may have been overwritten in it."""
         self._pending.clear()
 
 
@@ -102,11 +102,11 @@ class MemberArchive:
     """The segments of one member.
 
     Attributes:
-        directory: where they are.
-        names: of the segments, oldest first.
-        cluster_id: whose they are.
-        problems: what could not be read, in words, as it was met.
-        ends_badly: whether nothing could be read after the last of them.
+        directory: directory of the segments.
+        names: names of the segments, oldest first.
+        cluster_id: id of their cluster.
+        problems: descriptions of unreadable parts, in order.
+        ends_badly: whether everything after the last returned entry was unreadable.
     """
 
     directory: Path
@@ -117,7 +117,7 @@ class MemberArchive:
 
     @classmethod
     def open(cls, directory: Path) -> MemberArchive:
-        """Look at a directory with segments.
+        """Examine a directory with segments.
 
         Raises:
             CorruptionError: its first segment cannot be read.
@@ -127,7 +127,7 @@ class MemberArchive:
         return cls(directory, names, raft_pb2.WALMetadata.FromString(head.metadata).cluster_id)
 
     def marks(self) -> Iterator[Mark]:
-        """Iterate over all marks of time, in the order in which they were made."""
+        """Iterate over all time marks, in the order in which they were made."""
         for name in self.names:
             yield from self._marks_of(name)
 
@@ -139,7 +139,7 @@ class MemberArchive:
             return []
 
     def committed(self) -> Iterator[Entry]:
-        """Iterate over the committed entries in order; those in segments that are missing or damaged are left out."""
+        """Iterate over the committed entries in order, without those in missing or damaged segments."""
         fold, before, emitted = _Committed(), None, 0
         for name in self.names:
             if before is not None and name.sequence != before[0].sequence + 1:
@@ -179,10 +179,10 @@ class MemberArchive:
 
 
 def segment_directories(path: Path) -> list[Path]:
-    """Return the directories at or below one that hold segments; none if it does not exist.
+    """Return the directories at or below ``path`` that contain segments; none if it does not exist.
 
     Raises:
-        StorageError: one cannot be read: what it holds would be taken for not there.
+        StorageError: a directory cannot be read: its segments must not count as missing.
     """
 
     def refuse(error: OSError) -> None:
@@ -197,8 +197,8 @@ class Archive:
     """The archives of the members of one cluster.
 
     Arguments:
-        members: of the cluster.
-        base: the entries after it are wanted.
+        members: archives of the members.
+        base: log position after which entries are needed.
     """
 
     def __init__(self, members: list[MemberArchive], base: Base) -> None:
@@ -207,14 +207,14 @@ class Archive:
 
     @classmethod
     def find(cls, path: Path, base: Base) -> Archive:
-        """Find the segments below a directory that a database can go on with.
+        """Find the segments below a directory that continue a database.
 
         Arguments:
-            path: of the directory: an archive, or one that holds those of several members.
-            base: where the database stands.
+            path: an archive, or a directory with those of several members.
+            base: log position of the database.
 
         Raises:
-            StorageError: there are none, or none of the database's cluster, or of several clusters.
+            StorageError: there are no segments, none of the database's cluster, or those of several clusters.
             CorruptionError: a segment cannot be read.
         """
         if not path.is_dir():
@@ -237,7 +237,7 @@ class Archive:
         return cls(known[0], base)
 
     def holds_base(self) -> bool:
-        """Return whether the last entry of the database is in the archive, as the database has it."""
+        """Return whether the archive contains the last entry of the database, with the same term."""
         wanted = self._base
         for member in self._members:
             for entry in member.committed():
@@ -249,37 +249,37 @@ class Archive:
 
     @property
     def problems(self) -> list[str]:
-        """A description of unreadable parts; known once all entries were asked for."""
+        """Descriptions of unreadable parts; complete after all entries were read."""
         return [problem for member in self._members for problem in member.problems]
 
     @property
     def ends_badly(self) -> bool:
-        """Whether every member's archive ends with what could not be read; known once all entries were asked for."""
+        """Whether every member's archive ends with an unreadable part; known after all entries were read."""
         return all(member.ends_badly for member in self._members)
 
     def index_at(self, time_s: float) -> int | None:
-        """Return the index of the last entry that was applied at a time; None: no mark is that old.
+        """Return the index of the last entry applied at a time; ``None``: all marks are later.
 
         Arguments:
             time_s: seconds since the epoch, by the members' clocks.
 
         Raises:
-            StorageError: the clock of a member jumped, so that an earlier entry is marked with a later time.
+            StorageError: the clock of a member jumped, so an earlier entry has a later time.
         """
         indexes = [mark.index for member in self._members if (mark := _last_at(time_s, list(member.marks())))]
         return max(indexes, default=None)
 
     def span_s(self) -> tuple[float, float] | None:
-        """Return the times of the first and last mark, in seconds since the epoch; None: there is none."""
+        """Return the times of the first and last mark, in seconds since the epoch; ``None``: there are no marks."""
         times = [mark.time_s for member in self._members for mark in member.marks()]
         return (min(times), max(times)) if times else None
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over the committed entries after the base, without a gap, up to the last that is archived.
+        """Iterate over the committed entries after the base, without a gap, up to the last archived one.
 
         Raises:
-            ArchiveGapError: some are missing, and later ones are there.
-            CorruptionError: members disagree, or the database is of another history.
+            ArchiveGapError: entries are missing before later ones.
+            CorruptionError: members disagree, or the database has another history.
         """
         streams = [_Stream(member.committed()) for member in self._members]
         wanted = self._base.index
@@ -308,7 +308,7 @@ class Archive:
             )
 
     def _check_end(self, streams: list[_Stream], wanted: int) -> None:
-        """Refuse a missing entry that others follow."""
+        """Refuse a missing entry before existing ones."""
         later = [stream.head.index for stream in streams if stream.head is not None]
         if later:
             why = "".join(f"; {problem}" for problem in self.problems)
@@ -316,14 +316,14 @@ class Archive:
 
 
 class _Stream:
-    """One member's committed entries, asked for by ascending index."""
+    """One member's committed entries, read by ascending index."""
 
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._next: Callable[[], Entry | None] = lambda: next(entries, None)
         self.head: Entry | None = self._next()
 
     def at(self, index: int) -> Entry | None:
-        """Return the entry of an index; None: it is not here."""
+        """Return the entry at an index; ``None``: it is not here."""
         while self.head is not None and self.head.index < index:
             self.head = self._next()
         return self.head if self.head is not None and self.head.index == index else None
@@ -332,7 +332,7 @@ class _Stream:
 def _last_at(time_s: float, marks: list[Mark]) -> Mark | None:
     """Return the mark of the last entry that one member had applied at a time, by its own clock.
 
-    Marks of another one prove nothing: it may lag.
+    Marks of another member prove nothing, because it may lag.
 
     Raises:
         StorageError: the clock jumped.
@@ -352,16 +352,16 @@ def _last_at(time_s: float, marks: list[Mark]) -> Mark | None:
 # -- prune ----------------------------------------------------------------------------------------------------------
 #
 # ``prune(Path("archive"), {cluster_id: lowest_index_of_the_backups_kept})`` deletes archived segments that no backup
-# needs any more. A segment goes when the one after it in the same directory begins at or before the first entry that a
-# restore from the oldest backup would need, so the newest always stays. Clusters without a backup are left alone.
+# needs any more. A segment is deleted when the next one in the same directory begins at or before the first entry that
+# a restore from the oldest backup would need, so the newest always stays. Clusters without a backup are not touched.
 
 
 def prune(archive: Path, needed: Mapping[int, int]) -> list[Path]:
     """Delete segments with their marks, the oldest first, and return their paths.
 
     Arguments:
-        archive: a directory that holds those of members; none before the first segment is archived.
-        needed: by cluster, the lowest applied index of the backups that are kept.
+        archive: a directory with those of members; it may not exist before the first segment is archived.
+        needed: by cluster, the lowest applied index of the kept backups.
 
     Raises:
         StorageError: a file cannot be deleted.
@@ -387,22 +387,22 @@ def prune(archive: Path, needed: Mapping[int, int]) -> list[Path]:
 
 # -- replay ---------------------------------------------------------------------------------------------------------
 #
-# A database brought forward by archived entries, to a revision, to a time, or to the last entry there is.
+# Advances a database with archived entries, to a revision, to a time, or to the last entry.
 #
 #     replayed = replay(backend, Base(index=700, term=2), Path("archive"), Target(revision=1_000))
 #
-# Owns where to stop. A revision is stopped at exactly, even inside an entry that makes several (the end of many
-# leases); what changes no revision and comes after it is left out. A time is the last mark at or before it: all that
-# was applied by then and nothing that was applied later, by the clock of the member that made the mark, to a second.
+# A replay stops exactly at a target revision, even inside an entry that makes several (the end of many leases); later
+# changes that make no revision are left out. A target time means the last mark at or before it: all entries applied by
+# then and no later ones, by the clock of the member that made the mark, to a second.
 #
-# Invariants: entries are executed by the production applier, in order, each once; a target that the archive does not
-# reach is an error. The database is changed in place: the caller hands over a copy, and throws it away after an error.
-# Changes of the members change nothing here: a restored cluster has members of its own.
+# Invariants: entries are executed by the production applier, in order, each once; a target beyond the archive is an
+# error. The database is changed in place: the caller passes a copy, and discards it after an error. Membership changes
+# have no effect: a restored cluster has its own members.
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to stop: at a revision, at a time (seconds since the epoch), or, without both, at the last entry."""
+    """Target of a replay: a revision, a time (seconds since the epoch), or, without both, the last entry."""
 
     revision: int | None = None
     time_s: float | None = None
@@ -410,7 +410,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How far a database was brought: its revision and last entry, how many entries that took, and what to tell."""
+    """Result of a replay: the revision and last entry of the database, the number of entries, and a remark."""
 
     revision: int
     index: int
@@ -420,18 +420,18 @@ class Replayed:
 
 
 def replay(backend: LMDBBackend, base: Base, archive: Path, target: Target) -> Replayed:
-    """Bring a database forward, in place. It stands nowhere in a log afterwards: its next one begins anew.
+    """Advance a database in place. Afterwards it has no log position: its next log begins at the start.
 
     Arguments:
-        backend: the database; of no use after an error.
-        base: where it stands.
+        backend: the database; unusable after an error.
+        base: its log position.
         archive: directory of archived segments.
         target: where to stop.
 
     Raises:
-        ArchiveGapError: entries on the way are missing.
-        StorageError: the target is before the database or beyond the archive, or something cannot be used.
-        CorruptionError: a file is damaged, or of another cluster.
+        ArchiveGapError: needed entries are missing.
+        StorageError: the target is before the database or beyond the archive, or a file cannot be used.
+        CorruptionError: a file is damaged, or belongs to another cluster.
         UnknownEntryError: an entry needs a later version.
     """
     _stand(backend, base)
@@ -445,11 +445,11 @@ def replay(backend: LMDBBackend, base: Base, archive: Path, target: Target) -> R
 
 
 def forward_to(archive: Path, target: Target, on_done: Callable[[Replayed], None]) -> Forward:
-    """Return what a restore does with the contents of a snapshot to reach a point in time.
+    """Return the function with which a restore advances the contents of a snapshot to a point in time.
 
     Arguments:
-        archive, target: as of ``replay``.
-        on_done: told how far it came.
+        archive, target: as in ``replay``.
+        on_done: called with the result.
     """
     return lambda backend, base: on_done(replay(backend, base, archive, target))
 
@@ -467,14 +467,14 @@ class _Replay:
         self._target = target
         self._archive = Archive.find(archive, Base(store.applied_index, store.applied_term))
         self._last_index, self._remark = self._limit()
-        # In pieces, so that one can stop between two revisions of an entry.
+        # In pieces, so that the replay can stop between two revisions of an entry.
         at_once_max = AT_ONCE_MAX if target.revision is None else 0
         alarms, leases = Alarms(store, schema.ALARM), Leases(store)
         membership = Membership(store)
         self._applier = Applier(store, alarms, membership, leases, at_once_max=at_once_max)
 
     def _limit(self) -> tuple[int | None, str]:
-        """Return the last entry wanted (None: any), and what to tell of it."""
+        """Return the last needed entry (``None``: any), and a remark for the user."""
         time_s, store = self._target.time_s, self._store
         if self._target.revision is not None and self._target.revision < store.revision:
             raise StorageError(
@@ -518,7 +518,7 @@ class _Replay:
         return self._last_index is not None and index >= self._last_index
 
     def _check_reached(self) -> None:
-        """The archive ended: whether that is what was asked for."""
+        """Check, at the end of the archive, whether the target was reached."""
         if self._archive.ends_badly:
             problems = "; ".join(self._archive.problems)
             raise ArchiveGapError(f"the archive ends at entry {self._store.applied_index}: {problems}")

@@ -1,5 +1,5 @@
-"""The database of a member that does not run: its hash, its compaction on the disk, the version of its format, a copy
-of it for a restore. A database that a running member has open is refused.
+"""The database of a stopped member: its hash, its compaction on disk, its format version, and a copy for a restore. A
+database that a running member has open is refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from raftkv.storage.mvcc import FIRST_REVISION
 from raftkv.storage.revision import SUB_BITS, from_key, unseal
 
 TEMPORARY_NAME: Final = "db.tmp"
-"""Names the copy that ``defragment`` makes beside the database; a member that starts removes it."""
+"""Name of the copy that ``defragment`` makes next to the database; a starting member removes it."""
 
 STORAGE_VERSIONS: Final = {schema.FORMAT_VERSION: "3.7"}
-"""Format of the database to the storage version that members report for it, as etcd names its own."""
+"""Format of the database to the storage version that members report, in etcd's numbering."""
 
 
 def hash_database_file(path: str, revision: int = 0) -> KVHash:
@@ -33,11 +33,11 @@ def hash_database_file(path: str, revision: int = 0) -> KVHash:
 
     Arguments:
         path: the file, or a data directory.
-        revision: hash the history up to it; 0: the newest.
+        revision: last revision to hash; 0: the newest.
 
     Raises:
-        StorageError: it cannot be used: missing, foreign, in use, or without that revision.
-        CorruptionError: it is damaged.
+        StorageError: the database cannot be used: missing, foreign, in use, or without that revision.
+        CorruptionError: the database is damaged.
     """
     database = database_of(path)
     refuse_running(database)
@@ -79,11 +79,11 @@ def checked_revision(begin_read: Callable[[], History], revision: int) -> int:
     """Return the revision to hash, the newest one for 0.
 
     Arguments:
-        begin_read: pins the history.
-        revision: as it was asked for.
+        begin_read: opens a read transaction of the history.
+        revision: the requested revision.
 
     Raises:
-        StorageError: it cannot be read; etcdutl's words.
+        StorageError: the revision cannot be read; the message is etcdutl's.
     """
     last, compacted = _revisions(begin_read)
     if revision > last:
@@ -97,7 +97,7 @@ def check_format(backend: LMDBBackend) -> int:
     """Return the version of a database's format.
 
     Raises:
-        StorageError: it is none that this program knows.
+        StorageError: the format is unknown to this program.
     """
     with closing(backend.begin_read()) as read:
         version = schema.decode_integer(read.get(schema.META, schema.META_FORMAT_VERSION))
@@ -120,14 +120,14 @@ def _revisions(begin_read: Callable[[], History]) -> tuple[int, int]:
 
 
 def defragment(data_dir: str) -> None:
-    """Write a database anew without its free pages.
+    """Rewrite a database without its free pages.
 
     Arguments:
-        data_dir: of a member that does not run.
+        data_dir: data directory of a stopped member.
 
     Raises:
-        StorageError: it cannot be used, or there is no room for the copy; nothing is changed.
-        CorruptionError: it is damaged; nothing is changed.
+        StorageError: the database cannot be used, or there is no space for the copy; nothing is changed.
+        CorruptionError: the database is damaged; nothing is changed.
     """
     with held(data_dir) as database:
         copy = database.with_name(TEMPORARY_NAME)
@@ -143,10 +143,10 @@ def defragment(data_dir: str) -> None:
 
 
 def storage_version(data_dir: str) -> str:
-    """Return the storage version of a member that does not run.
+    """Return the storage version of a stopped member.
 
     Raises:
-        StorageError: it is none, cannot be used, or has a format that this program does not know.
+        StorageError: the directory has no database, cannot be used, or has a format unknown to this program.
     """
     with held(data_dir) as database, closing(LMDBBackend(database, read_only=True)) as backend:
         try:
@@ -157,12 +157,12 @@ def storage_version(data_dir: str) -> str:
 
 # -- copy -----------------------------------------------------------------------------------------------------------
 #
-# ``copy_database`` takes the contents of ``member/snap/db`` over into a new database, without the records of the old
-# member and cluster; snapshot files of etcd's form go through ``offline.etcd``. It checks every record.
+# ``copy_database`` copies the contents of ``member/snap/db`` into a new database, without the records of the old member
+# and cluster; ``offline.etcd`` handles snapshot files in etcd's form. Every record is checked.
 
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
-"""Bytes of records that are kept in memory before they are written."""
+"""Bytes of records kept in memory before they are written."""
 _MAGIC: Final = b"\xde\xc0\xef\xbe"
 _MAGIC_AT: Final = 16
 _OF_THE_CLUSTER: Final = frozenset({schema.MEMBERS, schema.MEMBERS_REMOVED, schema.CLUSTER})
@@ -171,14 +171,14 @@ _META_TAKEN: Final = (schema.META_SCHEDULED_COMPACT, schema.META_FINISHED_COMPAC
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where a database stands in the log: its applied index and the term of that entry (0: not known)."""
+    """Log position of a database: its applied index and the term of that entry (0: unknown)."""
 
     index: int
     term: int
 
 
 Forward = Callable[[LMDBBackend, Base], None]
-"""Brings a database forward from where it stands in the log of its cluster; see ``offline.archive``."""
+"""Advances a database from its position in the log of its cluster; see ``offline.archive``."""
 
 
 def is_database(path: Path) -> bool:
@@ -188,18 +188,18 @@ def is_database(path: Path) -> bool:
 
 
 def copy_database(path: Path, backend: LMDBBackend) -> tuple[int, Base]:
-    """Copy what a new cluster takes over.
+    """Copy the data that a new cluster takes over.
 
     Arguments:
-        path: of the database.
-        backend: an empty one.
+        path: the database.
+        backend: an empty database.
 
     Returns:
-        the number of records in the history, and where the database stands.
+        the number of records in the history, and the log position of the database.
 
     Raises:
-        StorageError: it is in use, or of another format.
-        CorruptionError: it is damaged.
+        StorageError: the database is in use, or has another format.
+        CorruptionError: the database is damaged.
     """
     refuse_running(path)
     with closing(LMDBBackend(path, read_only=True)) as source:
@@ -231,7 +231,7 @@ def _copy_small(read: ReadTxn, backend: LMDBBackend) -> None:
     for bucket in schema.BUCKETS:
         if bucket not in (schema.KEY, schema.META) and bucket not in _OF_THE_CLUSTER:
             batch.values.update({(bucket, key): value for key, value in read.items(bucket)})
-    # Quotas decide which entries take effect; limits protect the cluster that begins here.
+    # Quotas affect the result of entries; limits protect the new cluster.
     for key, record in read.items(schema.CLUSTER):
         if key.startswith((schema.CLUSTER_QUOTA_PREFIX, schema.CLUSTER_LIMIT_PREFIX)):
             batch.values[schema.CLUSTER, key] = record

@@ -1,9 +1,8 @@
-"""The kind of a path given to raftkvutl, and whether a member uses it.
+"""Resolves a path given to raftkvutl, and checks whether a member uses it.
 
-Owns the way from a data directory to its log and its database, and the locks: a member holds an exclusive lock on
-``wal/lock``, and LMDB a shared one on the first byte of ``db-lock`` for as long as a process has the database open.
-
-Invariant: nothing is made by looking. A path that is not what it should be is one line of a ``StorageError``.
+Finds the log and the database of a data directory, and checks the locks: a member holds an exclusive lock on
+``wal/lock``, and LMDB a shared one on the first byte of ``db-lock`` while a process has the database open.
+Invariant: a check creates no files. A wrong path is a ``StorageError`` with one line.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def log_of(path: str) -> str:
     """Return the directory of a log.
 
     Arguments:
-        path: a data directory, or a directory with segments: of a log, or of archived ones.
+        path: a data directory, or a directory with segments (a log, or archived segments).
 
     Raises:
-        StorageError: there is none.
+        StorageError: there is no log.
     """
     below = os.path.join(path, "member", "wal")
     directory = below if os.path.isdir(below) else path
@@ -48,7 +47,7 @@ def database_of(path: str) -> Path:
         path: a data directory, or the file.
 
     Raises:
-        StorageError: there is none, or it is etcd's.
+        StorageError: there is no database, or it is etcd's.
     """
     if not os.path.lexists(path):
         raise StorageError(f"stat {path}: no such file or directory")
@@ -70,14 +69,14 @@ def _check_directory(path: str) -> None:
 
 @contextmanager
 def held(data_dir: str) -> Iterator[Path]:
-    """Keep members off a data directory for the time of a change; gives the path of its database.
+    """Lock a data directory against members during a change; yields the path of its database.
 
     Raises:
-        StorageError: it is no data directory, or a member uses it.
+        StorageError: the path is not a data directory, or a member uses it.
     """
     database = database_of(data_dir)
     lock = os.path.join(data_dir, "member", "wal", LOCK_NAME)
-    if not os.path.exists(lock):  # the log lies elsewhere: a member that starts on it waits for the database
+    if not os.path.exists(lock):  # the log is elsewhere: a member that starts with it waits for the database
         with _closed(database):
             yield database
         return
@@ -95,7 +94,7 @@ def is_running(log: str) -> bool:
     """Return whether a member has a log open.
 
     Arguments:
-        log: its directory.
+        log: directory of the log.
     """
     try:
         descriptor = os.open(os.path.join(log, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
@@ -119,7 +118,7 @@ def refuse_running(database: Path) -> None:
     """Refuse a database that another process has open.
 
     Raises:
-        StorageError: one has.
+        StorageError: another process has it open.
     """
     with _closed(database):
         return
@@ -127,10 +126,10 @@ def refuse_running(database: Path) -> None:
 
 @contextmanager
 def _closed(database: Path) -> Iterator[None]:
-    """Keep others from opening a database for the time of the block: LMDB waits for this lock before it opens the file.
+    """Prevent others from opening a database within the block: LMDB waits for this lock before it opens the file.
 
-    The lock is the process's: it goes as soon as the file of locks is closed anywhere in it, so nothing in the block
-    opens the database with locks.
+    The lock belongs to the process: it is lost as soon as the lock file is closed anywhere in this process, so nothing
+    in the block may open the database with locks.
 
     Raises:
         StorageError: another process has it open.

@@ -1,10 +1,10 @@
-"""A member's log, or archived segments of one, read without changing anything, also while the member runs.
+"""A member's log, or archived segments of one, read without changing anything, even while the member runs.
 
-    verified = verify("default.etcd/member/wal")     # the whole chain of checksums, and what the log says
-    for found in entries(...): ...
+    verified = verify("default.etcd/member/wal")     # verifies the whole checksum chain, and summarises the log
+    for found in contents(...): ...
 
-Owns what a *running* member does to a reader: the last segment grows while it is read, so a frame may be half there;
-and the oldest segments may go. Both pass by themselves, so they are looked at again before they are called damage.
+A *running* member changes the log during the read: the last segment grows, so a frame may be incomplete; and the oldest
+segments may be deleted. Both are temporary, so the log is read again before they are reported as damage.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from raftkv.storage.wal.segment import list_segments
 from raftkv.storage.wal.tail import Tail
 
 SECRETS: Final = frozenset(("password", "hashedPassword", "token_sha256"))
-"""Fields that are never shown."""
+"""Names of fields that are never shown."""
 
 LOOKS_MAX: Final = 5
-"""Times that a log in use is read before what is wrong with it is believed."""
+"""Number of times that a log in use is read before an error in it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A whole log.
+    """Summary of a whole log.
 
     Attributes:
-        cluster_id, member_id: whose it is.
+        cluster_id, member_id: ids of its cluster and member.
         segments: number of its files.
-        size_bytes: of them together, as allocated.
-        first_index, last_index: of the entries kept; ``last_index`` is below ``first_index`` if there are none.
-        hard_state: the last one.
-        markers: of saved states, oldest first.
-        torn: what a crash left at its end and the next start cuts off; empty: nothing.
+        size_bytes: total allocated size of the files.
+        first_index, last_index: of the kept entries; ``last_index`` is below ``first_index`` if there are none.
+        hard_state: the last hard state.
+        markers: markers of saved states, oldest first.
+        torn: description of a torn tail, which the next start cuts off; empty: none.
     """
 
     cluster_id: int
@@ -65,14 +65,14 @@ class Verified:
 
 
 def verify(directory: str) -> Verified:
-    """Read every byte of a log and check that it is one chain that makes sense.
+    """Read every byte of a log and check that it is one valid chain.
 
     Arguments:
-        directory: of the log.
+        directory: directory of the log.
 
     Raises:
-        WALCorruptError: it is damaged; says where and how.
-        WALVersionError: it has another format.
+        WALCorruptError: the log is damaged; the message says where and how.
+        WALVersionError: the log has another format.
     """
     disk = ReadingDisk()
     for look in range(LOOKS_MAX):
@@ -104,14 +104,14 @@ def _verify(disk: ReadingDisk, directory: str) -> Verified:
 
 
 def contents(directory: str, start: int = 0, end: int | None = None) -> Iterator[Found]:
-    """Iterate over what a log holds, in order.
+    """Iterate over the contents of a log, in order.
 
     Arguments:
-        directory: of the log.
-        start, end: entries before the one and from the other on are left out, with the frames that hold only such.
+        directory: directory of the log.
+        start, end: entries before ``start`` and from ``end`` on are left out, with frames that have no other entries.
 
     Raises:
-        WALCorruptError: what follows cannot be read.
+        WALCorruptError: the rest cannot be read.
     """
     for found in walk(directory, ReadingDisk()):
         entry = found.what
@@ -125,11 +125,11 @@ class Decoded:
     """The request of an entry.
 
     Attributes:
-        kind: name of the request, or how the entry cannot be read.
-        request_id: by which the member that proposed it found its waiter; 0: none.
-        message: the request; None: there is none, or it is of a kind that this version does not know.
-        text: of a change of the members; empty otherwise.
-        caller: the user that caused it, where users are asked for.
+        kind: name of the request, or why the entry cannot be read.
+        request_id: id by which the proposing member found its waiter; 0: none.
+        message: the request; ``None``: none, or of a kind unknown to this version.
+        text: description of a membership change; otherwise empty.
+        caller: the calling user, if authentication was enabled.
     """
 
     kind: str
@@ -140,7 +140,7 @@ class Decoded:
 
 
 def decode(entry: Entry) -> Decoded:
-    """Return the request of an entry, of any bytes."""
+    """Return the request of an entry; its bytes may be anything."""
     if entry.type != EntryType.NORMAL:
         return _decode_conf_change(entry.data)
     if not entry.data:
@@ -166,7 +166,7 @@ def decode(entry: Entry) -> Decoded:
 
 
 def _without_secrets(kind: int, message: Any) -> Any:
-    """Return a request as it may be shown: a message, without hashes of passwords and tokens."""
+    """Return a request as a message that may be shown: without hashes of passwords and tokens."""
     if isinstance(message, (PlainPut, PlainTxn)):
         return message.message()
     if kind == wire.Kind.AUTH:
@@ -194,15 +194,15 @@ def _decode_conf_change(data: bytes) -> Decoded:
 
 # -- rows -----------------------------------------------------------------------------------------------------------
 #
-# A line (for people) or a row (for programs) for each record of a log. A line is ``describe_found``'s, followed for an
+# A line (readable) or a row (for programs) for each record of a log. A line is ``describe_found``'s, followed for an
 # entry by its request, up to ``TEXT_MAX`` characters of it.
 
 TEXT_MAX: Final = 400
-"""Characters of a request that a line shows."""
+"""Maximum number of characters of a request in a line."""
 
 
 def line(found: Found) -> str:
-    """Return the line of one thing in a log."""
+    """Return the line for one item of a log."""
     text = describe_found(found)
     if not isinstance(found.what, Entry):
         return text
@@ -214,7 +214,7 @@ def line(found: Found) -> str:
 
 
 def describe(caller: Caller) -> str:
-    """Return the user that caused an entry, and under which revision of users and roles."""
+    """Return a description of the caller of an entry, with its revision of users and roles."""
     if not caller.user:
         return "by=member"
     name = caller.user.decode("utf-8", "backslashreplace")
@@ -222,11 +222,11 @@ def describe(caller: Caller) -> str:
 
 
 def row(found: Found, plain: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return one thing in a log as names and values that JSON has.
+    """Return one item of a log as a dictionary of JSON values.
 
     Arguments:
-        found: it.
-        plain: makes such values of a message.
+        found: the item.
+        plain: converts a message to such a dictionary.
     """
     return {"segment": str(found.segment), "offset": found.offset, **_fields(found, plain)}
 

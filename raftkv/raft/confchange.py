@@ -1,11 +1,11 @@
-"""Which membership changes are legal, as arithmetic on sets of ids; and how a change is written into an entry.
+"""Membership changes: which ones are legal, as arithmetic on sets of ids; and their encoding in entries.
 
-A ``Configuration`` has the voters, during joint consensus also the outgoing voters, the learners, and the learners to
-be (``learners_next``): voters of the outgoing half that become learners when the joint configuration is left.
+A ``Configuration`` has the voters, during joint consensus also the outgoing voters, the learners, and the future
+learners (``learners_next``): voters of the outgoing half that become learners when the joint configuration is left.
 
 Invariants of a configuration
 
-1. A learner is no voter of either half.
+1. A learner is not a voter of either half.
 2. ``learners_next`` is a subset of the outgoing voters, and none of them is a learner yet.
 3. Without outgoing voters there is no ``learners_next`` and no ``auto_leave``.
 4. There is at least one voter, unless there are no members at all (before bootstrap).
@@ -21,7 +21,7 @@ Example, demoting 3 and adding 4 at once (thesis section 4.3, etcd-io/raft ConfC
     voters={1 2 4}  learners={3}
 
 One change at a time needs no joint configuration, because old and new majorities then always overlap (section 4.1).
-The leader's knowledge of each member is not here: ``tracker.py`` follows the configuration.
+The leader's knowledge of each member is in ``tracker.py``, which follows the configuration.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EMPTY: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The voters and learners of a group. Immutable: each legal change makes a new one."""
+    """The voters and learners of a group. Immutable: each legal change creates a new one."""
 
     voters: frozenset[int] = _EMPTY
     outgoing: frozenset[int] = _EMPTY
@@ -55,7 +55,7 @@ class Configuration:
 
     @property
     def joint(self) -> bool:
-        """Whether two majorities decide."""
+        """Whether decisions need two majorities."""
         return bool(self.outgoing)
 
     def all_voters(self) -> frozenset[int]:
@@ -63,11 +63,11 @@ class Configuration:
         return self.voters | self.outgoing
 
     def members(self) -> frozenset[int]:
-        """Return all members that are sent entries."""
+        """Return all members to which entries are sent."""
         return self.voters | self.outgoing | self.learners
 
     def conf_state(self) -> ConfState:
-        """Return the form that snapshots and status carry, ids ascending."""
+        """Return the configuration as stored in snapshots and status, ids ascending."""
         return ConfState(
             voters=tuple(sorted(self.voters)),
             learners=tuple(sorted(self.learners)),
@@ -79,7 +79,7 @@ class Configuration:
 
 @dataclass(slots=True)
 class _Draft:
-    """A configuration while steps are applied to its incoming half."""
+    """A configuration while changes are applied to its incoming half."""
 
     voters: set[int]
     outgoing: frozenset[int]
@@ -95,7 +95,7 @@ class _Draft:
         if id in self.learners:
             return
         self.voters.discard(id)
-        # Still a voter of the outgoing half: it may become a learner only when that half is gone (invariant 1).
+        # Still a voter of the outgoing half: it may become a learner only after that half is left (invariant 1).
         if id in self.outgoing:
             self.learners_next.add(id)
         else:
@@ -120,7 +120,7 @@ def check(config: Configuration) -> None:
     """Refuse a configuration that breaks one of the invariants above.
 
     Raises:
-        ConfChangeError: it does.
+        ConfChangeError: an invariant is broken.
     """
     both = config.learners & config.all_voters()
     if both:
@@ -138,7 +138,7 @@ def check(config: Configuration) -> None:
 
 def _apply_steps(draft: _Draft, changes: Iterable[ConfChangeSingle]) -> None:
     for change in changes:
-        # Id 0 marks a step that the caller decided, deterministically, not to take (as etcd does).
+        # Id 0 marks a step that the caller decided, deterministically, to skip (as etcd does).
         if change.node_id == 0:
             continue
         if change.type == ConfChangeType.ADD_NODE:
@@ -157,8 +157,8 @@ def simple(config: Configuration, changes: Iterable[ConfChangeSingle]) -> Config
     """Return the configuration after a change that needs no joint consensus (thesis section 4.1).
 
     Arguments:
-        config: the present one, not joint.
-        changes: steps that add or remove one voter at most.
+        config: the current one, not joint.
+        changes: steps that add or remove at most one voter.
 
     Raises:
         ConfChangeError: the change is illegal here.
@@ -173,16 +173,16 @@ def simple(config: Configuration, changes: Iterable[ConfChangeSingle]) -> Config
 
 
 def enter_joint(config: Configuration, auto_leave: bool, changes: Iterable[ConfChangeSingle]) -> Configuration:
-    """Return the joint configuration of the present voters (outgoing) and the changed ones (incoming) (thesis section
+    """Return the joint configuration of the current voters (outgoing) and the changed ones (incoming) (thesis section
     4.3).
 
     Arguments:
-        config: the present one, not joint.
+        config: the current one, not joint.
         auto_leave: whether the leader proposes to leave it as soon as it is applied.
         changes: steps, applied in order to the incoming half.
 
     Raises:
-        ConfChangeError: the change is illegal here.
+        ConfChangeError: the change is illegal in this configuration.
     """
     if config.joint:
         raise ConfChangeError("config is already joint")
@@ -197,7 +197,7 @@ def leave_joint(config: Configuration) -> Configuration:
     """Return the configuration without its outgoing half; staged learners become learners.
 
     Raises:
-        ConfChangeError: the present one is not joint.
+        ConfChangeError: the current configuration is not joint.
     """
     if not config.joint:
         raise ConfChangeError("can't leave a non-joint config")
@@ -217,14 +217,14 @@ def leaves_joint(change: ConfChange) -> bool:
 def apply(config: Configuration, change: ConfChange) -> Configuration:
     """Return the configuration after a change.
 
-    Several steps, or an explicit wish, go through joint consensus; only JOINT_EXPLICIT waits there for the caller.
+    Several steps, or an explicit transition, use joint consensus; only with JOINT_EXPLICIT must the caller leave it.
 
     Arguments:
-        config: the present one.
-        change: what was committed.
+        config: the current one.
+        change: the committed change.
 
     Raises:
-        ConfChangeError: the change is illegal here.
+        ConfChangeError: the change is illegal in this configuration.
     """
     if leaves_joint(change):
         return leave_joint(config)
@@ -235,10 +235,10 @@ def apply(config: Configuration, change: ConfChange) -> Configuration:
 
 
 def restore(state: ConfState) -> Configuration:
-    """Return the configuration that a snapshot or the disk describes.
+    """Return the configuration stored in a snapshot or on disk.
 
     Raises:
-        ConfChangeError: it describes none.
+        ConfChangeError: the stored state is not a valid configuration.
     """
     for ids in (state.voters, state.learners, state.voters_outgoing, state.learners_next):
         if len(set(ids)) != len(ids):
@@ -254,7 +254,7 @@ def restore(state: ConfState) -> Configuration:
     )
 
 
-# The form of a change in an entry: nothing at all for the plain "leave joint" (so that its size is 0 and no limit can
+# The encoding of a change in an entry: empty for the plain "leave joint" (so that its size is 0 and no size limit can
 # refuse it); else version 1, transition, count (2 bytes, big-endian), per step type and id (1 + 8 bytes), the context.
 _VERSION = 1
 _HEADER_BYTES = 4
@@ -274,7 +274,7 @@ def decode(data: bytes) -> ConfChange:
     """Return the change in a membership entry.
 
     Raises:
-        ConfChangeError: ``encode`` never makes these bytes.
+        ConfChangeError: the bytes are not a valid encoding.
     """
     if not data:
         return ConfChange()
@@ -294,9 +294,7 @@ def decode(data: bytes) -> ConfChange:
 
 
 def entry_type(change: ConfChange) -> EntryType:
-    """Return the type of the entry that carries a change: one step with AUTO is etcd's V1 entry, everything else its
-    V2.
-    """
+    """Return the type of the entry for a change: one step with AUTO is etcd's V1 entry, everything else its V2."""
     one = len(change.changes) == 1 and change.transition == ConfChangeTransition.AUTO
     return EntryType.CONF_CHANGE if one else EntryType.CONF_CHANGE_V2
 

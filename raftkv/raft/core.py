@@ -1,6 +1,6 @@
 """Raft as one state machine: terms, votes, the four roles, and what a leader sends.
 
-A pure function of its inputs: the only chance in it is the random number generator that it was given.
+A pure function of its inputs: the only randomness comes from the random number generator that the caller passes.
 
 Roles (paper section 5.2; PRE_CANDIDATE is thesis section 9.6)::
 
@@ -9,24 +9,23 @@ Roles (paper section 5.2; PRE_CANDIDATE is thesis section 9.6)::
        ▲               │               │            │
        └───────────────┴───────────────┴────────────┘   higher term, a lost election, or no quorum heard from
 
-A pre-candidate asks whether it *would* be voted for in the next term and raises its term only if a quorum says so.
-A member that returns from a partition with an old log then cannot depose a working leader.
-
+A pre-candidate asks whether it *would* get votes in the next term, and raises its term only if a quorum says yes. So a
+member that returns from a partition with an old log cannot depose a working leader.
 A leader counts its own log like a follower's: its match index moves when its own disk has the entries, so a commit
-index never rests on anything that a crash could undo. Entries commit by counting only if they are of the leader's own
-term (Figure 8, section 5.4.2). A leader does not send while it handles a message or a proposal; it marks
-``append_due`` or ``heartbeat_due``, and ``flush`` builds the messages when a Ready is taken, so the proposals,
-acknowledgements and reads of one turn leave in one append and one heartbeat per follower. Only answers that concern one
-follower (a probe after a rejection, a nudge after a heartbeat response) are queued at once. Members are visited in
-order of id, so that equal inputs give equal messages.
+index never depends on anything that a crash could undo. A leader commits by counting only entries of its own term
+(Figure 8, section 5.4.2). A leader does not send while it handles a message or a proposal; it sets ``append_due`` or
+``heartbeat_due``, and ``flush`` builds the messages when a Ready is taken, so the proposals, acknowledgements and reads
+of one turn leave in one append and one heartbeat per follower. Only messages that concern one follower (a probe after a
+rejection, a nudge after a heartbeat response) are queued at once. Members are visited in order of id, so that equal
+inputs give equal messages.
 
 Three queues of messages, emptied by ``RawNode.ready``
 
 - ``messages`` may leave at once, in parallel with the disk.
-- ``messages_after_append`` promise something about this member's disk: votes, answers to appends, and requests for
-  votes (a candidate that forgets its term or its log in a crash must not be able to use the votes they bring).
-- ``messages_to_self`` are the same promises to this member itself: its own vote, and a leader's acknowledgement of
-  its own entries. They are stepped when the disk has confirmed.
+- ``messages_after_append`` depend on this member's disk: votes, responses to appends, and vote requests (a candidate
+  that forgets its term or its log in a crash must not be able to use the votes that it gets).
+- ``messages_to_self`` are the same kinds of messages to this member itself: its own vote, and a leader's
+  acknowledgement of its own entries. They are stepped when the disk has confirmed.
 
 A linearizable read is confirmed by a round of heartbeats, or served at once while the leader's lease holds
 (``read_lease``, which also holds back the commits of a new leader).
@@ -38,9 +37,9 @@ Inputs go in as calls, work comes out as ``Ready``. The duties of the caller are
 
 WRITES THAT OVERLAP
 
-Several Readys may be in flight to the disk. Each that has something for the disk, or messages that wait for it, gets
-a number; the caller confirms them in that order (``on_append_durable``). With the confirmation entries leave the
-unstable tail, and from then on the core reads them from the ``MemoryLog``. When is that safe? Take entries 5 and 6:
+Several Readys may be in flight to the disk. Each one with something for the disk, or with messages that wait for it,
+gets a number; the caller confirms them in that order (``on_append_durable``). After the confirmation, entries leave the
+unstable tail, and the core reads them from the ``MemoryLog``. When is that safe? Take entries 5 and 6:
 
     Ready 1, term 1   write 5' 6'        from leader A
     Ready 2, term 2   write 5" 6"        leader C overwrote them
@@ -48,8 +47,8 @@ unstable tail, and from then on the core reads them from the ``MemoryLog``. When
 
 When write 1 is confirmed, index and term of the unstable tail equal those of Ready 1, yet write 2 is still going to
 overwrite them on the disk. So a confirmation counts only if the *member's term* has not changed since its Ready was
-taken: then the log was not truncated meanwhile. So that nothing stays in the tail for ever, each Ready attests
-the whole tail as it stands, not only its own entries; a change of term always makes a Ready (the term must be saved).
+taken: then the log was not truncated meanwhile. So that no entry stays in the tail for ever, each Ready confirms the
+whole current tail, not only its own entries; a change of term always makes a Ready (the term must be saved).
 """
 
 from __future__ import annotations
@@ -118,23 +117,23 @@ _VOTE_ANSWERS: Final = frozenset((_VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
 _CANDIDATES: Final = frozenset((StateRole.CANDIDATE, StateRole.PRE_CANDIDATE))
 _FROM_LEADER: Final = frozenset((_APPEND, _HEARTBEAT, _SNAPSHOT))
 _AFTER_APPEND: Final = frozenset((_APPEND_RESPONSE, _VOTE, _VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
-# Proposals and reads are passed on to the leader of any term: they carry none.
+# Proposals and reads are forwarded to the leader of any term, so they carry no term.
 WITHOUT_TERM: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX))
-"""Kinds of which a message may have term 0."""
+"""Message kinds that may have term 0."""
 _WITH_OWN_TERM: Final = frozenset((_VOTE, _VOTE_RESPONSE, _PRE_VOTE, _PRE_VOTE_RESPONSE))
 
 CAMPAIGN_TRANSFER: Final = b"CampaignTransfer"
-"""Context of the vote requests of a leadership transfer: the leader itself asked for it, so voters grant it at once."""
+"""Context of the vote requests of a leadership transfer: the leader itself requested it, so voters grant it at once."""
 
 LEASED: Final = b"Leased"
-"""Context of APPEND: a read lease may rest on its entries (``read_lease``)."""
+"""Context of APPEND: a read lease may depend on its entries (``read_lease``)."""
 
 LEASE_GIVEN_UP: Final = b"LeaseGivenUp"
-"""Context of TIMEOUT_NOW: the leader serves no more reads by its read lease (``read_lease``)."""
+"""Context of TIMEOUT_NOW: the leader serves no more reads with its read lease (``read_lease``)."""
 
 
 class Campaign(enum.Enum):
-    """The kinds of campaign: a question (pre-election), an election, or an election that the leader asked for."""
+    """The kinds of campaign: a pre-election, an election, or an election that the leader requested (transfer)."""
 
     PRE_ELECTION = "pre-election"
     ELECTION = "election"
@@ -152,7 +151,7 @@ class Raft:
         self.rng = rng
         self.term = 0
         self.vote = NONE
-        # The leader of this term, as far as this member knows.
+        # The leader of this term, if known.
         self.leader = NONE
         self.role = StateRole.FOLLOWER
         page_bytes = config.max_committed_size_per_ready_bytes or config.max_size_per_message_bytes
@@ -164,20 +163,20 @@ class Raft:
         self.messages: list[Message] = []
         self.messages_after_append: list[Message] = []
         self.messages_to_self: list[Message] = []
-        # Leader only. Appends and heartbeats are built when a Ready is taken, so that all that happened since the
-        # last one leaves in one message per follower.
+        # Leader only. Appends and heartbeats are built when a Ready is taken, so that everything since the last Ready
+        # leaves in one message per follower.
         self.append_due = False
         self.heartbeat_due = False
         # Leader only: index of the first entry of its term; entries from there on are its own (Figure 8).
         self.term_start_index = 0
-        # Leader only: to whom leadership is being handed (thesis section 3.10).
+        # Leader only: target of a leadership transfer in progress (thesis section 3.10).
         self.transferee = NONE
         # Leader only: no membership change may be proposed before this index is applied.
         self.pending_conf_index = 0
-        # Leader only: payload appended in this term and not yet applied; an estimate that never is too high.
+        # Leader only: payload appended in this term and not yet applied; an estimate that is never too high.
         self.uncommitted_bytes = 0
         self.max_uncommitted_bytes = config.max_uncommitted_bytes or NO_LIMIT
-        # Ticks since the last sign of the leader (follower), or since the last round (leader, candidate).
+        # Ticks since the last message of the leader (follower), or since the last round (leader, candidate).
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         self.randomized_election_ticks = 0
@@ -191,7 +190,7 @@ class Raft:
             raise InvariantError(f"commit {hard_state.commit} is outside {log.committed}..{log.last_index}")
         self.term = hard_state.term
         self.vote = hard_state.vote
-        # Applied entries were committed, even if the commit index (which needs no fsync) was lost in a crash.
+        # Applied entries were committed, even if a crash lost the commit index (which needs no fsync).
         log.commit_to(max(hard_state.commit, self.config.applied))
         if self.config.applied > log.applied:
             log.applied_to(self.config.applied)
@@ -206,7 +205,7 @@ class Raft:
         self.leader = NONE
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
-        # Drawn anew for each term, so that candidates who tied do not tie again (paper section 5.2).
+        # Chosen again for each term, so that candidates who tied do not tie again (paper section 5.2).
         ticks = self.config.election_ticks
         self.randomized_election_ticks = ticks + self.rng.randrange(ticks)
         self.transferee = NONE
@@ -222,29 +221,29 @@ class Raft:
         """Become a follower.
 
         Arguments:
-            term: the present term or a later one; a later one takes the vote back.
-            leader_id: who leads it; ``NONE`` if that is not known.
+            term: the current term or a later one; a later one clears the vote.
+            leader_id: leader of that term; ``NONE`` if unknown.
         """
         self._reset(term)
         self.leader = leader_id
         self.role = StateRole.FOLLOWER
 
     def become_pre_candidate(self) -> None:
-        """Become a pre-candidate, who asks whether an election could be won; term and vote stay as they are."""
+        """Become a pre-candidate, which asks whether it could win an election; term and vote stay unchanged."""
         self._forbid(StateRole.LEADER, "pre-candidate")
         self.tracker.votes = {}
         self.leader = NONE
         self.role = StateRole.PRE_CANDIDATE
 
     def become_candidate(self) -> None:
-        """Become a candidate in the next term, with the own vote."""
+        """Become a candidate in the next term, and vote for itself."""
         self._forbid(StateRole.LEADER, "candidate")
         self._reset(self.term + 1)
         self.vote = self.id
         self.role = StateRole.CANDIDATE
 
     def become_leader(self) -> None:
-        """Become the leader of the present term, beginning with an empty entry."""
+        """Become the leader of the current term, and append its first, empty entry."""
         self._forbid(StateRole.FOLLOWER, "leader")
         self._reset(self.term)
         self.leader = self.id
@@ -253,11 +252,11 @@ class Raft:
         if own is not None:
             own.become_replicate()
             own.recent_active = True
-        # There may be a membership change among the entries taken over: wait until all of them are applied.
+        # The existing log may contain a membership change: wait until all of it is applied.
         self.pending_conf_index = self.log.last_index
         self.term_start_index = self.log.last_index + 1
         self.lease.begin(self.term)
-        # Committing an entry of the own term is the only way to commit those of earlier ones (section 5.4.2).
+        # Entries of earlier terms can be committed only by committing an entry of the own term (section 5.4.2).
         self._append_noop()
 
     def _forbid(self, role: StateRole, target: str) -> None:
@@ -267,7 +266,7 @@ class Raft:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Queue a message: fill in sender and term, and hold back what promises something about the disk."""
+        """Queue a message: set sender and term, and hold it back if it depends on this member's disk."""
         kind = message.type
         if message.from_ == NONE:
             message.from_ = self.id
@@ -293,24 +292,24 @@ class Raft:
             self._tick_follower()
 
     def step(self, message: Message) -> None:
-        """Handle a message from another member, or a promise to this member that its disk has kept.
+        """Handle a message from another member, or one to this member itself after its disk has confirmed.
 
         Raises:
-            ProposalDropped, InvalidMessage, InvariantError: as of ``RawNode.step``.
+            ProposalDropped, InvalidMessage, InvariantError: as in ``RawNode.step``.
         """
         term = message.term
-        # Term 0: a proposal or a read that was passed on, good in any term.
+        # Term 0: a forwarded proposal or read, valid in any term.
         if term != self.term and term != 0 and not self._check_term(message):
             return
         kind = message.type
-        # A vote is asked for: the rule is the same in every role.
+        # A vote request: the rule is the same in every role.
         if kind in _VOTE_REQUESTS:
             self._handle_vote(message)
             return
-        # A vote is refused: learn what the voter knows, whether or not we win.
+        # A refused vote: learn the voter's commit index, whether or not we win.
         if kind in _VOTE_ANSWERS and message.reject:
             self._learn_commit(message)
-        # Everything else is a matter of the role.
+        # Everything else depends on the role.
         if self.role == StateRole.LEADER:
             self._step_leader(message)
         elif self.role == StateRole.FOLLOWER:
@@ -319,7 +318,7 @@ class Raft:
             self._step_candidate(message)
 
     def _check_term(self, message: Message) -> bool:
-        """Apply the term rules to a message of another term. Returns whether the message is still to be handled."""
+        """Apply the term rules to a message of another term. Return whether the message must still be handled."""
         if message.term < self.term:
             self._answer_old_term(message)
             return False
@@ -328,64 +327,64 @@ class Raft:
             in_lease = (
                 self.config.check_quorum and self.leader != NONE and self.election_elapsed < self.config.election_ticks
             )
-            # We heard from a leader within the lease: a candidate is likely just cut off. Neither term nor vote moves
-            # (thesis section 4.2.3), unless the leader itself handed over.
+            # We heard from a leader within the lease: the candidate was probably just cut off. Neither term nor vote
+            # changes (thesis section 4.2.3), unless the leader itself handed over.
             if in_lease and message.context != CAMPAIGN_TRANSFER:
                 return False
-        # A request for a pre-vote never moves our term.
+        # A pre-vote request never changes our term.
         if kind == _PRE_VOTE:
             return True
-        # A granted pre-vote comes back with the future term it was asked for.
+        # A granted pre-vote has the future term of its request.
         if kind == _PRE_VOTE_RESPONSE and not message.reject:
             return True
-        # Newer term: follow. Only a leader sends these three, so we know whom; else we will learn it.
+        # Newer term: follow. Only a leader sends these three kinds, so the leader is known; else we learn it later.
         known = kind in _FROM_LEADER
         self.become_follower(message.term, message.from_ if known else NONE)
         return True
 
     def _answer_old_term(self, message: Message) -> None:
         kind = message.type
-        # An old leader: with leases on, it might keep us from ever taking part again, because our higher term cannot
-        # reach any member through ignored campaigns. Answering tells it our term and makes it step down.
+        # An old leader: with leases on, we might never rejoin, because members ignore our campaigns and so never learn
+        # our higher term. The response tells the leader our term and makes it step down.
         if kind in (_HEARTBEAT, _APPEND) and (self.config.check_quorum or self.config.pre_vote):
             self.send(Message(_APPEND_RESPONSE, to=message.from_))
-        # An old pre-candidate: tell it our term, or a cluster with mixed terms could deadlock.
+        # An old pre-candidate: tell it our term, otherwise a cluster with mixed terms could deadlock.
         elif kind == _PRE_VOTE:
             self.send(Message(_PRE_VOTE_RESPONSE, to=message.from_, term=self.term, reject=True))
-        # Anything else of an old term says nothing any more.
+        # Any other message of an old term is ignored.
 
     # -- elections ---------------------------------------------------------------------------------------------------
 
     def _tick_follower(self) -> None:
-        """Count one tick of a follower or candidate; campaign when the timeout has passed."""
+        """Count one tick of a follower or candidate; campaign after the timeout."""
         self.election_elapsed += 1
         if self.election_elapsed >= self.randomized_election_ticks and self.promotable():
             self.election_elapsed = 0
             self.campaign()
 
     def campaign(self) -> None:
-        """Campaign as at a timeout: with a pre-election first, if that is configured."""
+        """Campaign as after a timeout: with a pre-election first, if that is configured."""
         self._campaign_if_eligible(Campaign.PRE_ELECTION if self.config.pre_vote else Campaign.ELECTION)
 
     def _campaign_if_eligible(self, campaign_kind: Campaign) -> None:
         """Campaign, if this member may.
 
         Arguments:
-            campaign_kind: how.
+            campaign_kind: kind of campaign.
         """
-        # A leader has nothing to win.
+        # A leader need not campaign.
         if self.role == StateRole.LEADER:
             return
-        # No voter, or waiting for a snapshot.
+        # Not a voter, or waiting for a snapshot.
         if not self.promotable():
             return
-        # The configuration we would count votes by is out of date (etcd issue 7625): apply first.
+        # The configuration for counting votes is out of date (etcd issue 7625): apply first.
         if self._has_unapplied_conf_change():
             return
         self._start_campaign(campaign_kind)
 
     def _has_unapplied_conf_change(self) -> bool:
-        """Return whether a membership change is committed that is not in force here yet."""
+        """Return whether a committed membership change is not applied here yet."""
         log = self.log
         low = log.applied + 1
         while low <= log.committed:
@@ -396,14 +395,14 @@ class Raft:
         return False
 
     def _start_campaign(self, campaign_kind: Campaign) -> None:
-        """Become a (pre-)candidate and ask every voter for its vote; the own vote counts once it is durable.
+        """Become a (pre-)candidate and request every voter's vote; the own vote counts once it is durable.
 
         Arguments:
-            campaign_kind: a pre-election asks for the next term without entering it; the others enter it.
+            campaign_kind: a pre-election asks about the next term without entering it; the others enter it.
         """
         if campaign_kind is Campaign.PRE_ELECTION:
             self.become_pre_candidate()
-            # Asked for the next term, which we have not entered yet.
+            # The request is about the next term, which we have not entered yet.
             request, answer, term = MessageType.PRE_VOTE, _PRE_VOTE_RESPONSE, self.term + 1
         else:
             self.become_candidate()
@@ -419,16 +418,16 @@ class Raft:
                 )
 
     def _step_candidate(self, message: Message) -> None:
-        """Handle a message of the present term (or a granted pre-vote for the next one).
+        """Handle a message of the current term (or a granted pre-vote for the next one).
 
         Arguments:
             message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
 
         Raises:
-            ProposalDropped: a proposal, since there is no leader to pass it on to.
+            ProposalDropped: a proposal, because there is no leader to forward it to.
         """
         kind = message.type
-        # Votes count for the election that is running: a late pre-vote is no vote.
+        # Votes count only for the current election: a late pre-vote is not a vote.
         if kind == (_PRE_VOTE_RESPONSE if self.role == StateRole.PRE_CANDIDATE else _VOTE_RESPONSE):
             self._count_vote(message)
         # This term has a leader: follow it, and handle the message in the new role.
@@ -443,12 +442,12 @@ class Raft:
         self.tracker.record_vote(message.from_, not message.reject)
         result = self.tracker.vote_result()
         if result is VoteResult.WON:
-            # A quorum would vote for us: now for real.
+            # A quorum would vote for us: start the real election.
             if self.role == StateRole.PRE_CANDIDATE:
                 self._start_campaign(Campaign.ELECTION)
             else:
                 self.become_leader()
-        # A quorum said no. The term stays ours: a rejected pre-vote with a higher one was handled by the term rule.
+        # A quorum refused. The term is still ours: the term rule handled a rejected pre-vote with a higher one.
         elif result is VoteResult.LOST:
             self.become_follower(self.term, NONE)
 
@@ -456,17 +455,17 @@ class Raft:
         pre_vote = message.type == _PRE_VOTE
         answer = _PRE_VOTE_RESPONSE if pre_vote else _VOTE_RESPONSE
         can_vote = (
-            # The same vote again, its answer may have been lost;
+            # The same vote again, because its response may have been lost;
             self.vote == message.from_
             # or no vote given, and no leader of this term known;
             or (self.vote == NONE and self.leader == NONE)
-            # or only a question about a later term.
+            # or only a pre-vote about a later term.
             or (pre_vote and message.term > self.term)
         )
-        # Learners vote too: one that was promoted may not have heard of it yet, and its vote may be needed
-        # (etcd issue 7625). A candidate counts only those it knows as voters.
+        # Learners vote too: a promoted learner may not know of its promotion yet, and its vote may be needed
+        # (etcd issue 7625). A candidate counts only the votes of members that it knows as voters.
         if can_vote and self.log.is_up_to_date(message.index, message.log_term):
-            # The term of the request, not ours: for a pre-vote they differ, and the asker would drop an old one.
+            # The term of the request, not ours: for a pre-vote they differ, and the sender would drop an old term.
             self.send(Message(answer, to=message.from_, term=message.term))
             if not pre_vote:
                 self.election_elapsed = 0
@@ -485,43 +484,43 @@ class Raft:
             )
 
     def _learn_commit(self, message: Message) -> None:
-        """Take over the commit index that a rejected vote tells, if we hold the entry.
+        """Take over the commit index in a rejected vote, if we hold that entry.
 
-        Without this a change of membership can deadlock: a leader removes itself, all members that know that the change
-        is committed are no voters any more, and the voters that are left cannot be elected by the old configuration,
-        because the removed members' logs are longer. (raft-rs learns commits from votes for the same reason; etcd
-        does not, and advises to keep removed members away from two-member clusters.) That an entry is committed is a
-        fact in every term, so the sender's term does not matter.
+        Without this, a membership change can deadlock: a leader removes itself; all members that know that the change
+        is committed are no longer voters; and the remaining voters cannot be elected in the old configuration, because
+        the removed members' logs are longer. (raft-rs learns commits from votes for the same reason; etcd does not, and
+        advises to keep removed members away from two-member clusters.) A committed entry is committed in every term, so
+        the sender's term does not matter.
         """
         log = self.log
-        # A leader has nothing to learn: it commits by its own count.
+        # A leader has nothing to learn: it commits by counting itself.
         if self.role == StateRole.LEADER or message.commit <= log.committed:
             return
         if not log.matches(message.commit, message.log_term):
             return
         log.commit_to(message.commit)
-        # The votes may have been counted by an old configuration: apply first, then campaign again.
+        # The votes may have been counted with an old configuration: apply first, then campaign again.
         if self.role in _CANDIDATES and self._has_unapplied_conf_change():
             self.become_follower(self.term, NONE)
 
     # -- following ---------------------------------------------------------------------------------------------------
 
     def _step_follower(self, message: Message) -> None:
-        """Handle a message of the present term, or one without a term.
+        """Handle a message of the current term, or one without a term.
 
         Arguments:
             message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
 
         Raises:
-            ProposalDropped: a proposal that cannot be passed on.
+            ProposalDropped: a proposal that cannot be forwarded.
         """
         kind = message.type
-        # The leader appends: note that it lives, take the entries.
+        # The leader appends: reset the election timer, take the entries.
         if kind == _APPEND:
             self.election_elapsed = 0
             self.leader = message.from_
             self._handle_append(message)
-        # The leader lives.
+        # The leader is alive.
         elif kind == _HEARTBEAT:
             self.election_elapsed = 0
             self.leader = message.from_
@@ -529,10 +528,10 @@ class Raft:
         # Proposals go to the leader.
         elif kind == MessageType.PROPOSE:
             self._forward_proposal(message)
-        # So do reads; without a leader they are lost, and the caller asks again.
+        # So do reads; without a leader they are lost, and the caller must retry.
         elif kind == MessageType.READ_INDEX:
             self._forward_to_leader(message)
-        # The leader answers a read of ours.
+        # The leader answers one of our reads.
         elif kind == MessageType.READ_INDEX_RESPONSE:
             self.read_states.append(ReadState(message.index, message.context))
         # The leader sends a snapshot.
@@ -540,10 +539,10 @@ class Raft:
             self.election_elapsed = 0
             self.leader = message.from_
             self._handle_snapshot(message)
-        # A transfer is the leader's to make.
+        # Only the leader can transfer leadership.
         elif kind == MessageType.TRANSFER_LEADER:
             self._forward_to_leader(message)
-        # The leader hands over to us: campaign at once, and without a pre-vote: this member is not partitioned.
+        # The leader hands over to us: campaign at once, without a pre-vote, because this member is not partitioned.
         elif kind == MessageType.TIMEOUT_NOW:
             if message.context == LEASE_GIVEN_UP:
                 self.lease.released(self.term)
@@ -563,7 +562,7 @@ class Raft:
     def _forward_to_leader(self, message: Message) -> None:
         if self.leader == NONE:
             return
-        # A new message: the caller's is never changed. The sender stays, the leader answers to it.
+        # A new message, because the caller's is never changed. It keeps the sender, to whom the leader responds.
         self.send(
             Message(
                 message.type,
@@ -575,9 +574,9 @@ class Raft:
         )
 
     def _handle_append(self, message: Message) -> None:
-        """Append the leader's entries if they follow on the log here (paper section 5.3); answer once durable.
+        """Append the leader's entries if they follow the log here (paper section 5.3); respond once durable.
 
-        A quiet one without entries is not answered: the leader learns nothing from that.
+        A quiet append without entries gets no response: the leader would learn nothing from it.
 
         Arguments:
             message: an APPEND.
@@ -588,7 +587,7 @@ class Raft:
         """
         log = self.log
         index = message.index
-        # Everything up to the commit index matches already; say so instead of comparing.
+        # Everything up to the commit index matches already; respond with it instead of comparing.
         if index < log.committed:
             self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=log.committed))
             return
@@ -600,8 +599,8 @@ class Raft:
                 return
             self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=last_new))
             return
-        # Tell the leader where the logs may match at best: below index, not above the term it asked for. It skips the
-        # uncommitted tail of another leader term by term instead of entry by entry.
+        # Tell the leader the latest position where the logs may match: not after index, not above the requested term.
+        # So it skips the uncommitted tail of another leader term by term instead of entry by entry.
         hint, hint_term = log.find_conflict_by_term(min(index, log.last_index), message.log_term)
         self.send(
             Message(
@@ -616,7 +615,7 @@ class Raft:
         )
 
     def _handle_heartbeat(self, message: Message) -> None:
-        """Take over the commit index (which the leader limits to what matches) and confirm its reads.
+        """Take over the commit index (which the leader limits to the matching part) and confirm the leader's reads.
 
         Arguments:
             message: a HEARTBEAT.
@@ -625,10 +624,10 @@ class Raft:
         self.messages.append(Message(_HEARTBEAT_RESPONSE, message.from_, self.id, self.term, context=message.context))
 
     def _handle_snapshot(self, message: Message) -> None:
-        """Begin anew from the leader's snapshot, unless this member is further already; answer once it is installed.
+        """Start again from the leader's snapshot, unless this member is ahead of it; respond once it is installed.
 
         Arguments:
-            message: a SNAPSHOT, whose data have arrived (duty 10 of the caller).
+            message: a SNAPSHOT whose data has arrived (duty 10 of the caller).
         """
         log = self.log
         restored = message.snapshot is not None and self._restore(message.snapshot)
@@ -639,16 +638,16 @@ class Raft:
         """Replace log and configuration by those of a snapshot.
 
         Arguments:
-            snapshot: what the leader sent.
+            snapshot: the leader's snapshot.
 
         Returns:
-            ``False`` when the snapshot is of no use here, or not yet.
+            ``False`` when the snapshot cannot be used, or not yet.
 
         Raises:
             InvalidMessage: no member can have made this snapshot.
         """
         log = self.log
-        # We have committed as much: nothing to learn from it.
+        # We have committed at least as much: the snapshot has nothing new.
         if snapshot.index <= log.committed:
             return False
         if self.role != StateRole.FOLLOWER:
@@ -657,15 +656,15 @@ class Raft:
             config = confchange.restore(snapshot.conf_state)
         except ConfChangeError as error:
             raise InvalidMessage(f"a snapshot of members that cannot be: {error}") from None
-        # A snapshot in which we are no member is not for us.
+        # We are not a member in this snapshot, so it is not for us.
         if self.id not in config.members():
             return False
-        # Our log has this entry, hence all before it: commit it, and keep what follows.
+        # Our log has this entry, hence all before it: commit it, and keep the rest of the log.
         if log.matches(snapshot.index, snapshot.term):
             log.commit_to(snapshot.index)
             return False
-        # Membership changes that were handed out and are not applied yet must not meet the snapshot's configuration.
-        # They will be applied soon; the leader sends the snapshot again.
+        # Membership changes that were returned in a Ready but are not applied yet must not be applied to the snapshot's
+        # configuration. They will be applied soon; the leader sends the snapshot again.
         if log.applying > log.applied:
             return False
         log.restore(snapshot)
@@ -683,54 +682,54 @@ class Raft:
             self.election_elapsed = 0
             if self.config.check_quorum:
                 self._check_quorum()
-            # A transfer that did not succeed within an election timeout is given up: proposals flow again.
+            # A transfer that took longer than an election timeout is cancelled: proposals are accepted again.
             if self.role == StateRole.LEADER:
                 self.transferee = NONE
         if self.role == StateRole.LEADER and self.heartbeat_elapsed >= self.config.heartbeat_ticks:
             self.heartbeat_elapsed = 0
             self.heartbeat_due = True
-        # The acknowledgements may all have come while the lease of another leader held.
+        # All acknowledgements may have arrived while the lease of another leader held.
         if self.role == StateRole.LEADER and self.lease.wait_until_ns:
             self._maybe_commit()
 
     def _check_quorum(self) -> None:
-        """Step down if no quorum was heard from since the last check (thesis section 6.2); begin a new period."""
+        """Step down if no quorum was heard from since the last check (thesis section 6.2); start a new period."""
         if not self.tracker.quorum_active():
             self.become_follower(self.term, NONE)
         for _, progress in self.tracker.peers:
             progress.recent_active = False
 
     def _step_leader(self, message: Message) -> None:
-        """Handle a message of the present term, or one without a term.
+        """Handle a message of the current term, or one without a term.
 
         Arguments:
             message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
 
         Raises:
-            ProposalDropped: a proposal that a follower passed on and that cannot be appended now.
+            ProposalDropped: a forwarded proposal that cannot be appended now.
             InvariantError: another member leads the same term.
         """
         kind = message.type
-        # A follower (or our own disk) answers an append.
+        # A follower (or our own disk) responds to an append.
         if kind == _APPEND_RESPONSE:
             progress = self.tracker.progress.get(message.from_)
             if progress is not None:
                 self._handle_append_response(message, progress)
-        # A follower answers a heartbeat.
+        # A follower responds to a heartbeat.
         elif kind == _HEARTBEAT_RESPONSE:
             progress = self.tracker.progress.get(message.from_)
             if progress is not None:
                 self._handle_heartbeat_response(message, progress)
-        # Entries to append, passed on by a follower.
+        # Entries to append, forwarded by a follower.
         elif kind == MessageType.PROPOSE:
             self._propose(message.entries)
-        # A read, ours or passed on.
+        # A read, our own or a forwarded one.
         elif kind == MessageType.READ_INDEX:
             self._begin_read(ReadRequest(message.from_, message.context))
         # A request that message.from_ becomes the leader.
         elif kind == MessageType.TRANSFER_LEADER:
             self._transfer(message.from_)
-        # Anything else is for another role, or late. (Another leader's append in our term cannot be.)
+        # Anything else is for another role, or late. (Another leader's append in our term is impossible.)
         elif kind in (MessageType.APPEND, MessageType.HEARTBEAT, MessageType.SNAPSHOT):
             raise InvariantError(f"two leaders in term {self.term}: {self.id} and {message.from_}")
 
@@ -738,7 +737,7 @@ class Raft:
         progress.recent_active = True
         log = self.log
         index = message.index
-        # The logs do not match there: probe where they may.
+        # The logs do not match there: probe where they may match.
         if message.reject:
             self._handle_rejection(message, progress)
             return
@@ -746,18 +745,18 @@ class Raft:
             if index > INDEX_MAX:
                 raise InvalidMessage(f"{message.from_} acknowledged {index}, beyond any log")
             raise InvariantError(f"{message.from_} acknowledged {index}, our log ends at {log.last_index}")
-        # Old news, except that a probed follower at its known match shows that it is reachable again.
+        # Nothing new, except that a probed follower at its known match shows that it is reachable again.
         if not progress.maybe_update(index) and not (progress.match == index and progress.state is PROBE):
             return
         if progress.state is REPLICATE:
             progress.inflights.free_to(index)
         elif progress.state is PROBE:
             progress.become_replicate()
-        # The log reaches back to the snapshot that it installed (perhaps not ours), so stream again.
+        # The log reaches back to the snapshot that the follower installed (perhaps not ours), so stream again.
         elif progress.state is SNAPSHOT and progress.match + 1 >= log.first_index():
             progress.become_probe()
             progress.become_replicate()
-        # Only a match beyond the commit index can move it; if it moves, every follower gets the new one.
+        # Only a match beyond the commit index can move it; if it moves, send the new one to every follower.
         if index > log.committed:
             self._maybe_commit()
         if message.from_ == self.id:
@@ -765,14 +764,14 @@ class Raft:
         # The window has room again, or the follower does not know the commit index yet.
         if progress.next <= log.last_index or progress.can_bump_commit(log.committed):
             self.append_due = True
-        # It has everything: the transfer can take place.
+        # The target has all entries: complete the transfer.
         if message.from_ == self.transferee and progress.match == log.last_index:
             self._send_timeout_now(message.from_)
 
     def _handle_rejection(self, message: Message, progress: Progress) -> None:
         probe = message.reject_hint
-        # The follower names the best point it can match at and its term there; in our log everything of a higher term
-        # cannot match either. Together at most one probe per term (etcd-io/raft pull 11964).
+        # The follower names the latest position where it can match, and its term there; in our log, entries of a higher
+        # term cannot match either. Together this needs at most one probe per term (etcd-io/raft pull 11964).
         if message.log_term > 0:
             probe, _ = self.log.find_conflict_by_term(probe, message.log_term)
         if progress.maybe_decrement(message.index, probe):
@@ -783,8 +782,8 @@ class Raft:
     def _handle_heartbeat_response(self, message: Message, progress: Progress) -> None:
         progress.recent_active = True
         progress.paused = False
-        # It lags, or may have missed a probe: nudge it. With a full window the nudge is empty, and its answer will open
-        # the window if everything else was lost.
+        # The follower lags, or may have missed a probe: nudge it. With a full window the nudge is empty, and its
+        # response will open the window if everything else was lost.
         if progress.match < self.log.last_index or progress.state is PROBE:
             self._maybe_send_append(message.from_, progress, send_if_empty=True)
         if message.context:
@@ -792,10 +791,11 @@ class Raft:
             self._answer_confirmed_reads()
 
     def _maybe_commit(self) -> bool:
-        """Advance the commit index to what a quorum holds; return whether it moved."""
+        """Advance the commit index to the last entry held by a quorum; return whether it moved."""
         log = self.log
         index = self.tracker.committed()
-        # Entries of earlier terms commit only together with one of our own: counting them alone is unsafe (Figure 8).
+        # Entries of earlier terms are committed only together with one of our own: counting them alone is unsafe
+        # (Figure 8).
         if index <= log.committed or index < self.term_start_index:
             return False
         lease = self.lease
@@ -805,7 +805,7 @@ class Raft:
         if lease.allowed:
             lease.committed(index)
         self.append_due = True
-        # The first commit of the term: now we know what our predecessors committed, and can answer reads.
+        # The first commit of the term: now we know what earlier leaders committed, and can serve reads.
         if self.reads.deferred:
             for request in self.reads.take_deferred():
                 self._queue_read(request)
@@ -825,10 +825,10 @@ class Raft:
         """Append one normal entry for each of ``datas``, all or none.
 
         Arguments:
-            datas: the payload of each entry.
+            datas: payload of each entry.
 
         Raises:
-            ProposalDropped: nothing was appended; the reason says why.
+            ProposalDropped: nothing was appended; ``reason`` explains why.
         """
         self._check_may_propose()
         size = sum(map(len, datas))
@@ -839,13 +839,13 @@ class Raft:
         self.uncommitted_bytes += size
 
     def _propose(self, entries: list[Entry]) -> None:
-        """Append copies of entries, all or none; a membership change that is not admissible now becomes an empty entry.
+        """Append copies of entries, all or none; a membership change that is not allowed now becomes an empty entry.
 
         Arguments:
-            entries: their data and types count; term and index are set here.
+            entries: only their data and types are used; term and index are set here.
 
         Raises:
-            ProposalDropped: nothing was appended; the reason says why.
+            ProposalDropped: nothing was appended; ``reason`` explains why.
         """
         if not entries:
             return
@@ -855,13 +855,13 @@ class Raft:
         copies = [Entry(term, index, entry.data, entry.type) for index, entry in enumerate(entries, first)]
         pending = self.pending_conf_index
         for entry in [each for each in copies if each.type != _NORMAL]:
-            # An inadmissible change becomes an empty entry: its proposer sees it applied as nothing.
+            # A change that is not allowed becomes an empty entry: its proposer sees it applied without effect.
             if self._conf_change_refusal(entry, pending):
                 entry.data = b""
                 entry.type = _NORMAL
             else:
                 pending = entry.index
-        # Counted as appended, or what was refused would never be uncounted.
+        # Count the entries as they are appended, because a refused change would never be subtracted again.
         size = sum([len(entry.data) for entry in copies])
         self._check_uncommitted(size)
         self.pending_conf_index = pending
@@ -869,29 +869,29 @@ class Raft:
         self.uncommitted_bytes += size
 
     def _check_may_propose(self) -> None:
-        # Removed while leading (and configured not to step down): it must not grow the log any more.
+        # Removed while leading (and configured not to step down): the log must not grow any more.
         if self.id not in self.tracker.progress:
             raise ProposalDropped(DROPPED_NOT_MEMBER)
-        # The target must catch up: nothing is added to the log until it leads, or the transfer is given up.
+        # The target must catch up: nothing is appended until it leads, or the transfer is cancelled.
         if self.transferee != NONE:
             raise ProposalDropped(DROPPED_TRANSFER)
 
     def _check_uncommitted(self, size: int) -> None:
-        # One proposal of any size passes when nothing is outstanding; empty ones (no-op, leaving a joint configuration)
-        # always do.
+        # One proposal of any size is accepted when nothing is outstanding; empty entries (no-op, leaving a joint
+        # configuration) always are.
         outstanding = self.uncommitted_bytes
         if outstanding > 0 and size > 0 and outstanding + size > self.max_uncommitted_bytes:
             raise ProposalDropped(DROPPED_UNCOMMITTED_LIMIT)
 
     def _conf_change_refusal(self, entry: Entry, pending: int) -> str:
-        """Why a membership change may not be proposed now; empty if it may."""
+        """Return why a membership change may not be proposed now; empty if it may."""
         try:
             change = confchange.decode(entry.data)
         except ConfChangeError as error:
             return str(error)
         if self.config.disable_conf_change_validation:
             return ""
-        # One at a time: the next only after the last is applied here (thesis section 4.1).
+        # One at a time: the next one only after the last is applied here (thesis section 4.1).
         if pending > self.log.applied:
             return f"possible unapplied conf change at index {pending} (applied to {self.log.applied})"
         joint = self.tracker.config.joint
@@ -912,8 +912,8 @@ class Raft:
     # -- sending to followers ----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Queue what has become due since the last Ready."""
-        # Heartbeats first: an append behind them carries the newer commit index, and the record keeps the last one.
+        """Queue the messages that have become due since the last Ready."""
+        # Heartbeats first: a later append has the newer commit index, and ``sent_commit`` keeps the last one.
         if self.heartbeat_due:
             self.heartbeat_due = False
             context = self.reads.context()
@@ -926,29 +926,29 @@ class Raft:
                 self._send_appends(peer, progress, progress.can_bump_commit(committed))
 
     def _send_appends(self, id: int, progress: Progress, tell_commit: bool) -> None:
-        """Send a follower everything it may be sent now, in as many messages as that takes.
+        """Send a follower everything that may be sent now, in as many messages as needed.
 
         Arguments:
-            id: of the follower.
-            progress: its record.
-            tell_commit: also send when there are no entries, to tell the commit index.
+            id: id of the follower.
+            progress: progress of the follower.
+            tell_commit: also send without entries, to report the commit index.
         """
-        # A probe, which may be empty too, asks where the logs match: it needs its answer.
+        # A probe, even an empty one, asks where the logs match, so it needs a response.
         quiet = self.config.quiet_commits and progress.state is REPLICATE
         while self._maybe_send_append(id, progress, tell_commit, quiet) and progress.next <= self.log.last_index:
             tell_commit = False
 
     def _maybe_send_append(self, id: int, progress: Progress, send_if_empty: bool, quiet: bool = False) -> bool:
-        """Send a follower one append, or a snapshot if the log no longer has what it needs.
+        """Send a follower one append, or a snapshot if the log no longer has the entries that it needs.
 
         Arguments:
-            id: of the follower.
-            progress: its record.
-            send_if_empty: also send when there are no entries, to tell the commit index or to probe.
-            quiet: no answer is needed when there are no entries.
+            id: id of the follower.
+            progress: progress of the follower.
+            send_if_empty: also send without entries, to report the commit index or to probe.
+            quiet: an append without entries needs no response.
 
         Returns:
-            whether something was sent.
+            whether a message was sent.
         """
         log = self.log
         next_index = progress.next
@@ -958,7 +958,7 @@ class Raft:
         size_bytes = 0
         try:
             previous_term = log.term(next_index - 1)
-            # With a full window only empty appends go, in answer to heartbeat responses: if everything on its way was
+            # With a full window only empty appends are sent, after heartbeat responses: if everything in flight was
             # lost, one of them will be rejected or acknowledged, and the window opens again.
             if next_index <= log.last_index and (progress.state is not REPLICATE or not progress.inflights.full()):
                 entries, size_bytes = log.entries_to_send(next_index, self.config.max_size_per_message_bytes)
@@ -976,7 +976,7 @@ class Raft:
         return True
 
     def _maybe_send_snapshot(self, id: int, progress: Progress) -> bool:
-        # A silent member would not receive it: no snapshot is made for nothing.
+        # A silent member would not receive it, so do not make a snapshot for it.
         if not progress.recent_active:
             return False
         log = self.log
@@ -994,12 +994,12 @@ class Raft:
         """Send a follower one heartbeat.
 
         Arguments:
-            id: of the follower.
-            progress: its record.
+            id: id of the follower.
+            progress: progress of the follower.
             context: asks to confirm reads; empty if there are none.
         """
-        # The follower may lack committed entries, or have others in their place: send no higher commit index than what
-        # matches.
+        # The follower may lack committed entries, or have different ones: do not send a commit index beyond the
+        # matching part.
         commit = min(progress.match, self.log.committed)
         self.messages.append(Message(_HEARTBEAT, id, self.id, self.term, commit=commit, context=context))
         progress.sent_commit = commit
@@ -1010,23 +1010,23 @@ class Raft:
         """Begin a linearizable read (thesis section 6.4).
 
         Arguments:
-            request: who asks, and with which context.
+            request: the read: its member and context.
         """
         index = self.read_now()
         if index:
             request.index = index
             self._answer_read(request)
-        # Before the first commit of its term a leader may not know the last commits of its predecessor, however few
-        # members there are. (etcd answers at once with a single member; its commit index may be old after a crash.)
+        # Before the first commit of its term a leader may not know the last commits of earlier leaders, even in a
+        # single-member cluster. (etcd answers at once with one member; its commit index may be old after a crash.)
         elif not self._has_committed_in_term():
             self.reads.deferred.append(request)
         else:
             self._queue_read(request)
 
     def read_now(self) -> int:
-        """Return the index at which a linearizable read that has arrived may be served without a round; 0: at none.
+        """Return the index at which an arrived linearizable read may be served without a round; 0 if a round is needed.
 
-        Keeps the lease alive: what it appends for that leaves with the next Ready.
+        Renews the lease: the entry that this may append leaves with the next Ready.
         """
         lease = self.lease
         if not lease.allowed or self.role != StateRole.LEADER:
@@ -1040,7 +1040,7 @@ class Raft:
         return self.transferee == NONE and self.id in self.tracker.progress and self._has_committed_in_term()
 
     def _queue_read(self, request: ReadRequest) -> None:
-        # No other member could have been elected.
+        # As the sole voter, no other member could have been elected.
         if self.tracker.is_sole_voter():
             request.index = self.log.committed
             self._answer_read(request)
@@ -1068,22 +1068,22 @@ class Raft:
     # -- progress of this member -------------------------------------------------------------------------------------
 
     def promotable(self) -> bool:
-        """Return whether this member may stand for election: a voter with a complete log."""
+        """Return whether this member may become a candidate: a voter with a complete log."""
         own = self.tracker.progress.get(self.id)
         return own is not None and not own.is_learner and self.log.unstable.snapshot is None
 
     def applied_to(self, index: int) -> None:
-        """Note that the caller has applied everything up to ``index``."""
+        """Record that the caller has applied everything up to ``index``."""
         log = self.log
         payload = log.applied_to(max(index, log.applied))
         self.uncommitted_bytes = max(self.uncommitted_bytes - payload, 0)
-        # A joint configuration that leaves by itself does so once the change that entered it is applied. The check is
-        # repeated at each call, because a transfer in progress may refuse the proposal for now.
+        # A joint configuration with ``auto_leave`` is left once the change that entered it is applied. This is checked
+        # at each call, because a transfer in progress may refuse the proposal for now.
         if self.tracker.config.auto_leave and self.role == StateRole.LEADER and log.applied >= self.pending_conf_index:
             self._leave_joint()
 
     def installed_snapshot(self, index: int) -> None:
-        """Note that the snapshot at ``index`` is durable and in the caller's state machine."""
+        """Record that the snapshot at ``index`` is durable and in the caller's state machine."""
         self.log.unstable.snapshot_stable_to(index)
         self.applied_to(index)
 
@@ -1093,18 +1093,18 @@ class Raft:
         """Switch to the configuration after a change, and return it.
 
         Raises:
-            ConfChangeError: the change is illegal on the present configuration.
+            ConfChangeError: the change is illegal in the current configuration.
         """
         return self.switch_to(confchange.apply(self.tracker.config, change))
 
     def switch_to(self, config: Configuration) -> ConfState:
-        """Take over a configuration, with all that follows from it for a leader, and return it."""
+        """Take over a configuration, with all its consequences for a leader, and return it."""
         self.tracker.switch(config, self.log.last_index)
         state = config.conf_state()
         if self.role != StateRole.LEADER:
             return state
         own = self.tracker.progress.get(self.id)
-        # Removed or demoted: another must lead now.
+        # Removed or demoted: another member must lead now.
         if own is None or own.is_learner:
             if self.config.step_down_on_removal:
                 self.become_follower(self.term, NONE)
@@ -1113,45 +1113,45 @@ class Raft:
         return state
 
     def _after_conf_change(self) -> None:
-        """Act on a new configuration that this member still leads: commit, answer reads, send, drop a transfer."""
-        # A smaller quorum may have committed more already, and confirmed reads.
+        """Adapt to a new configuration as its leader: commit, answer reads, send, cancel a transfer."""
+        # With a smaller quorum, more entries may be committed and more reads confirmed.
         self._maybe_commit()
         self._answer_confirmed_reads()
-        # Tell the members the new commit index, and probe those who are new, without waiting for a heartbeat.
+        # Send the new commit index to the members, and probe new members, without waiting for a heartbeat.
         self.append_due = True
-        # A member that votes no more cannot become the leader.
+        # A member that is no longer a voter cannot become the leader.
         if self.transferee not in self.tracker.config.all_voters():
             self.transferee = NONE
 
     def _leave_joint(self) -> None:
-        """Propose to leave a joint configuration that leaves by itself."""
+        """Propose to leave a joint configuration with ``auto_leave``."""
         try:
-            # No data: a limit in bytes cannot refuse it.
+            # No data, so that a size limit cannot refuse it.
             self._propose([Entry(0, 0, b"", EntryType.CONF_CHANGE_V2)])
         except ProposalDropped:
-            # A transfer is in progress: the new leader will do it, or we at the next applied entry.
+            # A transfer is in progress: the new leader will do it, or this member at the next applied entry.
             pass
 
     # -- transfers and reports ---------------------------------------------------------------------------------------
 
     def _transfer(self, id: int) -> None:
-        """Hand leadership over once the other member has the whole log (thesis section 3.10); give up after an election
+        """Hand leadership over once the other member has the whole log (thesis section 3.10); cancel after an election
         timeout.
 
         Arguments:
-            id: of a voter; anything else does nothing.
+            id: id of a voter; other ids have no effect.
         """
         progress = self.tracker.progress.get(id)
         # Only a voter can lead.
         if progress is None or progress.is_learner:
             return
         if self.transferee != NONE:
-            # It is on its way already.
+            # That transfer is already in progress.
             if self.transferee == id:
                 return
-            # The last wish counts.
+            # The last request counts.
             self.transferee = NONE
-        # We lead already.
+        # We are the leader already.
         if id == self.id:
             return
         self.election_elapsed = 0
@@ -1163,23 +1163,23 @@ class Raft:
 
     def _send_timeout_now(self, id: int) -> None:
         context = b""
-        # Before its first commit of the term a leader itself may have to wait for the lease of another.
+        # Before its first commit of the term, a leader itself may have to wait for another leader's lease.
         if self._has_committed_in_term() and self.lease.give_up():
             context = LEASE_GIVEN_UP
         self.send(Message(MessageType.TIMEOUT_NOW, to=id, context=context))
 
     def report_unreachable(self, id: int) -> None:
-        """Probe a follower that a message did not reach: what was streamed behind it is likely lost too.
+        """Probe a follower that a message did not reach: later messages to it are probably lost too.
 
         Arguments:
-            id: of the follower.
+            id: id of the follower.
         """
         progress = self.tracker.progress.get(id)
         if progress is not None and progress.state is REPLICATE:
             progress.become_probe()
 
     def report_snapshot(self, id: int, ok: bool) -> None:
-        """Go on with a follower after the transfer of a snapshot.
+        """Continue with a follower after the transfer of a snapshot.
 
         Arguments:
             id: of the follower.
@@ -1188,11 +1188,11 @@ class Raft:
         progress = self.tracker.progress.get(id)
         if progress is None or progress.state is not SNAPSHOT:
             return
-        # Failed: probe from the old match, not from behind a snapshot that never arrived.
+        # Failed: probe from the old match, not from after a snapshot that never arrived.
         if not ok:
             progress.pending_snapshot = 0
         progress.become_probe()
-        # Delivered: wait for its answer. Failed: wait for a heartbeat before the next try.
+        # Delivered: wait for its response. Failed: wait for a heartbeat before the next try.
         progress.paused = True
 
 
@@ -1224,17 +1224,17 @@ class RawNode:
     def __init__(
         self, config: RaftConfig, log: MemoryLog, rng: random.Random, clock_ns: Callable[[], int] | None = None
     ) -> None:
-        """Start as a follower from what the log holds.
+        """Start as a follower with the contents of the log.
 
         Arguments:
             config: settings of the member.
-            log: what it has on disk.
-            rng: draws election timeouts and nothing else.
-            clock_ns: nanoseconds since any moment, suspension included, for read leases (``read_lease``); None: without
-                them.
+            log: the durable log of the member.
+            rng: used only for election timeouts.
+            clock_ns: monotonic nanoseconds, including suspension, for read leases (``read_lease``); ``None``: no
+                leases.
 
         Raises:
-            InvariantError, ConfChangeError: what was persisted contradicts itself.
+            InvariantError, ConfChangeError: the persisted state contradicts itself.
         """
         self.raft = Raft(config, log, rng, clock_ns)
         self._soft = (self.raft.leader, self.raft.role)
@@ -1253,7 +1253,7 @@ class RawNode:
 
         Raises:
             StepLocalMessage, StepPeerNotFound, InvalidMessage: drop the message.
-            ProposalDropped: a proposal passed on by a follower could not be taken: drop it, the proposer asks again.
+            ProposalDropped: a forwarded proposal was refused: drop it, the proposer tries again.
             InvariantError: stop the member.
         """
         kind = message.type
@@ -1265,17 +1265,17 @@ class RawNode:
         raft.step(message)
 
     def propose(self, data: bytes) -> None:
-        """Propose one entry, as ``propose_batch`` does several."""
+        """Propose one entry, like ``propose_batch``."""
         self.propose_batch([data])
 
     def propose_batch(self, datas: list[bytes]) -> None:
-        """Propose one entry for each of ``datas``, in order, all or none; a follower passes them on to its leader.
+        """Propose one entry for each of ``datas``, in order, all or none; a follower forwards them to its leader.
 
-        No exception is no promise: a proposal may be lost or (if it was passed on) dropped elsewhere; it is done when
-        it comes back in ``committed_entries``.
+        Success is not guaranteed without an exception: a proposal may be lost or (if forwarded) dropped elsewhere; it
+        has succeeded when it is returned in ``committed_entries``.
 
         Raises:
-            ProposalDropped: it was not taken.
+            ProposalDropped: the proposal was refused.
         """
         if not datas:
             return
@@ -1287,54 +1287,54 @@ class RawNode:
             raft.step(Message(MessageType.PROPOSE, from_=raft.id, entries=entries))
 
     def propose_conf_change(self, change: ConfChange) -> None:
-        """Propose a membership change. One that is not admissible now comes back as an empty normal entry.
+        """Propose a membership change. A change that is not allowed now is returned as an empty normal entry.
 
         Raises:
-            ProposalDropped: it was not taken.
+            ProposalDropped: the proposal was refused.
         """
         entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
         self.raft.step(Message(MessageType.PROPOSE, from_=self.raft.id, entries=[entry]))
 
     def apply_conf_change(self, change: ConfChange) -> ConfState:
-        """Put a committed membership change into force; call it when its entry is applied, before ``on_applied``.
+        """Apply a committed membership change; call this when its entry is applied, before ``on_applied``.
 
         Returns:
             the configuration, to be persisted with the applied index.
 
         Raises:
-            ConfChangeError: the change is illegal on the present configuration (the same on every member).
+            ConfChangeError: the change is illegal in the current configuration (the same on every member).
         """
         return self.raft.apply_conf_change(change)
 
     def read_index(self, context: bytes) -> None:
-        """Ask for a linearizable read. The answer is a ``ReadState`` with ``context`` in a later Ready.
+        """Start a linearizable read. The result is a ``ReadState`` with ``context`` in a later Ready.
 
-        There may be no answer (no leader, lost messages, a change of leader): ask again after a while, with a fresh
-        context, so that a late answer to the old question is not taken for one to the new.
+        There may be no result (no leader, lost messages, a change of leader): try again after a while, with a new
+        context, so that a late answer to the old request is not mistaken for one to the new.
         """
         self.raft.step(Message(MessageType.READ_INDEX, from_=self.raft.id, context=context))
 
     def read_now(self) -> int:
-        """Return the index at which a linearizable read that has arrived may be served at once, once it is applied.
+        """Return the index at which an arrived linearizable read may be served, once that index is applied.
 
-        0: there is no lease (``allow_leases``); ask for a round with ``read_index``. A Ready may follow either way.
+        0: there is no lease (``allow_leases``); use ``read_index`` instead. A Ready may follow in both cases.
         """
         return self.raft.read_now()
 
     def allow_leases(self, allowed: bool) -> None:
-        """Allow this member, leading, to serve reads by a lease, or forbid it. All members must know of leases.
+        """Allow this member, while leading, to serve reads with a lease, or forbid it. All members must know leases.
 
         Arguments:
-            allowed: whether it may.
+            allowed: True to allow, False to forbid.
         """
         self.raft.lease.allow(allowed)
 
     def transfer_leader(self, id: int) -> None:
-        """Ask the leader to hand over to ``id``. While that is under way proposals are dropped."""
+        """Ask the leader to hand over to ``id``. During the transfer, proposals are dropped."""
         self.raft.step(Message(MessageType.TRANSFER_LEADER, from_=id))
 
     def campaign(self) -> None:
-        """Campaign now instead of at the timeout."""
+        """Campaign now instead of after the timeout."""
         self.raft.campaign()
 
     def report_unreachable(self, id: int) -> None:
@@ -1343,7 +1343,7 @@ class RawNode:
             self.raft.report_unreachable(id)
 
     def report_snapshot(self, id: int, ok: bool) -> None:
-        """Report how the transfer of a snapshot ended. Without this report nothing more is sent to the follower.
+        """Report the result of a snapshot transfer. Without this report nothing more is sent to the follower.
 
         Arguments:
             id: of the follower.
@@ -1353,14 +1353,14 @@ class RawNode:
             self.raft.report_snapshot(id, ok)
 
     def forget_leader(self) -> None:
-        """Let a follower forget its leader, known to be dead, so that it grants pre-votes at once."""
+        """Make a follower forget its leader, known to be dead, so that it grants pre-votes at once."""
         if self.raft.role == StateRole.FOLLOWER:
             self.raft.forget_leader()
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
     def has_ready(self) -> bool:
-        """Return whether ``ready`` would give work. (Rarely a Ready turns out empty: handle it as any other.)"""
+        """Return whether ``ready`` would return work. (Rarely a Ready turns out empty: handle it as any other.)"""
         raft = self.raft
         log = raft.log
         unstable = log.unstable
@@ -1379,7 +1379,7 @@ class RawNode:
         )
 
     def ready(self) -> Ready:
-        """Take the work that has piled up. It is handed out once: the caller must carry it out."""
+        """Return the accumulated work. It is returned only once: the caller must carry it out."""
         raft = self.raft
         if raft.append_due or raft.heartbeat_due:
             raft.flush()
@@ -1412,7 +1412,7 @@ class RawNode:
         return ready
 
     def _take_states(self, ready: Ready) -> None:
-        """Put what changed of the soft and the hard state into the Ready."""
+        """Put the changes of the soft and the hard state into the Ready."""
         raft = self.raft
         soft = (raft.leader, raft.role)
         if soft != self._soft:
@@ -1420,17 +1420,17 @@ class RawNode:
             ready.soft_state = SoftState(*soft)
         hard = (raft.term, raft.vote, raft.log.committed)
         if hard != self._hard:
-            # Term and vote must be durable before anything that follows from them; the commit index need not, it
-            # can be found again.
+            # Term and vote must be durable before anything that follows from them; the commit index need not be,
+            # because it can be determined again.
             ready.must_sync = hard[:2] != self._hard[:2]
             self._hard = hard
             ready.hard_state = HardState(*hard)
 
     def on_append_durable(self, ready: Ready) -> None:
-        """Confirm that everything of ``ready`` that is for the disk is durable, and that the ``MemoryLog`` has it.
+        """Confirm that everything in ``ready`` for the disk is durable, and that the ``MemoryLog`` has it.
 
-        A snapshot is also installed in the state machine. Call it for each Ready, in order; for one with
-        ``append_number`` 0 it does nothing.
+        A snapshot must also be installed in the state machine. Call this for each Ready, in order; it does nothing for
+        a Ready with ``append_number`` 0.
         """
         if ready.append_number == 0:
             return
@@ -1440,7 +1440,7 @@ class RawNode:
         raft = self.raft
         for message in ready.to_self:
             raft.step(message)
-        # Counts only if the log was not truncated meanwhile; see the head of the module.
+        # Counts only if the log was not truncated meanwhile; see the module docstring.
         term, last_index, last_term = ready.attested
         if term == raft.term:
             raft.log.unstable.stable_to(last_index, last_term)
@@ -1449,15 +1449,15 @@ class RawNode:
             raft.installed_snapshot(ready.snapshot.index)
 
     def on_applied(self, index: int) -> None:
-        """Confirm that the state machine holds everything up to and including ``index``."""
+        """Confirm that the state machine contains everything up to and including ``index``."""
         self.raft.applied_to(index)
 
     def advance(self, ready: Ready) -> None:
-        """Confirm a Ready for a caller that writes and applies at once: durable, then applied."""
+        """Confirm a Ready for a caller that writes and applies at once: as durable, then as applied."""
         self.on_append_durable(ready)
         if ready.committed_entries:
             self.on_applied(ready.committed_entries[-1].index)
 
     def status(self) -> Status:
-        """Return what this member knows now."""
+        """Return the current status of this member."""
         return status_of(self.raft)

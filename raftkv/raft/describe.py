@@ -37,7 +37,7 @@ def describe_data(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """A copy of a leader's record of one member (``Progress``)."""
+    """A copy of a leader's ``Progress`` of one member."""
 
     match: int
     next: int
@@ -52,7 +52,7 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of one member at one moment. ``progress`` is empty unless it leads."""
+    """The state of one member at one moment. ``progress`` is empty unless the member leads."""
 
     id: int
     term: int

@@ -3,30 +3,30 @@
 ::
 
     RaftError
-     ├── ProposalDropped            the proposal was not taken: certainly not in this member's log; try again later
-     ├── StepLocalMessage           a kind that only this member may produce came from outside: drop it
-     ├── StepPeerNotFound           an answer from someone who is not a member: drop it
-     ├── InvalidMessage             a message that contradicts itself: drop it, the sender is broken
-     ├── ConfChangeError            a membership change that is not legal on the current configuration
+     ├── ProposalDropped            the proposal was refused: it is not in this member's log; try again later
+     ├── StepLocalMessage           a message kind that only this member may produce came from outside: drop it
+     ├── StepPeerNotFound           a response from a non-member: drop it
+     ├── InvalidMessage             a message that contradicts itself: drop it, the sender is faulty
+     ├── ConfChangeError            a membership change that is not legal in the current configuration
      ├── LogError
-     │    ├── CompactedError        the index lies before the first entry that is kept
-     │    ├── UnavailableError      the index lies behind the last entry
+     │    ├── CompactedError        the index is before the first kept entry
+     │    ├── UnavailableError      the index is after the last entry
      │    ├── SnapshotOutOfDateError     there already is a newer snapshot
-     │    └── SnapshotTemporarilyUnavailable   ask again later, a snapshot is being made
-     └── InvariantError             the state contradicts itself: stop this member, never go on
+     │    └── SnapshotTemporarilyUnavailable   a snapshot is being made; try again later
+     └── InvariantError             the state contradicts itself: stop this member
 
-The package keeps its own tree because it may see nothing else of the project.
+The package has its own tree because it must not import the rest of the project.
 """
 
 from __future__ import annotations
 
 
 class RaftError(Exception):
-    """The root of everything that the Raft core raises."""
+    """The base of all errors that the Raft core raises."""
 
 
 class ProposalDropped(RaftError):
-    """The refusal of a proposal, which was not appended. ``reason`` is one of the ``DROPPED_*`` constants."""
+    """The refusal of a proposal; it was not appended. ``reason`` is one of the ``DROPPED_*`` constants."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"raft proposal dropped: {reason}")
@@ -41,43 +41,43 @@ DROPPED_UNCOMMITTED_LIMIT = "too many uncommitted bytes"
 
 
 class StepLocalMessage(RaftError):
-    """The refusal of a message of a local kind that was handed to ``step``."""
+    """The refusal of a message of a local kind passed to ``step``."""
 
 
 class StepPeerNotFound(RaftError):
-    """The refusal of a response from an id that is in no configuration this member knows."""
+    """The refusal of a response from an id that is in no known configuration."""
 
 
 class InvalidMessage(RaftError):
-    """The refusal of a message whose own fields contradict each other."""
+    """The refusal of a message whose fields contradict each other."""
 
 
 class ConfChangeError(RaftError):
-    """The refusal of a membership change that must not be applied to the present configuration."""
+    """The refusal of a membership change that is illegal in the current configuration."""
 
 
 class LogError(RaftError):
-    """The root of what the log (or its reader) raises when it cannot answer."""
+    """The base of the errors of the log (or its reader)."""
 
 
 class CompactedError(LogError):
-    """An index before the first entry that is kept."""
+    """The error for an index before the first kept entry."""
 
 
 class UnavailableError(LogError):
-    """An index beyond the last entry."""
+    """The error for an index beyond the last entry."""
 
 
 class SnapshotOutOfDateError(LogError):
-    """A snapshot that is not newer than the one in place."""
+    """The error for a snapshot that is not newer than the current one."""
 
 
 class SnapshotTemporarilyUnavailable(LogError):
-    """No snapshot can be named now; the core asks again at a later message."""
+    """The error while no snapshot is available; the core tries again at a later message."""
 
 
 class InvariantError(RaftError):
-    """A broken rule that safety rests on. There is no recovery but to stop this member."""
+    """A broken safety invariant. The member must stop."""
 
 
 class LogLostError(InvariantError):

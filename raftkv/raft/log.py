@@ -1,4 +1,4 @@
-"""The log of one member as the core sees it: the part on disk, the unstable tail, and how far it is committed.
+"""The log of one member as the core sees it: the part on disk, the unstable tail, and the commit index.
 
 ::
 
@@ -6,33 +6,33 @@
     1 2 3 4 5 6 7 8        │ 9 10 11 12 13 14
         ▲   ▲        ▲     │         ▲  ▲      ▲
         │   applying │     │ in_progress │      last_index
-        applied      committed            not yet handed out
+        applied      committed            not yet in a Ready
 
-``Unstable`` holds what no disk has confirmed: entries below ``in_progress`` were handed out in a Ready and are being
-written, the others wait for the next Ready. They are dropped here only when it is certain that the reader has them
-and that no write in flight will overwrite them (``RawNode`` explains how that is known).
+``Unstable`` holds everything that no disk has confirmed: entries below ``in_progress`` were returned in a Ready and are
+being written, the others wait for the next Ready. They are dropped here only when it is certain that the reader has
+them and that no write in flight will overwrite them (``RawNode`` explains how that is known).
 
 Invariants
 
-1. ``applied <= applying <= committed <= last_index``; none but ``last_index`` ever goes back.
-2. Committed entries never change. Entries are handed out for applying only when they are on this member's disk.
+1. ``applied <= applying <= committed <= last_index``; only ``last_index`` may go back.
+2. Committed entries never change. Entries are returned for applying only when they are on this member's disk.
 3. Unstable entries are contiguous from ``offset``; ``offset <= in_progress <= offset + len(entries)``.
-4. With a pending snapshot nothing is handed out for applying until it is installed.
-5. ``last_index`` and ``last_term`` are those of the last entry (or of the snapshot, or of what was compacted).
+4. With a pending snapshot no entries are returned for applying until it is installed.
+5. ``last_index`` and ``last_term`` are those of the last entry (or of the snapshot, or of the last compacted entry).
 
 THE PART ON DISK (``MemoryLog``)
 
-The core never writes: the caller appends what a ``Ready`` hands out, here and to the disk, and says so
+The core never writes: the caller appends the entries of a ``Ready``, here and to the disk, and confirms that
 (``RawNode.on_append_durable``). ``MemoryLog`` keeps the entries since the last compaction in memory; production fills
-it from the WAL at start and keeps it beside the WAL, tests use it alone.
+it from the WAL at start and keeps it in addition to the WAL, tests use it alone.
 
 ::
 
     index      1 2 3 4 5 | 6 7 8 9          compact(5) drops 1-5 but remembers the term of 5,
                          ^ first_index()    so that an append that follows 5 can still be checked
 
-Invariants: entries are contiguous; the term of ``first_index() - 1`` is known; the snapshot is never older than what
-was compacted, because a follower that needs compacted entries gets the snapshot instead.
+Invariants: entries are contiguous; the term of ``first_index() - 1`` is known; the snapshot is never older than the
+compacted entries, because a follower that needs compacted entries gets the snapshot instead.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from .errors import (
 from .types import INDEX_MAX, NO_LIMIT, ConfState, Entry, HardState, SnapshotMeta
 
 ENTRY_OVERHEAD_BYTES = 16
-"""Size of an entry beside its data where sizes are limited: its term, index, type and framing."""
+"""Size of an entry without its data, in size limits: its term, index, type and framing."""
 
 
 LOOKED_AT = 1_024
-"""Entries that are looked at at a time while the limit of a message is not reached."""
+"""Number of entries examined at a time while the size limit of a message is not reached."""
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """Return the size in bytes of entries where sizes are limited: data plus overhead."""
+    """Return the size of entries for size limits, in bytes: data plus overhead."""
     return sum([len(entry.data) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
 
 
@@ -69,8 +69,8 @@ def limit_size(entries: list[Entry], max_size_bytes: int) -> list[Entry]:
     """Return the longest prefix that fits, but at least one entry.
 
     Arguments:
-        entries: not empty; returned itself if all of it fits.
-        max_size_bytes: limit of data and overhead.
+        entries: not empty; this list itself is returned if all of it fits.
+        max_size_bytes: maximum size of data and overhead.
     """
     if size_of(entries) <= max_size_bytes:
         return entries
@@ -84,47 +84,47 @@ def limit_size(entries: list[Entry], max_size_bytes: int) -> list[Entry]:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class MemoryLog:
-    """A ``MemoryLog`` that the caller appends to."""
+    """The durable part of the log, in memory. The caller appends to it, the core reads it."""
 
     def __init__(self, hard_state: HardState | None = None, conf_state: ConfState | None = None) -> None:
-        """Make an empty log.
+        """Create an empty log.
 
         Arguments:
-            hard_state: what was persisted last.
-            conf_state: the configuration as of the applied index that the core is started with.
+            hard_state: the last persisted one.
+            conf_state: the configuration as of the applied index with which the core starts.
         """
         self._hard_state = hard_state or HardState()
         self._conf_state = conf_state or ConfState()
         self._snapshot = SnapshotMeta(conf_state=self._conf_state)
-        # Position just before the first entry that is kept.
+        # Position just before the first kept entry.
         self._offset = 0
         self._offset_term = 0
         self._entries: list[Entry] = []
         self.size_bytes = 0
-        """Data and overhead of the entries that are kept; it costs nothing to ask."""
+        """Data and overhead of the kept entries."""
 
     def initial_state(self) -> tuple[HardState, ConfState]:
-        """Implement ``MemoryLog.initial_state``."""
+        """Return the persisted hard state and configuration."""
         return self._hard_state, self._conf_state
 
     def set_hard_state(self, hard_state: HardState) -> None:
-        """Keep what was persisted."""
+        """Store the persisted hard state."""
         self._hard_state = hard_state
 
     def set_conf_state(self, conf_state: ConfState) -> None:
-        """Keep the configuration as of the applied index, for the next start."""
+        """Store the configuration as of the applied index, for the next start."""
         self._conf_state = conf_state
 
     def first_index(self) -> int:
-        """Implement ``MemoryLog.first_index``."""
+        """Return the index of the first kept entry."""
         return self._offset + 1
 
     def last_index(self) -> int:
-        """Implement ``MemoryLog.last_index``."""
+        """Return the index of the last entry."""
         return self._offset + len(self._entries)
 
     def term(self, index: int) -> int:
-        """Implement ``MemoryLog.term``."""
+        """Return the term at ``index``; raises ``CompactedError`` or ``UnavailableError`` if it is unknown."""
         at = index - self._offset
         if at <= 0:
             if at == 0:
@@ -135,7 +135,7 @@ class MemoryLog:
         return self._entries[at - 1].term
 
     def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
-        """Implement ``MemoryLog.entries``."""
+        """Return the entries ``low <= index < high``, as many as fit, but at least one."""
         if low <= self._offset:
             raise CompactedError(f"entry {low}: the log begins at {self._offset + 1}")
         if high > self.last_index() + 1:
@@ -143,7 +143,7 @@ class MemoryLog:
         start = low - self._offset - 1
         end = start + high - low
         found = self._entries[start : min(end, start + LOOKED_AT)]
-        # As much work as what is returned: a member that is far behind is sent all of a long log, a message at a time.
+        # Work in proportion to the result: a member that is far behind is sent a long log message by message.
         size = size_of(found)
         while size <= max_size_bytes and start + len(found) < end:
             more = self._entries[start + len(found) : min(end, start + len(found) + LOOKED_AT)]
@@ -152,11 +152,11 @@ class MemoryLog:
         return limit_size(found, max_size_bytes) if size > max_size_bytes else found
 
     def snapshot(self) -> SnapshotMeta:
-        """Implement ``MemoryLog.snapshot``."""
+        """Return the current snapshot."""
         return self._snapshot
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append entries, replacing everything from the first of them on; what was compacted is passed over."""
+        """Append entries, replacing everything from the first of them on; compacted entries are skipped."""
         if not entries:
             return
         first, last = entries[0].index, entries[-1].index
@@ -186,14 +186,14 @@ class MemoryLog:
         self._offset = index
 
     def create_snapshot(self, index: int, conf_state: ConfState) -> SnapshotMeta:
-        """Name a snapshot of the state after an entry, and return it.
+        """Define a snapshot of the state after an entry, and return it.
 
         Arguments:
-            index: of the entry.
-            conf_state: the configuration of that moment.
+            index: index of the entry.
+            conf_state: the configuration at that entry.
 
         Raises:
-            SnapshotOutOfDateError: there is one as new.
+            SnapshotOutOfDateError: the current snapshot is as new or newer.
         """
         if index <= self._snapshot.index:
             raise SnapshotOutOfDateError(f"snapshot at {index}: there is one at {self._snapshot.index}")
@@ -206,7 +206,7 @@ class MemoryLog:
         """Replace everything by a snapshot received from the leader.
 
         Raises:
-            SnapshotOutOfDateError: there is one as new.
+            SnapshotOutOfDateError: the current snapshot is as new or newer.
         """
         if self._snapshot.index != 0 and meta.index <= self._snapshot.index:
             raise SnapshotOutOfDateError(f"snapshot at {meta.index}: there is one at {self._snapshot.index}")
@@ -219,7 +219,7 @@ class MemoryLog:
 
 
 REJECTED = -1
-"""Answer of ``maybe_append``: the logs do not match where the append begins."""
+"""Result of ``maybe_append``: the logs do not match where the append begins."""
 
 
 class Unstable:
@@ -229,7 +229,7 @@ class Unstable:
         self.entries: list[Entry] = []
         # entries[i] has index offset + i.
         self.offset = offset
-        # First index that was not handed out for writing yet.
+        # First index that was not returned for writing yet.
         self.in_progress = offset
         self.snapshot: SnapshotMeta | None = None
         self.snapshot_in_progress = False
@@ -244,26 +244,26 @@ class Unstable:
         return None
 
     def next_entries(self) -> list[Entry]:
-        """Return the entries that were not handed out yet."""
+        """Return the entries that were not returned for writing yet."""
         return self.entries[self.in_progress - self.offset :]
 
     def next_snapshot(self) -> SnapshotMeta | None:
-        """Return the snapshot, if it was not handed out yet."""
+        """Return the snapshot, if it was not returned for writing yet."""
         return None if self.snapshot_in_progress else self.snapshot
 
     def accept(self) -> None:
-        """Note that everything that is here has been handed out for writing."""
+        """Record that all entries here have been returned for writing."""
         self.in_progress = self.offset + len(self.entries)
         self.snapshot_in_progress = self.snapshot is not None
 
     def stable_to(self, index: int, term: int) -> None:
-        """Drop the entries up to ``index``: they are durable and no write in flight touches them.
+        """Drop the entries up to ``index``: they are durable and no write in flight affects them.
 
-        Does nothing when the entry there is another one by now (it was overwritten meanwhile).
+        Does nothing if another entry is at ``index`` by now (it was overwritten meanwhile).
 
         Arguments:
-            index: the last entry that is durable.
-            term: its term.
+            index: the last durable entry.
+            term: term of that entry.
         """
         at = index - self.offset
         if not 0 <= at < len(self.entries) or self.entries[at].term != term:
@@ -292,20 +292,18 @@ class Unstable:
             self.entries.extend(entries)
             return
         if first <= self.offset:
-            # Replaces entries that are on disk already: the next write truncates there.
+            # Replaces entries that are already on disk: the next write truncates the log there.
             self.entries = list(entries)
             self.offset = first
         else:
             del self.entries[first - self.offset :]
             self.entries.extend(entries)
-        # Entries behind this point on their way to the disk no longer count as handed out.
+        # Later entries that are being written no longer count as returned for writing.
         self.in_progress = min(self.in_progress, first)
 
 
 class RaftLog:
-    """The log of one member: the part on disk, the unstable tail, and how far it is committed. Only the core changes
-    it.
-    """
+    """The log of one member: the part on disk, the unstable tail, and the commit index. Only the core changes it."""
 
     def __init__(self, reader: MemoryLog, max_applying_bytes: int) -> None:
         first, last = reader.first_index(), reader.last_index()
@@ -313,18 +311,18 @@ class RaftLog:
         self.unstable = Unstable(last + 1)
         self.last_index = last
         self.last_term = reader.term(last)
-        # Compacted entries had been applied, hence committed.
+        # Compacted entries had been applied, so they were committed.
         self.committed = self.applying = self.applied = first - 1
         self.max_applying_bytes = max_applying_bytes
-        # Size of what was handed out for applying and not reported back, in all and page by page:
-        # (last index, size, payload). Handing out pauses at the limit.
+        # Size of the entries returned for applying and not yet reported as applied, in total and per page:
+        # (last index, size, payload). No more are returned at the limit.
         self.applying_bytes = 0
         self.applying_paused = False
         self._pages: deque[tuple[int, int, int]] = deque()
-        # Size of what is behind those pages, as far as it was counted.
+        # Size of the entries after those pages, as far as it was counted.
         self._waiting_bytes = 0
         self._counted_to = self.applying
-        # The last slice cut for an append message: followers at the same point share one list.
+        # The last slice made for an append message: followers at the same position share one list.
         self._slice_key = (0, 0, 0)
         self._slice_entries: list[Entry] = []
         self._slice_bytes = 0
@@ -345,13 +343,13 @@ class RaftLog:
             return term
         if index > self.last_index:
             raise UnavailableError(f"term of {index}: the log ends at {self.last_index}")
-        # The term just before the first entry is still known: appends are checked against it.
+        # The term just before the first entry is still known, for checking appends.
         if index + 1 < self.first_index():
             raise CompactedError(f"term of {index}: the log begins at {self.first_index()}")
         return self.reader.term(index)
 
     def term_or_zero(self, index: int) -> int:
-        """Return the term at ``index``, 0 where it is unknown."""
+        """Return the term at ``index``; 0 if unknown."""
         try:
             return self.term(index)
         except (CompactedError, UnavailableError):
@@ -362,7 +360,7 @@ class RaftLog:
         Matching).
 
         Arguments:
-            index, term: of the entry.
+            index, term: index and term of the entry.
         """
         if index == self.last_index:
             return term == self.last_term
@@ -372,21 +370,21 @@ class RaftLog:
             return False
 
     def is_up_to_date(self, index: int, term: int) -> bool:
-        """Return whether another log is at least as good as this one (paper section 5.4.1).
+        """Return whether another log is at least as up to date as this one (paper section 5.4.1).
 
         Arguments:
-            index, term: of the other log's last entry.
+            index, term: index and term of the other log's last entry.
         """
         return term > self.last_term or (term == self.last_term and index >= self.last_index)
 
     def find_conflict_by_term(self, index: int, term: int) -> tuple[int, int]:
-        """Return where a log known by one entry may at best match this one.
+        """Return the latest position where a log with a known entry may match this one.
 
         Terms only grow along a log, so all indexes in between cannot match: one probe per term, not per entry. For the
-        same reason a few entries are looked at, however long the log is.
+        same reason only a few entries are compared, however long the log is.
 
         Arguments:
-            index, term: of the entry of the other log.
+            index, term: index and term of the known entry of the other log.
 
         Returns:
             the largest index not above ``index`` whose term is not above ``term`` or unknown, and its term (0 if
@@ -412,7 +410,7 @@ class RaftLog:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, entries: list[Entry]) -> None:
-        """Append contiguous entries, replacing what conflicts; never touches committed entries.
+        """Append contiguous entries, replacing conflicting ones; never touches committed entries.
 
         Raises:
             InvariantError: the entries would replace committed ones.
@@ -428,15 +426,15 @@ class RaftLog:
         self.last_term = last.term
 
     def maybe_append(self, index: int, term: int, entries: list[Entry], commit: int) -> int:
-        """Append what a leader sent, if it follows on an entry of this log.
+        """Append a leader's entries, if they follow an entry of this log.
 
         Arguments:
-            index, term: of the entry that it follows.
-            entries: contiguous from ``index + 1`` on; those that are here already stay.
+            index, term: index and term of the entry that they follow.
+            entries: contiguous from ``index + 1`` on; entries that are here already stay.
             commit: the leader's commit index.
 
         Returns:
-            the last index covered, or ``REJECTED`` if there is no such entry here.
+            the last index covered, or ``REJECTED`` if this log does not have the preceding entry.
 
         Raises:
             InvalidMessage: the entries are not contiguous.
@@ -457,7 +455,7 @@ class RaftLog:
         return last_new
 
     def _append_new(self, entries: list[Entry]) -> None:
-        # Entries that are here already stay (the message may be old: truncating would lose newer ones).
+        # Entries that are here already stay (the message may be old: truncating would lose newer entries).
         for at, entry in enumerate(entries):
             if not self.matches(entry.index, entry.term):
                 if entry.index <= self.committed:
@@ -467,13 +465,13 @@ class RaftLog:
 
     @staticmethod
     def _check_contiguous(index: int, term: int, entries: list[Entry]) -> None:
-        # Only the ends are looked at: it costs nothing and catches a sender that is off.
+        # Only the ends are compared: this costs nothing and detects a faulty sender.
         first, last = entries[0], entries[-1]
         if first.index != index + 1 or last.index != index + len(entries) or not term <= first.term <= last.term:
             raise InvalidMessage(f"append after {term}/{index} carries {first!r}..{last!r}")
 
     def commit_to(self, index: int) -> None:
-        """Raise the commit index; a smaller one changes nothing."""
+        """Raise the commit index; a smaller one has no effect."""
         if index > self.committed:
             if index > self.last_index:
                 if index > INDEX_MAX:
@@ -482,7 +480,7 @@ class RaftLog:
             self.committed = index
 
     def restore(self, snapshot: SnapshotMeta) -> None:
-        """Replace the log by a snapshot; it is all committed."""
+        """Replace the log by a snapshot; all of it is committed."""
         self.committed = snapshot.index
         self.unstable.restore(snapshot)
         self.last_index = snapshot.index
@@ -496,10 +494,10 @@ class RaftLog:
 
         Arguments:
             low, high: indexes.
-            max_size_bytes: limit of data and overhead.
+            max_size_bytes: maximum size of data and overhead.
 
         Raises:
-            CompactedError, UnavailableError: the entries are not all here.
+            CompactedError, UnavailableError: some of the entries are not here.
         """
         offset = self.unstable.offset
         if low >= offset:
@@ -518,16 +516,16 @@ class RaftLog:
         return stable + limit_size(tail, room)
 
     def entries_to_send(self, low: int, max_size_bytes: int) -> tuple[list[Entry], int]:
-        """Return the entries that fit one message, and the bytes of their data.
+        """Return the entries that fit in one message, and the size of their data in bytes.
 
-        Followers that stand at the same point get the same list object: the transport can encode it once.
+        Followers at the same position get the same list object, so that the transport can encode it once.
 
         Arguments:
-            low: index of the first one.
-            max_size_bytes: limit of data and overhead; at least one entry goes.
+            low: index of the first entry.
+            max_size_bytes: maximum size of data and overhead; at least one entry is returned.
 
         Raises:
-            CompactedError: the first one is not here any more.
+            CompactedError: the first entry was compacted.
         """
         key = (low, self.last_index, self.last_term)
         if key != self._slice_key:
@@ -544,11 +542,11 @@ class RaftLog:
         return min(self.committed, self.unstable.offset - 1)
 
     def has_next_committed(self) -> bool:
-        """Return whether ``next_committed`` would return something."""
+        """Return whether ``next_committed`` would return any entries."""
         return not self.applying_paused and self.unstable.snapshot is None and self.applying < self.max_appliable()
 
     def next_committed(self) -> list[Entry]:
-        """Return the committed entries that were not handed out yet, as many as the limit allows, and note it."""
+        """Return the committed entries that were not returned yet, as many as the limit allows, and record that."""
         high = self.max_appliable()
         if self.applying_paused or self.unstable.snapshot is not None or self.applying >= high:
             return []
@@ -562,17 +560,17 @@ class RaftLog:
         self._waiting_bytes = self._waiting_bytes - size if last < self._counted_to else 0
         self.applying_bytes += size
         self._pages.append((last, size, payload))
-        # A page cut short by the limit means that the next entry does not fit until something is applied.
+        # A page cut short by the limit means that the next entry does not fit until some are applied.
         self.applying_paused = self.applying_bytes >= self.max_applying_bytes or last < high
         return entries
 
     def unapplied_bytes(self) -> int:
-        """Return the size of what is committed, on this member's disk, and not applied.
+        """Return the size of the entries that are committed, on this member's disk, and not applied.
 
-        To ask for each append costs nothing until handing out pauses, and then each entry is looked at once.
+        Calling this for each append costs nothing until returning entries pauses; then each entry is counted once.
         """
         if not self.applying_paused:
-            return self.applying_bytes  # the next Ready hands out what there is beside
+            return self.applying_bytes  # the next Ready returns the other committed entries
         high = self.max_appliable()
         if self._counted_to < self.applying:
             self._counted_to, self._waiting_bytes = self.applying, 0
@@ -582,7 +580,7 @@ class RaftLog:
         return self.applying_bytes + self._waiting_bytes
 
     def applied_to(self, index: int) -> int:
-        """Note that the caller applied up to ``index``; return the payload bytes of the pages that this completes."""
+        """Record that the caller applied up to ``index``; return the payload bytes of the pages that this completes."""
         if index < self.applied or index > self.committed:
             raise InvariantError(f"applied {index} is outside {self.applied}..{self.committed}")
         self.applied = index

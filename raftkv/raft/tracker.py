@@ -1,11 +1,11 @@
-"""The members as a leader sees them: the configuration, the record of each member, the votes of an election, and
-the reads that wait for its confirmation; with the arithmetic of quorums that they need.
+"""The members as a leader sees them: the configuration, the progress of each member, the votes of an election, and
+the reads that wait for confirmation; with the arithmetic of quorums.
 
-Invariant: exactly the members of the configuration have a ``Progress``, and its ``is_learner`` says what the
-configuration says. ``switch`` keeps it; nothing else changes either.
+Invariant: exactly the members of the configuration have a ``Progress``, and its ``is_learner`` agrees with the
+configuration. ``switch`` maintains this; nothing else changes either.
 
-The lists ``peers``, ``incoming`` and ``outgoing`` exist because the hot path walks them for every message; they are
-rebuilt only when the configuration changes, in order of id, so that equal inputs give equal outputs.
+The lists ``peers``, ``incoming`` and ``outgoing`` exist because the hot path iterates over them for every message; they
+are rebuilt only when the configuration changes, in order of id, so that equal inputs give equal outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .errors import InvariantError
 
 # -- progress -------------------------------------------------------------------------------------------------------
 #
-# A leader's knowledge of one follower, and the messages to it that are on their way.
+# A leader's knowledge of one follower, and the messages in flight to it.
 #
 # A follower is in one of three states (etcd-io/raft ``design.md``):
 #
@@ -33,13 +33,13 @@ from .errors import InvariantError
 #
 # - PROBE: at most one append per heartbeat interval, until it is known where the logs match.
 # - REPLICATE: append optimistically, advancing ``next`` as messages leave, as far as the window allows.
-# - SNAPSHOT: nothing is appended; a snapshot up to ``pending_snapshot`` is on its way.
+# - SNAPSHOT: nothing is appended; a snapshot up to ``pending_snapshot`` is in flight.
 #
 # Invariants: ``0 <= match < next``; in SNAPSHOT ``next > pending_snapshot``; indexes in the window ascend.
 
 
 class ProgressState(enum.Enum):
-    """The ways in which a leader treats a follower."""
+    """The ways in which a leader sends to a follower."""
 
     PROBE = "probe"
     REPLICATE = "replicate"
@@ -52,7 +52,7 @@ SNAPSHOT = ProgressState.SNAPSHOT
 
 
 class Inflights:
-    """The window of append messages that were sent and not yet acknowledged.
+    """The window of append messages that are sent and not yet acknowledged.
 
     Limited by count and by bytes. The limit in bytes is soft: a message that starts below it may end above.
     """
@@ -61,7 +61,7 @@ class Inflights:
 
     def __init__(self, max_count: int, max_bytes: int) -> None:
         self.max_count = max_count
-        # 0 is "no limit", as in RaftConfig.
+        # 0 means "no limit", as in RaftConfig.
         self.max_bytes = max_bytes
         self.bytes = 0
         self._window: deque[tuple[int, int]] = deque()
@@ -70,7 +70,7 @@ class Inflights:
         return len(self._window)
 
     def add(self, index: int, size_bytes: int) -> None:
-        """Note that a message leaves. The window must not be full.
+        """Record that a message is sent. The window must not be full.
 
         Arguments:
             index: the last entry in it.
@@ -88,21 +88,21 @@ class Inflights:
             self.bytes -= window.popleft()[1]
 
     def full(self) -> bool:
-        """Return whether no more may leave."""
+        """Return whether no more messages may be sent."""
         return len(self._window) >= self.max_count or (self.max_bytes != 0 and self.bytes >= self.max_bytes)
 
     def reset(self) -> None:
-        """Drop all messages: they are taken for lost."""
+        """Drop all messages: they are considered lost."""
         self._window.clear()
         self.bytes = 0
 
     def indexes(self) -> list[int]:
-        """Return the last index of each message on its way, oldest first."""
+        """Return the last index of each message in flight, oldest first."""
         return [index for index, _ in self._window]
 
 
 class Progress:
-    """The leader's record of one member (itself included, whose ``match`` is what its own disk holds)."""
+    """The leader's record of one member (including itself, where ``match`` is the state of its own disk)."""
 
     __slots__ = (
         "inflights",
@@ -117,25 +117,25 @@ class Progress:
     )
 
     def __init__(self, next: int, inflights: Inflights) -> None:
-        # The follower's log is known to equal ours up to here.
+        # The follower's log is known to equal ours up to this index.
         self.match = 0
-        # First entry not yet sent. Everything between match and next is on its way.
+        # First entry not yet sent. Everything between match and next is in flight.
         self.next = next
-        # Highest commit index that is on its way; falls back when messages are taken for lost.
+        # Highest commit index in flight; falls back when messages are considered lost.
         self.sent_commit = 0
         self.state = PROBE
-        # Index of the snapshot on its way, 0 for none.
+        # Index of the snapshot in flight, 0 for none.
         self.pending_snapshot = 0
-        # Whether anything came from the member since the last quorum check. Always true for the leader.
+        # Whether any message came from the member since the last quorum check. Always true for the leader.
         self.recent_active = False
-        # No append leaves until a heartbeat response or an acknowledgement comes (probe sent, or window full).
+        # No append is sent until a heartbeat response or an acknowledgement arrives (probe sent, or window full).
         self.paused = False
         self.inflights = inflights
         # Kept equal to the configuration by ``Tracker.switch``.
         self.is_learner = False
 
     def reset(self, next: int, match: int) -> None:
-        """Start anew for a new term.
+        """Start again for a new term.
 
         Arguments:
             next: index of the first entry to send.
@@ -154,26 +154,26 @@ class Progress:
         self.inflights.reset()
 
     def become_probe(self) -> None:
-        """Enter PROBE: find out where the logs match, behind ``match`` or behind a snapshot that was delivered."""
+        """Enter PROBE: find out where the logs match, after ``match`` or after a delivered snapshot."""
         matched = max(self.match, self.pending_snapshot)
         self._enter(PROBE)
         self.next = matched + 1
         self.sent_commit = min(self.sent_commit, matched)
 
     def become_replicate(self) -> None:
-        """Enter REPLICATE: the logs are equal up to ``match``, so stream."""
+        """Enter REPLICATE: the logs are equal up to ``match``, so stream entries."""
         self._enter(REPLICATE)
         self.next = self.match + 1
 
     def become_snapshot(self, index: int) -> None:
-        """Enter SNAPSHOT: a snapshot up to ``index`` leaves, and appends wait for it."""
+        """Enter SNAPSHOT: a snapshot up to ``index`` is sent, and appends wait for it."""
         self._enter(SNAPSHOT)
         self.pending_snapshot = index
         self.next = index + 1
         self.sent_commit = index
 
     def sent_entries(self, count: int, size_bytes: int) -> None:
-        """Note that an append leaves.
+        """Record that an append is sent.
 
         Arguments:
             count: number of its entries.
@@ -183,21 +183,21 @@ class Progress:
             if count > 0:
                 self.next += count
                 self.inflights.add(self.next - 1, size_bytes)
-            # A message that fills the window, or goes although it is full, is the last one until an answer comes.
+            # A message that fills the window, or is sent although it is full, is the last one until a response arrives.
             self.paused = self.inflights.full()
         elif self.state is PROBE:
-            # An empty probe does not pause, as in etcd: it only goes out in answer to a heartbeat response.
+            # An empty probe does not pause, as in etcd: it is sent only after a heartbeat response.
             if count > 0:
                 self.paused = True
         else:
             raise InvariantError("append sent while a snapshot is pending")
 
     def can_bump_commit(self, committed: int) -> bool:
-        """Return whether sending ``committed`` could raise the follower's commit index beyond what is on its way."""
+        """Return whether sending ``committed`` could raise the follower's commit index beyond the one in flight."""
         return committed > self.sent_commit and self.sent_commit < self.next - 1
 
     def maybe_update(self, index: int) -> bool:
-        """Note that the follower acknowledged up to ``index``; return ``False`` when that was known."""
+        """Record that the follower acknowledged up to ``index``; return ``False`` when that was known."""
         if index <= self.match:
             return False
         self.match = index
@@ -207,26 +207,26 @@ class Progress:
         return True
 
     def maybe_decrement(self, rejected: int, match_hint: int) -> bool:
-        """Note that the follower rejected an append.
+        """Record that the follower rejected an append.
 
         Arguments:
             rejected: index of the entry that the append followed.
-            match_hint: index at which the logs may match at best.
+            match_hint: latest index at which the logs may match.
 
         Returns:
             ``False`` when the rejection is stale (messages are reordered and duplicated) and nothing changed.
         """
         if self.state is REPLICATE:
-            # Acknowledged since: the rejection was overtaken.
+            # A later acknowledgement has overtaken the rejection.
             if rejected <= self.match:
                 return False
             self.next = self.match + 1
             self.sent_commit = min(self.sent_commit, self.next - 1)
             return True
-        # Answers a probe from before the snapshot left.
+        # A response to a probe from before the snapshot was sent.
         if self.state is SNAPSHOT:
             return False
-        # Only one probe is on its way at a time; an answer to another one is stale.
+        # Only one probe is in flight at a time; a response to another one is stale.
         if self.next - 1 != rejected:
             return False
         self.next = max(min(rejected, match_hint + 1), self.match + 1)
@@ -235,17 +235,17 @@ class Progress:
         return True
 
     def is_paused(self) -> bool:
-        """Return whether no append may leave now."""
+        """Return whether no append may be sent now."""
         return self.paused or self.state is SNAPSHOT
 
 
 # -- quorum ---------------------------------------------------------------------------------------------------------
 #
-# Arithmetic on sets of voters: what a majority has acknowledged, and how an election stands.
+# Arithmetic on sets of voters: the index that a majority has acknowledged, and the state of an election.
 #
 # A configuration is one set of voters or, during joint consensus, two (``incoming`` and ``outgoing``); then every
-# decision needs a majority of *each* (thesis section 4.3). An empty set decides nothing against anyone: its committed
-# index is infinite and its elections are won, so that a joint decision with one empty half is that of the other half.
+# decision needs a majority of *each* (thesis section 4.3). An empty set never blocks a decision: its committed index is
+# infinite and its elections are won, so a joint decision with one empty half is that of the other half.
 #
 # Example: voters {1, 2, 3} that acknowledged 9, 7 and 4 have committed 7, because two of three hold it.
 
@@ -269,7 +269,7 @@ def committed_of(acked: list[int]) -> int:
     if not acked:
         return INDEX_INFINITE
     acked.sort()
-    # The median from below: of 3 the 2nd, of 4 the 2nd, of 5 the 3rd. So many or more are at or above it.
+    # The median from below: of 3 the 2nd, of 4 the 2nd, of 5 the 3rd. A majority is at or above it.
     return acked[(len(acked) - 1) // 2]
 
 
@@ -277,8 +277,8 @@ def committed_index(voters: Collection[int], acked: Mapping[int, int]) -> int:
     """Return the largest index that a majority acknowledged.
 
     Arguments:
-        voters: their ids; of no voters every index is committed.
-        acked: index of each voter; a voter that is missing counts as 0.
+        voters: their ids; without voters every index is committed.
+        acked: index of each voter; a missing voter counts as 0.
     """
     return committed_of([acked.get(voter, 0) for voter in voters])
 
@@ -297,8 +297,8 @@ def vote_result(voters: Collection[int], votes: Mapping[int, bool]) -> VoteResul
     """Return the state of an election.
 
     Arguments:
-        voters: their ids; an election among no voters is won.
-        votes: True for yes, False for no; a voter that is missing was not heard from.
+        voters: their ids; an election without voters is won.
+        votes: True for yes, False for no; a missing voter has not answered.
     """
     if not voters:
         return VoteResult.WON
@@ -315,7 +315,7 @@ def joint_vote_result(incoming: Collection[int], outgoing: Collection[int], vote
 
     Arguments:
         incoming, outgoing: ids of the voters of each half; the outgoing one is empty unless the configuration is joint.
-        votes: as of ``vote_result``.
+        votes: as in ``vote_result``.
     """
     results = (vote_result(incoming, votes), vote_result(outgoing, votes))
     if VoteResult.LOST in results:
@@ -324,9 +324,9 @@ def joint_vote_result(incoming: Collection[int], outgoing: Collection[int], vote
 
 
 def describe(voters: Collection[int], acked: Mapping[int, int]) -> str:
-    """Return a small bar chart of who acknowledged what, one voter a line, in order of id.
+    """Return a small bar chart of the acknowledged indexes, one voter a line, in order of id.
 
-    The bar of a voter is as long as the number of voters strictly behind it; ``?`` marks one that said nothing::
+    The bar of a voter is as long as the number of voters strictly behind it; ``?`` marks a voter without an index::
 
         1: xx>  9
         2: x>   7
@@ -358,14 +358,14 @@ class Tracker:
         self.max_inflight_bytes = max_inflight_bytes
         self.config = Configuration()
         self.progress: dict[int, Progress] = {}
-        # All members but this one: they are sent appends and heartbeats.
+        # All members except this one, to which appends and heartbeats are sent.
         self.peers: list[tuple[int, Progress]] = []
         self.incoming: list[Progress] = []
         self.outgoing: list[Progress] = []
         self.votes: dict[int, bool] = {}
 
     def switch(self, config: Configuration, last_index: int) -> None:
-        """Take over a configuration: forget who left, begin a record of who is new, keep the others.
+        """Take over a configuration: forget members that left, create records for new ones, keep the others.
 
         Arguments:
             config: the configuration.
@@ -385,15 +385,15 @@ class Tracker:
         self.outgoing = [progress[voter] for voter in config.outgoing]
 
     def _new_progress(self, last_index: int) -> Progress:
-        # First probe at the end of our log: a member that starts empty answers with a hint or needs a snapshot.
+        # First probe at the end of our log: a member that starts empty responds with a hint or needs a snapshot.
         inflights = Inflights(self.max_inflight_messages, self.max_inflight_bytes)
         progress = Progress(max(last_index, 1), inflights)
-        # Counts as heard from, or the quorum check could depose us before it had a chance to answer.
+        # Counts as heard from; otherwise the quorum check could depose us before it had a chance to respond.
         progress.recent_active = True
         return progress
 
     def reset(self, last_index: int) -> None:
-        """Forget what was known of the members' logs and votes: a new term begins."""
+        """Forget the known state of the members' logs and votes, for a new term."""
         self.votes = {}
         for member, progress in self.progress.items():
             progress.reset(last_index + 1, last_index if member == self.id else 0)
@@ -413,20 +413,20 @@ class Tracker:
         return result is VoteResult.WON
 
     def record_vote(self, id: int, granted: bool) -> None:
-        """Count a vote; the first one of a voter stands.
+        """Count a vote; only the first one of each voter counts.
 
         Arguments:
-            id: of the voter.
-            granted: whether it said yes.
+            id: id of the voter.
+            granted: whether the voter said yes.
         """
         self.votes.setdefault(id, granted)
 
     def vote_result(self) -> VoteResult:
-        """Return the state of the running election."""
+        """Return the state of the current election."""
         return joint_vote_result(self.config.voters, self.config.outgoing, self.votes)
 
     def is_sole_voter(self) -> bool:
-        """Return whether this member alone decides."""
+        """Return whether this member is the only voter."""
         return len(self.config.voters) == 1 and not self.config.outgoing and self.id in self.config.voters
 
 
@@ -434,24 +434,24 @@ class Tracker:
 #
 # Linearizable reads without writing to the log (thesis section 6.4, etcd's ReadOnlySafe).
 #
-# A read notes the commit index at its arrival and is answered once a quorum has confirmed, *after* that arrival, that
-# this member still leads. The confirmations ride on heartbeats: reads get positions 1, 2, 3, ... in order of arrival,
-# a heartbeat carries the last position handed out, and who answers it confirms every read up to there. So one round
-# serves any number of reads, and equal contexts of two requests can never be confused::
+# A read stores the commit index at its arrival and is answered once a quorum has confirmed, *after* that arrival, that
+# this member still leads. Heartbeats carry the confirmations: reads get positions 1, 2, 3, ... in order of arrival, a
+# heartbeat carries the last assigned position, and a member that responds to it confirms every read up to there. So one
+# round serves any number of reads, and equal contexts of two requests can never be confused::
 #
 #     read a (1)   read b (2)   heartbeat ctx=2   answer ctx=2 from a quorum  ->  a and b are confirmed
 #
-# Reads that reach a leader before it has committed an entry of its own term wait aside (``deferred``): until then it
-# cannot know what its predecessors committed.
+# Reads that reach a leader before it has committed an entry of its own term wait separately (``deferred``): until then
+# it cannot know what earlier leaders committed.
 #
-# Invariant: ``confirmed + len(queue)`` is the last position handed out. One queue lives as long as one leadership, so
-# answers of another term (which the term rule drops) never meet it.
+# Invariant: ``confirmed + len(queue)`` is the last assigned position. A queue lasts as long as one leadership, so
+# responses of another term (which the term rule drops) never reach it.
 
 _POSITION_BYTES = 8
 
 
 class ReadRequest:
-    """One read: the member that asked, its context, and the commit index when the read was noted."""
+    """One read: the requesting member, its context, and the commit index when the read arrived."""
 
     __slots__ = ("context", "from_", "index")
 
@@ -462,7 +462,7 @@ class ReadRequest:
 
 
 class ReadIndexQueue:
-    """The reads that wait for the confirmation of one leadership."""
+    """The reads that wait for confirmation during one leadership."""
 
     def __init__(self) -> None:
         self._acked: dict[int, int] = {}
@@ -476,7 +476,7 @@ class ReadIndexQueue:
         return len(self._queue)
 
     def add(self, leader: int, request: ReadRequest, committed: int) -> None:
-        """Queue a read at the present commit index. The leader confirms itself.
+        """Queue a read at the current commit index. The leader confirms itself.
 
         Arguments:
             leader: id of this member.
@@ -488,17 +488,17 @@ class ReadIndexQueue:
         self._acked[leader] = self.confirmed + len(self._queue)
 
     def context(self) -> bytes:
-        """Return what a heartbeat carries to confirm every read in the queue; empty when there is none."""
+        """Return the heartbeat context that confirms every read in the queue; empty when there is none."""
         if not self._queue:
             return b""
         return (self.confirmed + len(self._queue)).to_bytes(_POSITION_BYTES, "big")
 
     def acknowledge(self, id: int, context: bytes) -> None:
-        """Note that a member answered a heartbeat.
+        """Record that a member responded to a heartbeat.
 
         Arguments:
-            id: of the member.
-            context: what its answer carries; anything but a position is ignored.
+            id: id of the member.
+            context: context of the response; anything but a position is ignored.
         """
         if len(context) == _POSITION_BYTES:
             position = int.from_bytes(context, "big")
@@ -506,7 +506,7 @@ class ReadIndexQueue:
                 self._acked[id] = position
 
     def take_confirmed(self, config: Configuration) -> list[ReadRequest]:
-        """Take the reads that a quorum of ``config`` has confirmed out of the queue, oldest first."""
+        """Remove and return the reads that a quorum of ``config`` has confirmed, oldest first."""
         if not self._queue:
             return []
         position = joint_committed_index(config.voters, config.outgoing, self._acked)
@@ -517,6 +517,6 @@ class ReadIndexQueue:
         return [self._queue.popleft() for _ in range(count)]
 
     def take_deferred(self) -> list[ReadRequest]:
-        """Take the reads that waited for the first commit of the term."""
+        """Remove and return the reads that waited for the first commit of the term."""
         deferred, self.deferred = self.deferred, []
         return deferred

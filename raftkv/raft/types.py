@@ -1,8 +1,8 @@
-"""The values that go into and come out of the Raft core: entries, messages, states, settings, and ``Ready``.
+"""The inputs and outputs of the Raft core: entries, messages, states, settings, and ``Ready``.
 
-Owns the vocabulary shared by the core, the WAL, the transport and the simulator. Everything here is plain data:
-``Entry`` and ``Message`` are classes with slots because thousands are made per second; the rest are frozen
-dataclasses. Nothing here knows protobuf: the transport translates (``raftkv/replica/codec.py``).
+These types are shared by the core, the WAL, the transport and the simulator. All of them are plain data: ``Entry`` and
+``Message`` are classes with slots because thousands are created per second; the rest are frozen dataclasses. They do
+not use protobuf: the transport translates (``raftkv/replica/codec.py``).
 
 Terms and indexes are non-negative; 0 means "none". Member ids are unsigned 64-bit and never 0.
 Names follow the Raft paper (Ongaro & Ousterhout 2014) and thesis (Ongaro 2014); message kinds follow etcd-io/raft.
@@ -17,11 +17,11 @@ NONE = 0
 """The id of no member: no leader, no vote."""
 
 INDEX_MAX = (1 << 63) - 1
-"""No log reaches so far: a message that names an index beyond it is damaged or forged."""
+"""No log is this long: a message with an index beyond it is damaged or forged."""
 
 
 class EntryType(enum.IntEnum):
-    """The kinds of data of an entry."""
+    """The types of an entry's data."""
 
     NORMAL = 0
     CONF_CHANGE = 1
@@ -82,7 +82,7 @@ class MessageType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """The state that a member must not forget: persisted before anything that depends on it leaves the member."""
+    """The state that a member must not lose: persisted before any message that depends on it is sent."""
 
     term: int = 0
     vote: int = NONE
@@ -102,7 +102,7 @@ class ConfState:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMeta:
-    """The point of the log that a snapshot stands for. Its bytes travel beside Raft, not through it."""
+    """The log position of a snapshot. The bytes of the snapshot are transferred outside of Raft."""
 
     index: int = 0
     term: int = 0
@@ -119,7 +119,7 @@ class ConfChangeType(enum.IntEnum):
 
 
 class ConfChangeTransition(enum.IntEnum):
-    """The ways of a multi-step change through joint consensus (thesis section 4.3, etcd-io/raft ConfChangeV2)."""
+    """The ways to make a multi-step change through joint consensus (thesis section 4.3, etcd-io/raft ConfChangeV2)."""
 
     AUTO = 0
     JOINT_IMPLICIT = 1
@@ -146,8 +146,8 @@ class ConfChange:
 class Message:
     """One message between members (or, for the local kinds, from a member to itself).
 
-    Fields that a kind does not use keep their zero. ``entries`` is never mutated after the message is made. A ``quiet``
-    append has no entries, and is answered only if it is rejected.
+    Fields that a kind does not use stay zero. ``entries`` is never changed after the message is created. A ``quiet``
+    append has no entries, and gets a response only if it is rejected.
     """
 
     __slots__ = (
@@ -208,7 +208,7 @@ class StateRole(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SoftState:
-    """The state that need not be persisted: who leads, and what this member is."""
+    """The state that need not be persisted: the leader, and this member's role."""
 
     leader: int
     role: StateRole
@@ -216,7 +216,7 @@ class SoftState:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """The answer to ``read_index(context)``: a read is linearizable once ``applied >= index``."""
+    """The result of ``read_index(context)``: a read is linearizable once ``applied >= index``."""
 
     index: int
     context: bytes
@@ -224,11 +224,11 @@ class ReadState:
 
 @dataclass(slots=True)
 class Ready:
-    """The work that the caller must carry out, in this order (``raftkv/raft/__init__.py`` lists its duties).
+    """The work that the caller must carry out, in this order (``raftkv/raft/__init__.py`` lists the caller's duties).
 
-    ``messages`` may leave at once, in parallel with the disk. ``messages_after_append`` (votes, append
-    acknowledgements) leave only when ``hard_state``, ``entries`` and ``snapshot`` are durable. ``committed_entries``
-    are already durable on this member.
+    ``messages`` may be sent at once, in parallel with the disk. ``messages_after_append`` (votes, append
+    acknowledgements) may be sent only when ``hard_state``, ``entries`` and ``snapshot`` are durable.
+    ``committed_entries`` are already durable on this member.
     """
 
     soft_state: SoftState | None = None
@@ -240,9 +240,9 @@ class Ready:
     committed_entries: list[Entry] = field(default_factory=list)
     read_states: list[ReadState] = field(default_factory=list)
     must_sync: bool = False
-    """Whether ``messages_after_append`` need an fsync: not for a mere advance of the commit index."""
+    """Whether ``messages_after_append`` need an fsync: not if only the commit index advanced."""
     append_number: int = 0
-    """Place among the Readys that have something for the disk or wait for it; 0 for one that has not."""
+    """Position among the Readys that have something for the disk or wait for it; 0 for all others."""
     attested: tuple[int, int, int] = (0, 0, 0)
     """For the core: the term of the member, index and term of the last entry, when the Ready was taken."""
     to_self: list[Message] = field(default_factory=list)
@@ -251,17 +251,17 @@ class Ready:
 
 # -- config ---------------------------------------------------------------------------------------------------------
 #
-# The settings of one Raft member: sizes in bytes, times in ticks. What a tick lasts is the caller's choice (etcd: 100
-# ms). Nothing here can be changed while the member runs.
+# The settings of one Raft member: sizes in bytes, times in ticks. The caller chooses the length of a tick (etcd: 100
+# ms). No setting can be changed while the member runs.
 
 MIB = 1 << 20
 NO_LIMIT = (1 << 63) - 1
-"""Stands for "no limit" wherever a limit of 0 was configured."""
+"""Means "no limit" where a limit of 0 was configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaftConfig:
-    """The settings of one member; each field says its unit and its danger.
+    """The settings of one member; each field documents its unit and its danger.
 
     Raises:
         ValueError: fields contradict each other.
@@ -271,21 +271,22 @@ class RaftConfig:
     """Id of this member: unsigned 64-bit, never 0, never reused by another member."""
     election_ticks: int = 10
     """A follower that hears nothing from a leader for this many ticks (and up to twice as many, at random)
-    campaigns. Also the period of the quorum check and the limit of a leadership transfer."""
+    campaigns. Also the period of the quorum check and the time limit of a leadership transfer."""
     heartbeat_ticks: int = 1
-    """A leader sends heartbeats every so many ticks. Must be smaller than ``election_ticks``; a tenth is usual."""
+    """Ticks between heartbeats of a leader. Must be smaller than ``election_ticks``; a tenth is usual."""
     max_size_per_message_bytes: int = MIB
-    """Largest sum of entry sizes in one append message. At least one entry always goes; 0 means exactly one."""
+    """Maximum total size of the entries in one append message. At least one entry is always sent; 0 means exactly one.
+    """
     max_inflight_messages: int = 512
-    """Append messages to one follower that may be unacknowledged before the leader pauses."""
+    """Unacknowledged append messages to one follower at which the leader pauses."""
     max_inflight_bytes: int = 256 * MIB
-    """Payload bytes to one follower that may be unacknowledged; 0 is no limit. At least one message's size."""
+    """Unacknowledged payload bytes to one follower; 0 is no limit. At least the size of one message."""
     max_uncommitted_bytes: int = 256 * MIB
-    """Payload bytes appended by this leader and not yet applied; more is refused with ``ProposalDropped``. 0 is no
-    limit. One proposal of any size is taken when nothing is outstanding."""
+    """Payload bytes appended by this leader and not yet applied; further proposals are refused with
+    ``ProposalDropped``. 0 is no limit. One proposal of any size is accepted when nothing is outstanding."""
     max_committed_size_per_ready_bytes: int = 16 * MIB
-    """Size of the committed entries that may be handed out and not yet reported by ``on_applied``, over all Readys
-    in flight. 0 takes ``max_size_per_message_bytes``."""
+    """Size of the committed entries that may be returned and not yet reported by ``on_applied``, over all Readys
+    in flight. 0 means ``max_size_per_message_bytes``."""
     check_quorum: bool = True
     """A leader that has not heard from a quorum for ``election_ticks`` steps down, and a member that heard from a
     leader within that time ignores campaigns (thesis sections 6.2 and 4.2.3)."""
@@ -300,14 +301,14 @@ class RaftConfig:
     step_down_on_removal: bool = True
     """A leader that applies its own removal or demotion becomes a follower at once."""
     quiet_commits: bool = False
-    """Followers do not answer what only tells them the commit index (an append without entries) if their log matches:
-    the answer says nothing new, and costs a leader with few proposals a wake-up from each follower. What was lost
-    meanwhile shows at the next heartbeat. etcd-io/raft answers each, and so do members of earlier versions."""
+    """Followers do not respond to a message that only reports the commit index (an append without entries) if their
+    log matches: the response has no news, and wakes up a leader with few proposals once per follower. Losses show at
+    the next heartbeat. etcd-io/raft responds to each, and so do members of earlier versions."""
     starts_within_lease: bool = True
-    """When this member starts, a leader may hold a read lease that rests on entries in its log. False only for a log
+    """When this member starts, a leader may hold a read lease that depends on entries in its log. False only for a log
     that no elected leader has written to, or whose member is the only voter of a cluster without read leases."""
     applied: int = 0
-    """Index up to which the caller's state machine already holds everything; set at restart, 0 for a fresh start."""
+    """Index up to which the caller's state machine has applied everything at start; 0 for a fresh start."""
 
     def __post_init__(self) -> None:
         if self.id <= 0 or self.id >= 1 << 64:

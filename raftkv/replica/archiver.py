@@ -1,20 +1,21 @@
-"""The archive of a member's log: every closed segment is copied away before it may be deleted.
+"""The archiver of a member's log: every closed segment is copied to an archive before it may be deleted.
 
     each second    mark: time, applied index, revision  ->  WAL/<open segment>.marks
     closed         <segment>, <segment>.marks           ->  the archive (a directory, or a command for each)
-    timeout, stop  the open segment is closed, so that what a lost disk takes is bounded
+    timeout, stop  the open segment is closed, to limit the loss if the disk fails
 
 Invariants:
 
-- Writes never wait for the archive: copies run on a thread or in a process of their own, and the log goes on.
-- A segment is deleted only when it is archived, or when more than the budget waits for an archive that fails. The
-  archive has a gap then: an error in the log names the entries, and ``raftkv_wal_archive_gaps_total`` counts it.
-- A segment that turns out to be damaged is a gap too: found when it goes, and not when it is needed.
-- Segments are archived in order, each tried again until it succeeds, after 1 s at first and 60 s at last.
+- Writes never wait for the archive: copies run on a thread or in a separate process while the log continues.
+- A segment is deleted only after it is archived, or when the segments that wait for a failing archive exceed the
+  budget. The archive then has a gap: an error in the log names the entries, and ``raftkv_wal_archive_gaps_total``
+  counts it.
+- A damaged segment is a gap too, and is found when it is archived, not when it is needed.
+- Segments are archived in order. Each is retried until it succeeds, first after 1 s, later after up to 60 s.
 
-The command is run by ``/bin/sh``: ``%p`` is the path of the file and ``%f`` its name, one word each also where there
-are blanks or quotes in it, ``%%`` a percent sign; exit code 0 says that the file is durable where it was put. It may be
-run twice for a file.
+The command is run by ``/bin/sh``. ``%p`` is replaced by the path of the file and ``%f`` by its name, each as one word
+even with blanks or quotes in it, and ``%%`` by a percent sign. Exit code 0 means that the copy is durable. The command
+may run twice for the same file.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ from raftkv.storage.wal.segment import SegmentName, check_segment
 _log = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
-"""Time between two marks: how exact a restore to a time is."""
+"""Seconds between two marks: the precision of a restore to a time."""
 
 RETRY_FIRST_S: Final = 1.0
 RETRY_LAST_S: Final = 60.0
 LAST_SEGMENT_S: Final = 10.0
-"""How long a member that stops waits for its last segments to be archived; the next start does the rest."""
+"""Time in seconds that a stopping member waits for its last segments to be archived; the next start does the rest."""
 
 Store = Callable[[Path], Awaitable[None]]
 """Archives a file; raises ``StorageError``."""
 
 
 class Cut(Batch):
-    """A new segment, begun between two batches of the log."""
+    """Begins a new segment between two batches of the log."""
 
     __slots__ = ("_wal",)
     is_short = False
@@ -71,21 +72,21 @@ class Cut(Batch):
         self._wal = wal
 
     def write(self, log: Log) -> None:
-        """Begin the segment, if there is room for one."""
+        """Begin the segment, if there is space for one."""
         with contextlib.suppress(WALSpaceError):
             self._wal.cut()
 
 
 class Archiver(Collector):
-    """Archives the log of one member. ``run`` works until cancelled; ``finish`` archives what is left.
+    """Archives the log of one member. ``run`` works until cancelled; ``finish`` archives the rest.
 
     Arguments:
         wal: the open log.
-        disk: writes it.
-        applied: what marks are made of.
+        disk: writer of the log.
+        applied: store whose applied state is recorded in marks.
         store: archives a file.
-        timeout_s: longest time that an entry waits in the open segment; 0: until that is full.
-        held_bytes_max: what may wait for the archive before the oldest is given up.
+        timeout_s: longest time that an entry waits in the open segment; 0: until the segment is full.
+        held_bytes_max: maximum size of segments that wait for the archive; beyond it the oldest are deleted.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Archiver(Collector):
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Mark, cut and archive until cancelled."""
+        """Write marks, begin segments and archive until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat())
             group.create_task(self._archive())
@@ -133,7 +134,7 @@ class Archiver(Collector):
             pause_s = RETRY_FIRST_S if self._failing_since is None else min(2 * pause_s, RETRY_LAST_S)
 
     async def finish(self) -> None:
-        """Archive everything, the open segment too: the member stops and writes no more."""
+        """Archive everything, including the open segment: the member stops and writes no more."""
         try:
             self._mark()
             await asyncio.to_thread(self._wal.cut)
@@ -146,7 +147,7 @@ class Archiver(Collector):
     # -- marks -------------------------------------------------------------------------------------------------------
 
     def _mark(self) -> None:
-        """Note what is applied by now, unless that is what the last mark says."""
+        """Record the applied state, unless it equals the last mark."""
         applied = self._applied
         if applied.applied_index == self._marked_index:
             return
@@ -168,7 +169,7 @@ class Archiver(Collector):
     # -- segments ----------------------------------------------------------------------------------------------------
 
     def _notice_cut(self) -> None:
-        """Give a segment that was closed since the last look its last mark: the end of what can be restored."""
+        """Write the last mark of a segment that was closed since the last check: the end of what can be restored."""
         if self._wal.open_segment != self._segment:
             self._append_mark(self._segment)
             self._segment, self._segment_since = self._wal.open_segment, time.monotonic()
@@ -177,7 +178,7 @@ class Archiver(Collector):
         self._notice_cut()
         now = time.monotonic()
         if self._wal.last_index < self._segment.first_index:
-            self._segment_since = now  # without an entry its time has not begun
+            self._segment_since = now  # no entry yet: the timeout has not begun
         elif self._timeout_s and now - self._segment_since >= self._timeout_s:
             self._segment_since = now
             self._disk.submit(Cut(self._wal, lambda: None))
@@ -191,7 +192,7 @@ class Archiver(Collector):
             if name.sequence > self._progress.next_sequence:
                 self._lost(name)
             marks = self._marks_of(name)
-            # The marks first: a segment that is there has its marks.
+            # The marks first, so that an archived segment always has its marks.
             if marks.exists():
                 await self._store(marks)
             await self._store(self._directory / str(name))
@@ -205,7 +206,7 @@ class Archiver(Collector):
                 self._failing_since = None
 
     async def _check(self, name: SegmentName) -> None:
-        """Tell of a segment that this disk has damaged: its copy is the last one, and no restore goes through it."""
+        """Report a segment that this disk has damaged: no restore can go through its copy."""
         given_up, directory = threading.Event(), str(self._directory)
         try:
             await on_thread(lambda: check_segment(RealDisk(), directory, name, given_up.wait), given_up.set)
@@ -225,7 +226,7 @@ class Archiver(Collector):
         _log.warning("%s: tried again in %.0f s; %d segments wait", explain(error), pause_s, len(waiting))
 
     def _hold(self) -> None:
-        """Keep segments that are not archived yet, the newest first, up to the budget."""
+        """Protect unarchived segments from deletion, the newest first, up to the budget."""
         kept, held_bytes = self._progress.next_sequence, 0
         for name in reversed(self._waiting()):
             held_bytes += _size_bytes(self._directory / str(name))
@@ -235,7 +236,7 @@ class Archiver(Collector):
         self._wal.keep(kept)
 
     def _lost(self, name: SegmentName) -> None:
-        """Segments before ``name`` were given up and deleted."""
+        """Report that the segments before ``name`` were deleted unarchived."""
         self._gaps += 1
         _log.error(
             "the log archive has a gap: %d segments before entry %d were deleted before they were archived "
@@ -253,7 +254,7 @@ class Archiver(Collector):
     # -- metrics -----------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         counters = {
             "raftkv_wal_archived": ("Segments archived.", self._archived),
             "raftkv_wal_archive_failures": ("Attempts to archive a segment that failed.", self._failures),
@@ -268,13 +269,13 @@ class Archiver(Collector):
 
 
 def _size_bytes(path: Path) -> int:
-    with contextlib.suppress(OSError):  # it was deleted; or the disk fails, which its reader reports
+    with contextlib.suppress(OSError):  # deleted; or the disk fails, which its reader reports
         return path.stat().st_size
     return 0
 
 
 def store_in(directory: ArchiveDirectory) -> Store:
-    """Return what copies files to a directory, on a thread."""
+    """Return a function that copies files to a directory, on a thread."""
 
     async def store(path: Path) -> None:
         await asyncio.to_thread(directory.store, path)
@@ -283,7 +284,7 @@ def store_in(directory: ArchiveDirectory) -> Store:
 
 
 def store_by(command: str) -> Store:
-    """Return what runs a command for each file."""
+    """Return a function that runs a command for each file."""
 
     async def store(path: Path) -> None:
         await run_command(command, path)
@@ -292,7 +293,7 @@ def store_by(command: str) -> Store:
 
 
 _PIECE: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\[^%]|%[pf%]""", re.DOTALL)
-"""What the shell takes as a whole in a command (quoted text, an escaped character), and what is filled in."""
+"""Parts of a command that the shell treats as a unit (quoted text, an escaped character), and the placeholders."""
 
 
 def _filled_in(command: str, path: Path) -> str:
@@ -313,21 +314,21 @@ def _filled_in(command: str, path: Path) -> str:
 
 
 def _within(word: str, quote: str) -> str:
-    """Return a word, escaped for its place within quotes of a kind."""
+    """Return a word, escaped for use inside quotes of a kind."""
     if quote == "'":
         return word.replace("'", "'\\''")
     return re.sub(r'["\\$`]', r"\\\g<0>", word) if quote == '"' else word
 
 
 async def run_command(command: str, path: Path) -> None:
-    """Run an archive command for a file; a caller that is cancelled ends it.
+    """Run an archive command for a file; cancelling the caller kills it.
 
     Arguments:
         command: with ``%p``, ``%f`` and ``%%``.
-        path: of the file.
+        path: file to archive.
 
     Raises:
-        StorageError: it cannot be run, or it failed.
+        StorageError: the command cannot be run, or it failed.
     """
     try:
         process = await asyncio.create_subprocess_shell(
@@ -354,11 +355,11 @@ async def run_command(command: str, path: Path) -> None:
 def make_archiver(
     config: ServerConfig, wal: WAL, disk: Disk, applied: mvcc.Store, identity: tuple[int, int]
 ) -> Archiver | None:
-    """Return the archiver that the settings ask for, or None.
+    """Return the archiver for the settings; ``None`` if archiving is off.
 
     Arguments:
-        config: of the member.
-        wal, disk, applied: of the member.
+        config: configuration of the member.
+        wal, disk, applied: log, writer and store of the member.
         identity: ids of the cluster and the member.
     """
     if config.wal_archive_dir:

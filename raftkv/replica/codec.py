@@ -1,7 +1,7 @@
 """Raft messages to and from the bytes that members exchange (``proto/raft.proto``).
 
 Encoding is by hand, because a leader sends the same entries to every follower: the bytes of a run of entries are made
-once and shared. Decoding is protobuf's; ``validate`` refuses decoded numbers that no member sends.
+once and shared. Protobuf decodes; ``validate`` then refuses numbers that no member sends.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BATCH_BYTES: Final = 1024 * 1024
 """Size at which a batch is closed; one raft message may be larger."""
 
 MESSAGES_MAX: Final = 10_000
-"""Messages of a batch: a turn has some hundred for one peer at most (``RaftConfig.max_inflight_messages``)."""
+"""Maximum messages in a batch: a turn has a few hundred for one peer (``RaftConfig.max_inflight_messages``)."""
 ENTRIES_MAX: Final = 1 << 17
-"""Entries of a batch: those of two appends with the shortest entries there are, each of which counts 16 bytes in a
-message (``RaftConfig.max_size_per_message_bytes``). To read them takes 35 ms."""
+"""Maximum entries in a batch: as many as two appends with the shortest entries, each of which counts 16 bytes in a
+message (``RaftConfig.max_size_per_message_bytes``). Decoding them takes 35 ms."""
 
 _type_of = attrgetter("type")
 _SIZES_MAX: Final = 2048
@@ -46,7 +46,7 @@ class BatchEncoder:
         self._entries_bytes = b""
 
     def batches(self, messages: Iterable[Message]) -> list[bytes]:
-        """Return MessageBatches of about ``BATCH_BYTES`` at most; usually one."""
+        """Return MessageBatches of at most about ``BATCH_BYTES`` each; usually one."""
         batches: list[bytes] = []
         parts: list[bytes] = []
         size_bytes = 0
@@ -83,7 +83,7 @@ class BatchEncoder:
         return b"".join(parts)
 
     def _runs(self, entries: list[Entry]) -> bytes:
-        # The core hands one list to all followers that stand at the same point.
+        # The core passes the same list for all followers at the same position.
         if entries is not self._entries:
             self._entries = entries
             self._entries_bytes = _encode_runs(entries)
@@ -91,9 +91,9 @@ class BatchEncoder:
 
 
 def _encode_runs(entries: list[Entry]) -> bytes:
-    """Field 7 of a Message, once for each run of entries of one term and type."""
+    """Return field 7 of a Message, once for each run of entries with the same term and type."""
     first, last = entries[0], entries[-1]
-    # Terms never go down along a log, so equal ends are equal throughout.
+    # Terms never decrease along a log, so equal ends mean equal terms throughout.
     if first.term == last.term and first.type == last.type == EntryType.NORMAL and not _has_conf_change(entries):
         return _encode_run(entries)
     grouped = groupby(entries, key=lambda entry: (entry.term, entry.type))
@@ -121,7 +121,7 @@ def decode(batch: bytes) -> list[Message]:
     Raises:
         google.protobuf.message.DecodeError: the bytes are not a batch that a member sends.
         KeyError: a message kind that this version does not know.
-        IndexError: an entry kind that it does not know.
+        IndexError: an entry kind that this version does not know.
     """
     return messages_of(raft_pb2.MessageBatch.FromString(batch))
 
@@ -130,9 +130,9 @@ def messages_of(batch: raft_pb2.MessageBatch) -> list[Message]:
     """Return the messages of a parsed batch.
 
     Raises:
-        google.protobuf.message.DecodeError: it is not one that a member sends.
+        google.protobuf.message.DecodeError: the batch is not one that a member sends.
         KeyError: a message kind that this version does not know.
-        IndexError: an entry kind that it does not know.
+        IndexError: an entry kind that this version does not know.
     """
     if len(batch.messages) > MESSAGES_MAX:
         raise DecodeError(f"{len(batch.messages)} messages are more than a member sends at once")
@@ -178,7 +178,7 @@ def _decode_runs(runs: Iterable[raft_pb2.EntryRun]) -> list[Entry]:
             raise _too_many_entries()
         if entries:
             last = entries[-1]
-            # A forwarded proposal has no place in the log yet: all its indexes are 0.
+            # A forwarded proposal has no position in the log yet: all its indexes are 0.
             if index != (last.index + 1 if last.index else 0) or term < last.term:
                 raise DecodeError(f"entry {term}/{index} behind {last.term}/{last.index}")
         indexes: Iterable[int] = count(index) if index else repeat(0)
@@ -187,7 +187,7 @@ def _decode_runs(runs: Iterable[raft_pb2.EntryRun]) -> list[Entry]:
 
 
 def encode_snapshot_meta(meta: SnapshotMeta) -> raft_pb2.SnapshotMeta:
-    """Return the wire form of a snapshot's point in the log."""
+    """Return the wire form of a snapshot's log position."""
     return raft_pb2.SnapshotMeta(index=meta.index, term=meta.term, conf_state=encode_conf_state(meta.conf_state))
 
 
@@ -197,7 +197,7 @@ def decode_snapshot_meta(meta: raft_pb2.SnapshotMeta) -> SnapshotMeta:
 
 
 def encode_conf_state(state: ConfState) -> raft_pb2.ConfState:
-    """Return the wire form of who votes."""
+    """Return the wire form of a configuration."""
     return raft_pb2.ConfState(
         voters=state.voters,
         learners=state.learners,
@@ -222,24 +222,24 @@ def decode_conf_state(state: raft_pb2.ConfState) -> ConfState:
 #
 # Validation of messages: ``validate(message, node_term)`` raises InvalidMessage for damage and forgeries.
 #
-# The Raft core takes any message that follows the rules of Raft, as etcd's does: scripts step terms into it that no
-# election reached. Between members such a number is damage, or forged: the last term there is would leave no term to
-# come, and a log that ends with it would win every election.
+# The Raft core accepts any message that follows the rules of Raft, as etcd's does: tests step terms into it that no
+# election reached. Between members such a number is damaged or forged: the largest possible term would leave no further
+# terms, and a log that ends with it would win every election.
 
 TERMS_AHEAD_MAX = 1 << 32
-"""Terms that a message may be ahead of a member: a century of elections, one a second. More would be forged, and a few
-such messages would leave no term to come."""
+"""Maximum difference by which a message's term may exceed the member's: a century of elections, one per second. A
+larger difference must be forged, and a few such messages would leave no further terms."""
 
 
 def validate(message: Message, node_term: int) -> None:
-    """Verify the terms that a message of another member names.
+    """Check the terms in a message of another member.
 
     Arguments:
-        message: as received.
-        node_term: of the member that received it.
+        message: the received message.
+        node_term: term of the receiving member.
 
     Raises:
-        InvalidMessage: no member sends it.
+        InvalidMessage: no member sends such a message.
     """
     term = message.term
     if not term and message.type not in WITHOUT_TERM:

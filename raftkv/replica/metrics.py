@@ -1,7 +1,7 @@
-"""Metrics of a replica: its part in the cluster, store, watches, leases, quotas, databases on their way; the process;
-how long its own work takes (``Durations``).
+"""Metrics of a replica: cluster state, store, watches, leases, quotas and database transfers; metrics of the process;
+and the durations of the replica's own work (``Durations``).
 
-Texts are etcd's where the families are.
+For metric families that etcd has too, the texts are etcd's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 def new_registry() -> CollectorRegistry:
-    """Make a registry with the metrics of the process."""
+    """Return a new registry with the metrics of the process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -47,10 +47,10 @@ def new_registry() -> CollectorRegistry:
 
 
 class ProcessLimits(Collector):
-    """Limits of the process that Prometheus's own collector leaves out, and descriptors under etcd's names."""
+    """Limits of the process that Prometheus's own collector lacks, and descriptors under etcd's names."""
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         memory, descriptors = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         memory = memory if memory >= 0 else 2**64 - 1  # as Go's client has "unlimited"
         yield from gauges(
@@ -61,18 +61,18 @@ class ProcessLimits(Collector):
 
 
 def _used_descriptors() -> int:
-    """Return the figure of this process; 0 where the system does not say."""
+    """Return the number of open descriptors of this process; 0 where the system does not report it."""
     return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
 
 
 class ServerMetrics(Collector):
-    """The member in its cluster.
+    """Metrics of the member in its cluster.
 
     Arguments:
-        node: of the member.
-        changes: of the members.
-        installer: of received databases.
-        quota_bytes: of the database; 0: none.
+        node: node of the member.
+        changes: membership changes.
+        installer: installer of received databases.
+        quota_bytes: quota of the database; 0: none.
         features: feature gates that are settings here, and whether they are on.
     """
 
@@ -86,7 +86,7 @@ class ServerMetrics(Collector):
         self._quota_bytes = quota_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         yield from self._state()
         yield from self._counters()
         yield from self._versions()
@@ -189,12 +189,12 @@ class ServerMetrics(Collector):
 
 
 class StoreMetrics(Collector):
-    """Sizes of a store, and what was done to it.
+    """Sizes of a store, and counts of operations on it.
 
     Arguments:
-        store: of the member.
-        open_reads: read transactions of the database that are open.
-        txns: how many txns were applied.
+        store: store of the member.
+        open_reads: returns the number of open read transactions of the database.
+        txns: returns the number of applied txns.
     """
 
     def __init__(self, store: Store, open_reads: Callable[[], int], txns: Callable[[], int]) -> None:
@@ -203,7 +203,7 @@ class StoreMetrics(Collector):
         self._txns = txns
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         store = self._store
         yield from gauges(
             (
@@ -252,21 +252,21 @@ _SEND_TIMES: Final = (
     ("control_stream_duration", f"The total {_RUNNING} send loop control stream response."),
     ("progress_duration", f"The total {_RUNNING} progress loop control stream response."),
 )
-"""Middle parts of names, and texts: those of etcd 3.7."""
+"""Middle parts of metric names, and texts, as in etcd 3.7."""
 
 
 class WatchMetrics(Collector):
     """The watches of a member.
 
     Arguments:
-        hub: of the member.
+        hub: watch hub of the member.
     """
 
     def __init__(self, hub: WatchHub) -> None:
         self._hub = hub
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         hub = self._hub
         yield from gauges(
             ("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams.", len(hub.streams)),
@@ -289,17 +289,17 @@ class WatchMetrics(Collector):
 
 
 class LeaseMetrics(Collector):
-    """Counts of leases. Every member counts what it applied, only the leader renewals.
+    """Counts of leases. Every member counts the leases that it applied; only the leader counts renewals.
 
     Arguments:
-        times: of the member.
+        times: lease times of the member.
     """
 
     def __init__(self, times: LeaseTimes) -> None:
         self._times = times
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         times = self._times
         yield from counters(
             ("etcd_debugging_lease_granted_total", "The total number of granted leases.", times.granted_total),
@@ -317,17 +317,17 @@ class LeaseMetrics(Collector):
 
 
 class QuotaMetrics(Collector):
-    """Quotas of prefixes, of which there are few.
+    """Quotas of prefixes; there are only a few.
 
     Arguments:
-        quotas: of the cluster.
+        quotas: quotas of the cluster.
     """
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         quotas = {(one.prefix.decode("utf-8", "backslashreplace"),): one for one in self._quotas.by_prefix()}
         for unit in ("bytes", "keys"):
             used = {prefix: getattr(one, f"{unit}_used") for prefix, one in quotas.items()}
@@ -339,11 +339,11 @@ class QuotaMetrics(Collector):
 
 
 class TransferMetrics(Collector):
-    """Databases on their way, in one direction.
+    """Database transfers, in one direction.
 
     Arguments:
         way: ``send`` or ``receive``.
-        transfers: of that direction.
+        transfers: transfers in that direction.
     """
 
     def __init__(self, way: str, transfers: Transfers) -> None:
@@ -351,7 +351,7 @@ class TransferMetrics(Collector):
         self._transfers = transfers
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         way, transfers = self._way, self._transfers
         verb, label = ("sends", ["To"]) if way == "send" else ("receives", ["From"])
         prefix = f"etcd_network_snapshot_{way}"
@@ -385,27 +385,27 @@ OPERATIONS: Final[Mapping[int, str]] = {
     Kind.DOWNGRADE: "DowngradeInfoSet",
     Kind.AUTH: "Auth",
 }
-"""Kinds of entries, as etcd names what it applies. Changes of members are no requests there, and are not counted."""
+"""Kinds of entries, as etcd names them. etcd does not count membership changes as requests; neither does this."""
 
 
 class Durations(Collector):
-    """Histograms with one set of buckets each."""
+    """Histograms, each with one set of buckets."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, Buckets]] = {}
 
     def add(self, name: str, text: str, buckets: Buckets) -> Buckets:
-        """Show buckets under a name; they are returned.
+        """Export buckets under a metric name, and return them.
 
         Arguments:
-            name, text: of the family.
-            buckets: filled by the part that they belong to.
+            name, text: name and text of the metric family.
+            buckets: filled by the part that measures.
         """
         self._found[name] = (text, buckets)
         return buckets
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         for name, (text, buckets) in self._found.items():
             yield histogram_family(name, text, {(): buckets})
 
@@ -414,10 +414,10 @@ class WorkMetrics(Collector):
     """Applying, reading and compacting.
 
     Arguments:
-        applied: how long entries took.
-        ranges: how long reads took.
-        compactions: how long compactions took.
-        wal_bytes: written to the log since the start.
+        applied: durations of applying entries.
+        ranges: durations of reads.
+        compactions: durations of compactions.
+        wal_bytes: returns the bytes written to the log since the start.
     """
 
     def __init__(
@@ -429,7 +429,7 @@ class WorkMetrics(Collector):
         self._wal_bytes = wal_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all metric families."""
         applied = {
             ("v3", OPERATIONS[abs(kind)], "true" if kind > 0 else "false"): buckets
             for kind, buckets in self._applied.buckets.items()

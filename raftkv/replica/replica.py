@@ -1,27 +1,26 @@
-"""A member without its sockets: all parts of its state machine are made, connected, started and stopped here.
+"""A member without its sockets: creates, connects, starts and stops all parts of its state machine.
 
     replica = Replica(config, durable, Devices(disk=disk, peers=transport, cork=cork, ids=ids), on_fatal, on_removed)
-    replica.connect(graces=leases.graces)                   # with what its owner made around it
+    replica.connect(graces=leases.graces)                   # with parts of its owner
     replica.start()
     ... housekeeping.run(), corruption.run(), scrub.run()
     replica.leave(); await replica.stop()
 
-``Member`` opens one between its disks and its ports. The simulator of members opens the same one on devices of its own:
-a disk in memory, a network of messages, a loop of virtual time. Its clock is that of the running loop.
+``Member`` opens a replica between its disks and its ports. The simulator of members opens the same class on its own
+devices: a disk in memory, a network of messages, a loop with virtual time. The clock is that of the running loop.
 
-Parts know each other through their constructors; ``connect`` makes every subscription. Subscribers are called in this
-order:
+Constructors connect the parts; ``connect`` makes every subscription. Subscribers are called in this order:
 
     store.on_changes        a write txn changed keys       -> watch hub
     leases.observer         a lease was applied            -> lease times -> lessor.on_end -> disconnect graces
-    auth.on_change (and two more)   users were changed     -> tokens, live calls of users
+    auth.on_change (and two more)   users changed          -> tokens, live calls of users
     node.on_applied         a turn's entries are applied   -> live calls, watch hub, lessor
     node.on_leader_change   a leader is found or lost      -> leader guard, lessor, leader log
     node.on_conf_change     members or voters changed      -> admission, departure, connections to peers
-    installer.on_swapped    the database was replaced      -> the log, the state beside the store, watch hub, hashes
+    installer.on_swapped    the database was replaced      -> the log, state derived from the store, watch hub, hashes
 
-Leaves out: callbacks that one object hands to one other (errors, wake-ups), which constructors take; and waits that
-come and go (``Node.wait_until``).
+Not here: callbacks from one object to one other (errors, wake-ups), which constructors receive; and temporary waits
+(``Node.wait_until``).
 """
 
 from __future__ import annotations
@@ -88,48 +87,48 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.storage import schema
 
 Follow = Callable[[Mapping[int, rpc_pb2.Member], Collection[int]], None]
-"""Keeps connections to these other members, by id, at their present URLs, and to none of the ids that have left."""
+"""Connects to these other members, by id, at their current URLs, and to none of the removed ids."""
 
 
 class Peers(Sender, Protocol):
-    """The ways to the other members (``server.peer.transport``)."""
+    """The connections to the other members (``server.peer.transport``)."""
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
         """Implement ``Follow``."""
 
     def channel(self, peer_id: int) -> Channel | None:
-        """Return the connection to a member; None if the member is unknown."""
+        """Return the connection to a member; ``None`` if the member is unknown."""
 
     def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
-        """Return the metadata that a member wants to see."""
+        """Return the metadata with which to introduce this member to another."""
 
 
 READ_LEASES_KNOWN_IN: Final = (0, 2)
-"""The first version whose members wait for the lease of the leader before them."""
+"""The first version whose members wait for the read lease of an earlier leader."""
 
 
 def new_core(config: RaftConfig, log: MemoryLog) -> RawNode:
-    """Make the Raft core of a member, whose timeouts are drawn from the chance of the system."""
+    """Create the Raft core of a member, with random election timeouts from the operating system."""
     return RawNode(config, log, random.Random(random.SystemRandom().getrandbits(64)), suspend_clock.elapsed_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What a replica runs on, besides the running loop.
+    """The devices that a replica runs on, in addition to the running loop.
 
     Attributes:
         disk: makes its log durable.
-        peers: ways to the other members.
+        peers: connections to the other members.
         cork: flushes connections at the end of a turn.
         ids: fresh request ids.
-        syncs: seconds that each sync of the log took, counted by the owner of the disk.
-        stages: hears how far requests have come; None: nothing is traced.
-        settings: timing and limits of the node; None: as configured.
-        at_once_max: changes that one entry makes at once.
-        new_core: makes the Raft core.
-        new_snapshots: makes the sender of databases.
-        free_bytes: free disk of a directory.
-        on_damage: called when the database turns out to be damaged; None: ``Damage`` decides.
+        syncs: durations of the syncs of the log in seconds, counted by the owner of the disk.
+        stages: notified of the progress of requests; ``None``: no tracing.
+        settings: timing and limits of the node; ``None``: as configured.
+        at_once_max: number of changes that one entry makes at once.
+        new_core: creates the Raft core.
+        new_snapshots: creates the sender of databases.
+        free_bytes: returns the free disk space of a directory.
+        on_damage: called when the database is found to be damaged; ``None``: ``Damage`` decides.
     """
 
     disk: Disk
@@ -150,11 +149,11 @@ class Replica:
     """The parts of one member, as attributes.
 
     Arguments:
-        config: of the member.
-        durable: what its disks hold.
-        devices: what it runs on.
+        config: configuration of the member.
+        durable: contents of its disks.
+        devices: devices of the member.
         on_fatal: called with the error after which the member must stop.
-        on_removed: called once the member was removed from its cluster and has to stop.
+        on_removed: called when the member was removed from its cluster and must stop.
     """
 
     def __init__(
@@ -245,7 +244,7 @@ class Replica:
         log = self.durable.log
         hard_state, conf_state = log.initial_state()
         first, end = max(self.store.applied_index + 1, log.first_index()), log.last_index() + 1
-        # Others may have been added, and lead, by entries that are not applied here yet.
+        # Entries that are not applied here yet may have added other members, which may lead.
         unapplied = log.entries(first, end, INDEX_MAX) if first < end else []
         is_alone = (
             conf_state.voters == (self.durable.member_id,)
@@ -258,7 +257,7 @@ class Replica:
         return self.config.read_leases and self.versions.lowest_version() >= READ_LEASES_KNOWN_IN
 
     def _watch_the_database(self, on_fatal: Callable[[BaseException], None]) -> None:
-        """Make what looks for damage of the database, and for differences between members."""
+        """Create the parts that look for damage of the database, and for differences between members."""
         config, durable = self.config, self.durable
         where = f"{durable.snapshots / 'db'} of this member ({config.name}, {durable.member_id:x})"
         self.damage = Damage(self.node, where, self.peers.connected_since, on_fatal)
@@ -274,7 +273,7 @@ class Replica:
         self.corruption = CorruptionChecker(settings, self.node, self.hashes, members)
 
     def _join_the_cluster(self) -> None:
-        """Make what the cluster knows of this member, and what changes its members."""
+        """Create the parts that publish this member to the cluster, and change its members."""
         config, peers = self.config, self.peers
         attributes = Attributes(config.name, tuple(config.advertise_client_urls))
         self.publication = Publication(self.node, self.membership, attributes)
@@ -303,7 +302,7 @@ class Replica:
             self.applier,
             max_request_bytes=config.max_request_bytes,
             quota_bytes=config.quota_bytes,
-            # Pages that a compaction freed are written again, so they count as space.
+            # Pages that a compaction freed are reused, so they count as free space.
             size_bytes=partial(attrgetter("backend.size_in_use_bytes"), store),
             data_dir=config.data_dir,
             raise_no_space=space.raise_no_space,
@@ -375,41 +374,41 @@ class Replica:
         leader_log: LeaderLog | None = None,
         followers: tuple[Follow, ...] = (),
     ) -> None:
-        """Make every subscription among the parts, which have not started yet.
+        """Make every subscription between the parts, which must not have started yet.
 
         Arguments:
-            graces: leases whose owner's connection is watched; None: there are no connections.
-            check_rights: ends watches that may not go on; None: callers are not authenticated.
+            graces: leases that depend on their owner's connection; ``None``: there are no connections.
+            check_rights: ends watches that have lost their rights; ``None``: callers are not authenticated.
             forget_tokens: called when passwords may have changed in entries that this member has never seen.
-            leader_log: writes about leaders to the log.
-            followers: connections that follow the members after those of ``Devices.peers``.
+            leader_log: logs changes of the leader.
+            followers: connections that follow the members, after those of ``Devices.peers``.
         """
         node, applier, hub, lessor = self.node, self.applier, self.hub, self.lessor
 
-        # While an entry is applied: what changed is noted, nothing is sent yet.
+        # While an entry is applied: changes are recorded, nothing is sent yet.
         self.store.on_changes = hub.changed
         applier.leases.observer = lessor.times
         if graces is not None:
             lessor.on_end.append(graces.lease_ended)
 
-        # After the entries of a turn were applied and their callers answered. Watchers come first: an event of a key
-        # that was deleted with its lease leaves before the keep-alive of that lease is answered with TTL 0.
+        # After the entries of a turn are applied and their callers answered. Watchers come first: the event of a key
+        # that was deleted with its lease is sent before the keep-alive of that lease is answered with TTL 0.
         self.watch_runner.hub = hub
         hub.on_damage = node.damaged
-        # Before all of them, watches that may not go on are ended: their clients may not see what was written after the
-        # change of users.
+        # Before all of them, watches without rights are ended: their clients must not see writes after the change of
+        # users.
         if check_rights is not None:
             node.on_applied.append(check_rights)
         node.on_applied += [hub.applied, lessor.applied]
 
         # The guard only starts or stops a timer. The lessor must know the new role before any other part acts on it:
-        # from here on nothing is answered in the name of a leadership that ended. The log comes last, so that it says
-        # what holds.
+        # from here on nothing is answered on behalf of a leadership that ended. The log comes last, so that it shows
+        # the final state.
         node.on_leader_change += [self.leader_guard.leader_changed, lessor.leader_changed]
         if leader_log is not None:
             node.on_leader_change.append(leader_log.leader_changed)
 
-        # What this member may still answer comes first, then who it talks to.
+        # First the responses that this member may still send, then the members that it connects to.
         node.on_conf_change += [self.admission.conf_changed, self.departure.conf_changed]
         self.admission.conf_changed()
         for follow in (self.peers.follow, *followers):
@@ -418,15 +417,16 @@ class Replica:
         self._subscribe_to_databases(forget_tokens)
 
     def observe(self, leader_changed: Callable[[], None], members_changed: Callable[[], None]) -> None:
-        """Have a part that changes nothing here told of leaders and members, after all parts that act on them."""
+        """Notify a part that changes nothing here of leaders and members, after all parts that act on them."""
         self.node.on_leader_change.append(leader_changed)
         self.node.on_conf_change.append(members_changed)
 
     def _subscribe_to_databases(self, forget_tokens: Callable[[], None] | None) -> None:
-        """Have everything follow when a received database takes the place of the store's.
+        """Make all parts follow when a received database replaces the store's.
 
-        The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
-        then are watchers served from the new history. There may be a million leases, which are read beforehand.
+        The log is cut to the new database first. Then the state in memory that is derived from the store is read again,
+        and only then are watchers served from the new history. There may be a million leases, which are read
+        beforehand.
         """
         applier, hub, hashes, installer = self.applier, self.hub, self.hashes, self.installer
         installer.on_received.append(applier.leases.receive)
@@ -448,7 +448,7 @@ class Replica:
     # -- metrics -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> Iterator[Collector]:
-        """Yield what shows the counts of the parts in ``/metrics``."""
+        """Yield the collectors of the parts' metrics for ``/metrics``."""
         node, durable = self.node, self.durable
         wal, backend, times = durable.wal, durable.backend, node.applying.times
         yield from (self.defragmenter, self.damage, self.corruption)
@@ -484,7 +484,7 @@ class Replica:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take part in the cluster."""
+        """Start to take part in the cluster."""
         self.peers.follow(self.membership.members, self.membership.removed)
         self.node.start()
         self.lessor.start()
@@ -492,16 +492,16 @@ class Replica:
             self._advance_ticks()
 
     def _advance_ticks(self) -> None:
-        """Skip most of the first election timeout: a member that has just started need not wait for a leader."""
+        """Skip most of the first election timeout: a newly started member need not wait for a leader."""
         if self.node.conf_state.voters == (self.durable.member_id,):
             self.node.campaign()
             return
-        # Leave enough for a heartbeat of a leader that is there already.
+        # Leave enough time for a heartbeat of an existing leader.
         for _ in range(self.config.election_ticks - 3):
             self.node.raw.tick()
 
     def leave(self) -> None:
-        """Decide nothing more, and end the streams of clients, before their connections are closed."""
+        """Stop deciding, and end the streams of clients, before their connections are closed."""
         self.damage.close()
         self.departure.close()
         self.leader_guard.close()
@@ -538,7 +538,7 @@ def _follow(follow: Follow, membership: Membership) -> None:
 
 
 def _mark(replica: Replica, meta: SnapshotMeta) -> None:
-    # A newer database may have come while this one was installed. Its marker is in the log already, and markers never
-    # go back; what is before them goes when that database is in place.
+    # A newer database may have arrived while this one was installed. Its marker is in the log already, and markers
+    # never go back; the entries before them are dropped when that database is in place.
     if meta.index >= replica.node.log.snapshot().index:
         replica.disk.submit(Marker(meta, lambda: None))

@@ -1,23 +1,23 @@
-"""Engines: where batches of changes become durable. One protocol, an engine on LMDB, and others in the tests.
+"""Engines: make batches of changes durable. One protocol, one engine on LMDB, and other engines in the tests.
 
-Owns the database file of a member, and the thread that commits to it. ``base`` says what the store asks of an engine;
-one test suite holds all engines to it.
+This package manages the database file of a member and the thread that commits to it. ``base`` defines what the store
+needs from an engine; one test suite checks all engines.
 
     owner's thread                              writer's thread
 
     batch = WriteBatch()
     writer.submit(commit batch, done)  ------>  backend.commit(batch)      one LMDB transaction, synced
-    ... goes on, reads what it wrote            |
+    ... continues, reads its own writes         |
     done(None)  <------- notify ----------------+
-    backend.begin_read()                        a state with the batch in it
+    backend.begin_read()                        a state that includes the batch
 
-Laws:
+Invariants:
 
 - A batch is durable as a whole, or nothing of it is visible.
-- A read transaction sees one commit; later commits do not show. It never blocks, and is never blocked.
-- A full map (``MapFullError``) or disk (``SpaceError``) leaves the engine good, and the batch may be tried again; after
-  any other failure of a commit the engine is of no more use.
-- One thread at a time commits; reads may be begun on any thread.
+- A read transaction sees one commit; later commits are not visible. It never blocks, and is never blocked.
+- After a full map (``MapFullError``) or disk (``SpaceError``) the engine is still usable, and the batch may be retried;
+  after any other failure of a commit the engine is unusable.
+- One thread at a time commits; reads may begin on any thread.
 
 Example::
 
@@ -28,6 +28,6 @@ Example::
     with closing(backend.begin_read()) as read:
         read.get(schema.LEASE, b"7")
 
-Left out: what is in the buckets (``storage/schema``), checksums (``storage/revision``), when to commit
+Not here: the contents of the buckets (``storage/schema``), checksums (``storage/revision``), when to commit
 (``storage/overlay``).
 """

@@ -1,14 +1,14 @@
 """The interface of an engine: atomic durable batches, and reads of one consistent state.
 
-An engine keeps named buckets of bytes to bytes, ordered by key. Duties, the same for every engine and held by one
-test suite:
+An engine stores named buckets that map bytes to bytes, ordered by key. Duties of every engine, checked by one test
+suite:
 
 - ``commit`` makes the whole batch durable or none of it, and returns only then. One thread at a time calls it.
-- A ``ReadTxn`` sees the state of the last commit before it was begun until it is closed: later commits do not show.
-  It may be begun and used on any thread, by one thread at a time.
+- A ``ReadTxn`` sees the state of the last commit before it began, until it is closed: later commits are not visible.
+  It may begin and be used on any thread, by one thread at a time.
 - A batch is applied in this order: records are appended, revisions deleted, named values put or deleted.
 
-``records`` need not be sorted by the engine: their keys ascend, and all lie above every key in the bucket.
+The engine need not sort ``records``: their keys ascend, and all are above every key in the bucket.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Final, Protocol
 
 RUN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of values after which ``in_runs`` ends a list: each value may be as large as a request."""
+"""Bytes of values at which ``in_runs`` ends a list: each value may be as large as a request."""
 _PART_ITEMS: Final = 10
-"""Items between two checks of their size: a check costs as much as reading an item."""
+"""Items between two checks of their size: a check costs as much as reading one item."""
 
 
 def in_runs(items: Iterator[tuple[bytes, bytes]], items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Group keys and values into lists, none of them empty.
+    """Group keys and values into nonempty lists.
 
     Arguments:
-        items: in order.
-        items_max: of one list; large values end it before.
+        items: the items, in order.
+        items_max: maximum length of a list; large values end a list earlier.
     """
     run: list[tuple[bytes, bytes]] = []
     size_bytes = 0
-    # A part in one call, so that little of the time is the interpreter's.
+    # Several items per call, to spend less time in the interpreter.
     while part := list(islice(items, min(_PART_ITEMS, items_max - len(run)))):
         run += part
         size_bytes += sum([len(value) for _, value in part])
@@ -45,7 +45,7 @@ def in_runs(items: Iterator[tuple[bytes, bytes]], items_max: int) -> Iterator[li
 
 
 class WriteBatch:
-    """The changes that go to disk in one transaction; never changed once handed to an engine."""
+    """The changes that go to disk in one transaction; never changed after it is passed to an engine."""
 
     __slots__ = ("deletes", "records", "values")
 
@@ -63,13 +63,13 @@ class WriteBatch:
 
 
 class History(Protocol):
-    """One consistent state of a database, pinned until it is closed."""
+    """One consistent state of a database, kept until it is closed."""
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """Return the value of a key, ``None`` if absent.
 
         Arguments:
-            bucket: its name (``schema.py``).
+            bucket: bucket name (``schema.py``).
             key: the key in it.
         """
 
@@ -77,91 +77,91 @@ class History(Protocol):
         """Iterate over keys and values of ``start <= key < end`` in order.
 
         Arguments:
-            bucket: its name (``schema.py``).
+            bucket: bucket name (``schema.py``).
             start: the first key.
-            end: the key before which to stop; ``None`` is no bound.
+            end: the key before which to stop; ``None``: no bound.
         """
 
     def close(self) -> None:
-        """Give the state up; harmless when repeated. A read after it is a fault of the caller."""
+        """Release the state. May be called more than once. Reading afterwards is an error of the caller."""
 
 
 class ReadTxn(History, Protocol):
     """One consistent state of an engine."""
 
     def get_record(self, revision_key: bytes) -> bytes | None:
-        """Return the record of a revision, ``None`` if absent: the hot path of reads."""
+        """Return the record of a revision, ``None`` if absent. This is the hot path of reads."""
 
     def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Iterate over all keys and values of a bucket in order, many at a time: ``items`` for those that read all.
+        """Iterate over all keys and values of a bucket in order, in lists, for callers that read all of them.
 
         Arguments:
-            bucket: its name (``schema.py``).
-            items_max: of one list; none is empty, and those of large values are shorter (``in_runs``).
+            bucket: bucket name (``schema.py``).
+            items_max: maximum length of a list; none is empty, and lists of large values are shorter (``in_runs``).
         """
 
 
 class Defragmentation(Protocol):
-    """A compact copy that takes the place of its database while batches are committed and states are read.
+    """A compact copy that replaces its database while batches are committed and states are read.
 
-    In order: ``copy``, ``catch_up`` until little is left, ``finish``, ``adopt``; and always ``close``.
+    Call in order: ``copy``, ``catch_up`` until little is left, ``finish``, ``adopt``; always end with ``close``.
     """
 
     def copy(self) -> None:
         """Copy the last committed state. Any thread.
 
         Raises:
-            SpaceError, StorageError: the database is as it was.
+            SpaceError, StorageError: the database is unchanged.
         """
 
     def catch_up(self) -> int:
-        """Bring over what was committed since, and return how many changes that were. Any thread.
+        """Copy the changes committed since then; return their number. Any thread.
 
         Raises:
-            SpaceError, StorageError: the database is as it was.
+            SpaceError, StorageError: the database is unchanged.
         """
 
     def finish(self) -> None:
-        """Bring over the rest and give the copy the name of the database. The thread that commits; nothing else does.
+        """Copy the remaining changes and rename the copy to the database. On the committing thread, while it is idle.
 
         Raises:
-            SpaceError, StorageError: the database is as it was.
-            InvariantError: the files were exchanged, but a crash may undo that: nothing may be committed any more.
+            SpaceError, StorageError: the database is unchanged.
+            InvariantError: the files were exchanged, but a crash may undo that: nothing more may be committed.
         """
 
     def adopt(self) -> None:
-        """Read and commit there from now on. The owner's thread, before anything else is committed."""
+        """Use the copy for reads and commits from now on. On the owner's thread, before any other commit."""
 
     def give_up(self) -> None:
-        """Have ``copy`` or ``catch_up``, on another thread, end soon with an error."""
+        """Make a ``copy`` or ``catch_up`` that runs on another thread end soon with an error."""
 
     def close(self) -> None:
-        """End it: what was not adopted is removed. Any thread, but not beside another call."""
+        """End the defragmentation; remove a copy that was not adopted. Any thread, but not during another call."""
 
 
 class Backend(Protocol):
     """An engine: buckets of keys and values that change a batch at a time."""
 
     def begin_read(self) -> ReadTxn:
-        """Pin the last committed state."""
+        """Open a read transaction of the last committed state."""
 
     def commit(self, batch: WriteBatch) -> None:
         """Make a batch durable.
 
         Raises:
-            MapFullError: no room before ``grow``; otherwise as SpaceError.
-            SpaceError: no room; nothing of the batch is visible and it may be tried again.
+            MapFullError: the map is full; retry after ``grow``, otherwise as SpaceError.
+            SpaceError: the disk is full; nothing of the batch is visible and it may be retried.
             StorageError: the disk failed; the engine must not be used any more.
         """
 
     def grow(self) -> bool:
-        """Make room in the map for a batch that found it full. The thread that commits must be idle.
+        """Enlarge the map after a batch found it full. The committing thread must be idle.
 
         Returns:
-            False: a read transaction is open, so nothing has been changed; try again later.
+            False: a read transaction is open, so nothing was changed; try again later.
 
         Raises:
-            SpaceError: it cannot be grown.
+            SpaceError: the map cannot be enlarged.
         """
 
     @property
@@ -170,54 +170,54 @@ class Backend(Protocol):
 
     @property
     def size_in_use_bytes(self) -> int:
-        """The part of it that holds data; the rest is free for reuse."""
+        """The part of ``size_bytes`` that holds data; the rest is free for reuse."""
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent compact copy of the last committed state to a new file, durable on return."""
 
     def copy_pieces(self) -> Generator[bytes, None, None]:
-        """Iterate over the bytes of the file that ``copy_to`` writes; to be closed, on the thread that iterates."""
+        """Iterate over the bytes of the file that ``copy_to`` writes; close the iterator on the same thread."""
 
     @property
     def is_sealed(self) -> bool:
-        """Whether a checksum covers what has none of its own: then it does so in a copy too."""
+        """Whether a seal covers the data without checksums of its own; it then covers that data in a copy too."""
 
     def check(self, rest: Callable[[float], None]) -> None:
-        """Read all of the last committed state, pinned meanwhile, and compare it with its checksums. Any thread.
+        """Read all of the last committed state, kept open meanwhile, and verify its checksums. Any thread.
 
         Arguments:
             rest: called with the seconds of each piece of work; may wait, and ends the check by raising.
 
         Raises:
-            CorruptionError: says what is damaged.
-            StorageError: it could not be read to its end, which says nothing of what it holds.
+            CorruptionError: the state is damaged; the message says where.
+            StorageError: the state could not be read completely; this says nothing about its contents.
         """
 
     def open_copy(self, path: Path) -> Backend:
-        """Open a database that ``copy_to`` made, where it is; close it before anything is done with the file."""
+        """Open a database that ``copy_to`` made, in place; close it before anything is done with the file."""
 
     def defragment(self, copy: Path) -> Defragmentation:
-        """Begin to exchange the database for a compact copy of itself, one at a time; close it in the end.
+        """Begin to exchange the database for a compact copy of itself; one at a time, and the caller must close it.
 
         Arguments:
-            copy: path of the copy, on the same file system, where nothing is.
+            copy: path of the copy, on the same file system; it must not exist.
 
         Raises:
-            StorageError: one is under way already.
+            StorageError: a defragmentation is already in progress.
         """
 
     def replace(self, path: Path) -> None:
-        """Go on with another database, made by ``copy_to``, moved over this one. No batch may be on its way.
+        """Continue with another database, made by ``copy_to`` and moved over this one. No batch may be in flight.
 
-        Readers that are open go on reading the old one.
+        Open readers continue to read the old database.
 
         Arguments:
-            path: of the other database, gone afterwards.
+            path: the other database; it no longer exists under this path afterwards.
 
         Raises:
-            StorageError: nothing is changed.
+            StorageError: nothing was changed.
             InvariantError: the files were exchanged, but a crash may undo that.
         """
 
     def close(self) -> None:
-        """Release everything. Read transactions must be closed before."""
+        """Release all resources. Close the read transactions first."""

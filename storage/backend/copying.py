@@ -1,10 +1,10 @@
-"""A compact copy of an LMDB file, written so that no other sync has to wait for it.
+"""A compact copy of an LMDB file, written slowly enough that other syncs do not wait for it.
 
-LMDB writes the copy as fast as it can. A gigabyte of unwritten pages then stands before every sync of the log on the
-same disk. So LMDB writes into a pipe, and this module from there into the file: a few megabytes, a sync, the next. It
-also makes a copy end when it is given up, for which LMDB has no call.
+LMDB writes a copy as fast as it can, and a gigabyte of unwritten pages would then delay every sync of the log on the
+same disk. So LMDB writes into a pipe, and this module writes from the pipe to the file: a few megabytes, a sync, a
+pause. This also makes a copy cancellable, for which LMDB has no call.
 
-    LMDB (a thread of its own) --pipe--> write 4 MiB, sync, rest --> the file, durable on return
+    LMDB (on a separate thread) --pipe--> write 4 MiB, sync, pause --> the file, durable on return
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raftkv.storage.datadir import give_back
 
 PIPE_BYTES: Final = 1024 * 1024
 SYNC_BYTES: Final = 4 * 1024 * 1024
-"""What may wait for the disk."""
+"""Maximum of unsynced bytes."""
 _DAMAGE: Final = (
     lmdb.BadTxnError,
     lmdb.CorruptedError,
@@ -39,16 +39,16 @@ _DAMAGE: Final = (
     lmdb.PanicError,
     lmdb.VersionMismatchError,
 )
-"""What LMDB says of pages that it cannot follow."""
+"""LMDB's errors for pages that it cannot follow."""
 REST_S: Final = 0.001
-"""Between two syncs: others have the disk then."""
+"""Pause between two syncs, so that others can use the disk."""
 
 
 class SteadyFile:
-    """A file that goes to the disk as it is written. Used by one thread at a time.
+    """A file that is synced while it is written. Used by one thread at a time.
 
     Arguments:
-        descriptor: of the file, open for writing; closed with this object.
+        descriptor: file open for writing; closed with this object.
         offset_bytes: where to begin.
     """
 
@@ -58,7 +58,7 @@ class SteadyFile:
         self._unsynced_bytes = 0
 
     def write(self, data: bytes) -> bool:
-        """Write behind what was written; whether all of it was synced.
+        """Append data; return whether everything is synced now.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -75,7 +75,7 @@ class SteadyFile:
         return True
 
     def sync(self) -> None:
-        """Make durable what was written.
+        """Make the written data durable.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -84,15 +84,15 @@ class SteadyFile:
         self._unsynced_bytes = 0
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         give_back(self.descriptor)
 
 
 def create(path: Path) -> SteadyFile:
-    """Make a new file for a copy.
+    """Create a new file for a copy.
 
     Raises:
-        OSError: there is one, which may be in use; or it cannot be made.
+        OSError: the file exists (and may be in use), or cannot be created.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -104,16 +104,16 @@ def create(path: Path) -> SteadyFile:
 
 
 def copy_compact(environment: lmdb.Environment, path: Path, given_up: threading.Event) -> None:
-    """Write the last committed state to a new file; durable on return. Writers go on meanwhile.
+    """Write the last committed state to a new file; durable on return. Writers continue meanwhile.
 
     Arguments:
-        environment: what is copied; must not be closed before the return.
-        path: of the new file; there must be none.
-        given_up: set when the copy is no longer wanted.
+        environment: environment to copy; must not be closed before the return.
+        path: new file; it must not exist.
+        given_up: event that cancels the copy.
 
     Raises:
-        StorageError: it was given up.
-        OSError, lmdb.Error: it could not be written.
+        StorageError: the copy was cancelled.
+        OSError, lmdb.Error: the copy could not be written.
     """
     with closing(create(path)) as file, closing(pieces(environment)) as copied:
         for piece in copied:
@@ -123,16 +123,16 @@ def copy_compact(environment: lmdb.Environment, path: Path, given_up: threading.
 
 
 def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
-    """Iterate over the bytes of a compact copy of the last committed state. LMDB writes only as fast as they are taken.
+    """Iterate over the bytes of a compact copy of the last committed state. LMDB writes only as fast as they are read.
 
-    To be closed, on the thread that iterates.
+    Close the iterator on the same thread.
 
     Arguments:
-        environment: what is copied; must not be closed before the end.
+        environment: environment to copy; must not be closed before the end.
 
     Raises:
         CorruptionError: its pages are damaged.
-        OSError, lmdb.Error: it could not be read.
+        OSError, lmdb.Error: the state could not be read.
     """
     source, sink = os.pipe2(os.O_CLOEXEC)
     failures: list[Exception] = []
@@ -153,11 +153,11 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         while data := os.read(source, PIPE_BYTES):
             yield data
     finally:
-        # A writer that still writes into the pipe gets an error, and ends.
+        # If the writer still writes into the pipe, it gets an error and ends.
         give_back(source)
         thread.join()
     for error in failures:
-        # A page that says that it goes on behind the end of the file is no address that can be written from.
+        # A damaged page may claim to continue after the end of the file, which is not an address to write from.
         if isinstance(error, _DAMAGE) or getattr(error, "code", None) == errno.EFAULT:
             raise CorruptionError(f"it cannot be copied: {error}")
         raise error

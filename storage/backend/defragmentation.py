@@ -1,20 +1,20 @@
-"""A compact copy of a database that goes on being written, until the copy takes its place.
+"""A compact copy of a database that is still being written, until the copy replaces it.
 
-    any thread          copy()            LMDB's own compacting copy of one commit; batches go on being committed
-    any thread          catch_up()        what was committed since; again while that is much
-    committing thread   finish()          the last of it, durably; then the copy has the name of the database
-    owner's thread      adopt()           readers and commits go to the copy from here on
+    any thread          copy()            LMDB's own compacting copy of one commit; commits continue
+    any thread          catch_up()        the changes committed since; repeat while there are many
+    committing thread   finish()          the last changes, durably; then the copy gets the name of the database
+    owner's thread      adopt()           readers and commits use the copy from here on
 
-Commits wait for ``finish`` alone, which has little left to do. What was committed meanwhile is found in the database
-itself: records by their revision, since each is newer than all before it. Only deletions and the names of changed
-values are noted, by ``commit``, up to ``NOTED_MAX``.
+Commits wait only for ``finish``, which has little left to do. Most changes made meanwhile are found in the database
+itself: records by their revision, because each is newer than all before it. ``commit`` notes only deletions and the
+names of changed values, up to ``NOTED_MAX``.
 
-Laws:
+Invariants:
 
-- Until the rename in ``finish`` the database is as it was; a crash leaves the copy for ``remove_leftovers``.
-- The notes cover at least everything after the commit that was copied. They may cover more: to bring a change over
-  twice does no harm.
-- After the rename commits must not go to the old file, which has lost its name: a failure between the two stops the
+- Until the rename in ``finish`` the database is unchanged; after a crash ``remove_leftovers`` removes the copy.
+- The notes cover at least everything after the copied commit. They may cover more, because copying a change twice is
+  harmless.
+- After the rename, commits must not go to the old file, which has lost its name: a failure between the two stops the
   member.
 """
 
@@ -37,16 +37,16 @@ from raftkv.storage.failpoints import failpoint
 from raftkv.storage.revision import unseal
 
 NOTED_MAX: Final = 2_000_000
-"""Deletions and values that may be noted, some 100 bytes each. When more is committed, the copy is given up."""
+"""Maximum number of noted deletions and values, about 100 bytes each. With more, the copy is cancelled."""
 RECORDS_PER_COMMIT: Final = 2_000
 BYTES_PER_COMMIT: Final = 4 * 1024 * 1024
-"""Changes brought over in one transaction, between two rests."""
+"""Changes copied in one transaction, between two pauses."""
 REST_S: Final = 0.001
-"""Others run meanwhile: the loop shares its processor with this thread."""
+"""Pause for other threads: the loop shares its processor with this thread."""
 
 
 class Notes:
-    """Changes that a copy cannot find in the database: deletions, and which values were changed."""
+    """Changes that a copy cannot find in the database: deletions, and the names of changed values."""
 
     def __init__(self) -> None:
         self.deletes: list[bytes] = []
@@ -56,24 +56,24 @@ class Notes:
         return len(self.deletes) + len(self.values)
 
     def add(self, batch: WriteBatch) -> None:
-        """Note what a batch does beside adding records."""
+        """Note the changes of a batch other than its new records."""
         self.deletes += batch.deletes
         self.values.update(dict.fromkeys(batch.values))
 
 
 class LMDBDefragmentation:
-    """Implements ``Defragmentation``; made by ``LMDBBackend.defragment``.
+    """Implements ``Defragmentation``. Use ``LMDBBackend.defragment`` to create one.
 
     Arguments:
-        path: of the copy, where nothing is.
-        target: name of the database.
+        path: path of the copy; it must not exist.
+        target: path of the database.
         copy_file: makes the first copy, checked and durable on return.
-        open_copy: opens it for writing.
-        pin: pins the present state and takes what was noted up to it.
-        adopt: hands new readers and commits the copy.
+        open_copy: opens the copy for writing.
+        pin: opens a read transaction of the current state and takes the notes up to it.
+        adopt: makes new readers and commits use the copy.
         end: stops taking notes.
-        declared: the error to raise for one of LMDB or of the system.
-        sealed_sum: what the seal of the database states now, None: nothing.
+        declared: converts an error of LMDB or the system into the error to raise.
+        sealed_sum: returns the sum in the seal of the database; ``None``: no seal.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class LMDBDefragmentation:
         handle = copy.handles[schema.KEY]
         with copy.raw.begin(db=handle) as txn, txn.cursor() as cursor:
             last = bytes(cursor.key()) if cursor.last() else b""
-        # The next possible key: revisions ascend, and a deletion has one byte more than a put.
+        # The next possible key: revisions ascend, and the key of a deletion has one byte more than that of a put.
         items = source.items(schema.KEY, last + b"\0" if last else b"")
         brought = 0
         while some := list(_some(items)):
@@ -201,7 +201,7 @@ class LMDBDefragmentation:
 
 
 def _some(items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """The next items, as many as go into one transaction."""
+    """Return the next items, as many as fit in one transaction."""
     size_bytes = 0
     for item in islice(items, RECORDS_PER_COMMIT):
         yield item

@@ -1,14 +1,14 @@
-"""One LMDB file that is open: its environment, its buckets, and who reads it.
+"""One open LMDB file: its environment, its buckets, and its users.
 
-A database is exchanged under a running store by opening the new file, giving it the name of the old one, and handing
-new readers the new environment. The old one lives on, without a name, until its last reader has gone, and no caller
+A database is exchanged under a running store by opening the new file, renaming it to the old one, and giving new
+readers the new environment. The old environment remains, without a file name, until its last reader ends; no caller
 waits.
 
-    environment = Environment(path, map_size_bytes)     opened, buckets there
-    environment.rename(path_of_the_database)             the file and LMDB's lock file beside it
-    environment.retire()                                 closed after its last reader, on a thread of its own
+    environment = Environment(path, map_size_bytes)     opened, with all buckets
+    environment.rename(path_of_the_database)             renames the file and LMDB's lock file
+    environment.retire()                                 closed after its last reader, on a separate thread
 
-Left out: what is read and written (``lmdb``), and the lock that keeps ``users`` right, which is the backend's.
+Not here: reads and writes (``lmdb``), and the lock that protects ``users``, which belongs to the backend.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from raftkv.storage.datadir import sync_directory
 
 # -- seal -----------------------------------------------------------------------------------------------------------
 #
-# The seal: one checksum for all values without one of their own: the applied index, members, leases, users, alarms.
+# The seal: one checksum for all values without their own: the applied index, members, leases, users, alarms.
 #
-# Records of revisions carry a checksum each. The values of all other buckets are small, and read at the start or never
-# again: a flipped bit in the applied index makes this member apply entries twice or leave them out, one in a lease or a
-# role changes rights, on this member alone. So every transaction that writes also writes the *seal*, which is checked
-# when the database is opened.
+# Each record of a revision has a checksum. The values of all other buckets are small, and read at the start or never
+# again. A flipped bit in the applied index would make this member apply entries twice or skip them; a flipped bit in a
+# lease or a role would change rights on this member alone. So every write transaction also writes the *seal*, which is
+# checked when the database is opened.
 #
 #     main database of LMDB     raftkv_seal  ->  transaction u64, inode u64, sum u32, CRC32C of these u32
 #
-# The sum is the XOR of one CRC32C for each value, so a change costs the old value and the new one, not a walk. It lies
-# beside the buckets, because members of all versions hash and compare the contents of buckets.
+# The sum is the XOR of one CRC32C per value, so a change costs the checksums of the old and the new value, not a scan.
+# The seal is not in a bucket, because members of all versions hash and compare the contents of buckets.
 #
-# Versions that do not know the seal leave it as it is. So it counts only if the last transaction of this very file is
-# the one that it names: numbers of transactions begin again in a compact copy, and with such a version a copy may reach
-# the number in the seal of its source. A database without a valid seal, a copy too, is taken as it is and sealed by the
-# next transaction; where its values are not those of the seal that it brings, a warning says so. The maker of such a
-# copy knows whether its source was sealed, and compares the copy with that seal.
+# Versions that do not know the seal do not update it. So it is valid only if it names the last transaction of this very
+# file: transaction numbers start again in a compact copy, and an old version may bring a copy to the number in the seal
+# of its source. A database without a valid seal, also a copy, is accepted as it is and sealed by the next transaction;
+# if its values do not match the seal that it has, a warning is logged. The maker of such a copy knows whether its
+# source was sealed, and compares the copy with that seal.
 #
-# Left out: the bucket of revisions, whose records are many.
+# Not covered: the bucket of revisions, which has very many records.
 
 SEAL: Final = b"raftkv_seal"
 SEALED_BUCKETS: Final = tuple(bucket for bucket in schema.BUCKETS if bucket != schema.KEY)
@@ -59,7 +59,7 @@ _SUM: Final = Struct("<I")
 
 
 def sum_of(bucket: bytes, key: bytes, value: bytes) -> int:
-    """Return the part of one value in the sum."""
+    """Return the contribution of one value to the sum."""
     checksum: int = crc32c(b"%b %d " % (bucket, len(key)) + key + value)
     return checksum
 
@@ -74,11 +74,11 @@ def total(values: Iterable[tuple[bytes, Iterable[tuple[bytes, bytes]]]]) -> int:
 
 
 def read_seal(txn: lmdb.Transaction, inode: int | None) -> int | None:
-    """Return the sum that a database states of its values, ``None`` if it has no seal that counts.
+    """Return the sum in the seal of a database; ``None`` if it has no valid seal.
 
     Arguments:
-        txn: reads the last state.
-        inode: of the file; None: of any, as of a file that was copied byte for byte.
+        txn: read transaction of the last state.
+        inode: inode of the file; ``None``: accept any, for a file that was copied byte for byte.
     """
     data = txn.get(SEAL)
     if data is None or len(data) != _BODY.size + _SUM.size:
@@ -90,13 +90,13 @@ def read_seal(txn: lmdb.Transaction, inode: int | None) -> int | None:
 
 
 def copied_sum(txn: lmdb.Transaction) -> int | None:
-    """Return the sum that a compact copy of a sealed database brings along; ``None`` if it has none.
+    """Return the sum in the seal that a compact copy has from its source; ``None`` if it has none.
 
     Arguments:
-        txn: reads the copy.
+        txn: read transaction of the copy.
 
     Raises:
-        CorruptionError: the seal itself is not what was written.
+        CorruptionError: the seal itself is damaged.
     """
     data = txn.get(SEAL)
     if data is None:
@@ -107,16 +107,16 @@ def copied_sum(txn: lmdb.Transaction) -> int | None:
 
 
 class SealedTxn:
-    """The values of one write transaction, and what they make of the sum.
+    """The values of one write transaction, and their effect on the sum.
 
     Arguments:
-        txn: writes.
-        handles: of the buckets, by name.
-        inode: of the file.
-        before: the sum of what is there.
+        txn: the write transaction.
+        handles: handles of the buckets, by name.
+        inode: inode of the file.
+        before: sum of the existing values.
 
     Attributes:
-        sum: of what is there now.
+        sum: sum of the current values.
     """
 
     def __init__(self, txn: lmdb.Transaction, handles: Mapping[bytes, lmdb._Database], inode: int, before: int) -> None:
@@ -126,7 +126,7 @@ class SealedTxn:
         self._inode = inode
 
     def put(self, bucket: bytes, key: bytes, value: bytes | None) -> None:
-        """Put or, for ``None``, delete a value of any bucket but that of the revisions."""
+        """Put or, for ``None``, delete a value of any bucket except the bucket of revisions."""
         txn, handle = self.raw, self._handles[bucket]
         old = txn.get(key, db=handle)
         if old is not None:
@@ -147,12 +147,12 @@ READERS_MAX: Final = 126
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
 GROWTH_MAX_BYTES: Final = 1 << 30
-"""More than a commit can add. A flipped bit in the number of the last page makes a small file seem larger than a quota,
-and an alarm of this member stops the writes of all."""
+"""More than a commit can add. A flipped bit in the number of the last page could make a small file seem larger than the
+quota, and the resulting alarm of this member would stop the writes of all members."""
 FULL_BYTES: Final = 4 * 1024 * 1024
-"""Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
+"""Free bytes on the disk below which an input/output error is treated as a write that was cut short by a full disk."""
 _closers: Final[set[threading.Thread]] = set()
-"""Threads that close files after their last reader."""
+"""Threads that are closing files after their last reader."""
 
 
 class Environment:
@@ -161,19 +161,19 @@ class Environment:
     Arguments:
         path: the database file; its directory exists.
         map_size_bytes: upper bound of the file, reserved as address space.
-        read_only: look at a file that no process has open, and leave no trace.
+        read_only: read a file that no process has open, without changing anything.
 
     Attributes:
         raw: LMDB's own object.
-        handles: of the buckets, by name.
-        identity: tells the file from every other one, under any name.
-        sealed_sum: what the file states of its values in its seal, if that counts.
-        brought_sum: the same, if it would count in the file that this one may be a copy of.
-        users: read transactions and copies that are open; changed under the backend's lock.
+        handles: handles of the buckets, by name.
+        identity: identifies the file, independent of its name.
+        sealed_sum: sum in the seal of the file, if the seal is valid.
+        brought_sum: the same, if the seal would be valid in the file that this one may be a copy of.
+        users: number of open read transactions and copies; changed under the backend's lock.
 
     Raises:
-        StorageError: the file cannot be opened or is no database.
-        CorruptionError: it was cut short, and is only looked at; or it is damaged.
+        StorageError: the file cannot be opened or is not a database.
+        CorruptionError: the file is damaged, or opened read-only and truncated.
     """
 
     def __init__(self, path: Path, map_size_bytes: int, *, read_only: bool = False) -> None:
@@ -187,10 +187,10 @@ class Environment:
             try:
                 self._restore_length()
                 if not read_only:
-                    # LMDB gives its mode only to files it makes, and the umask changes it.
+                    # LMDB applies its mode only to files that it creates, and the umask changes it.
                     for name in (path, lock_path(path)):
                         name.chmod(FILE_MODE)
-                    # Slots of processes that were killed: each keeps the pages of its state from being reused.
+                    # Clear reader slots of killed processes: each prevents the pages of its state from being reused.
                     self.raw.reader_check()
                 self.handles = self._open_buckets()
                 self.identity = identity_of(path)
@@ -199,7 +199,8 @@ class Environment:
                     self.sealed_sum = read_seal(txn, self._inode)
                     self.brought_sum = read_seal(txn, None)
                 if is_new:
-                    # Else a power cut could leave a member whose log was made after its database without the latter.
+                    # Otherwise a member whose log was created after its database could lose the database in a power
+                    # cut.
                     sync_directory(str(path.parent))
             except BaseException:
                 self.raw.close()
@@ -211,9 +212,9 @@ class Environment:
         self._size_bytes = (self.raw.info()["last_pgno"] + 1) * self._page_bytes
 
     def _restore_length(self) -> None:
-        """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process.
+        """Extend a truncated file with zeros: reading there then gives an error instead of killing the process.
 
-        One that is only looked at is refused.
+        A read-only file is refused instead.
         """
         size_bytes = (self.raw.info()["last_pgno"] + 1) * self.raw.stat()["psize"]
         found_bytes = self.path.stat().st_size
@@ -227,10 +228,10 @@ class Environment:
         open_bucket = self.raw.open_db
         if self._read_only:
             return {name: open_bucket(name, create=False) for name in schema.BUCKETS}
-        # All at once, before any reader: a read transaction sees only buckets that were there when it began.
+        # All at once, before any reader: a read transaction sees only buckets that existed when it began.
         with self.raw.begin(write=True) as txn:
             found, stated = sum(1 for _ in txn.cursor()), txn.stat()["entries"]
-            # A bucket that a damaged page no longer names would be made anew, empty.
+            # A bucket that is missing because of a damaged page would be created again, empty.
             if found != stated:
                 raise CorruptionError(f"the database {self.path} has {found} top entries, and should have {stated}")
             return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
@@ -243,16 +244,16 @@ class Environment:
             sealed = SealedTxn(txn, self.handles, self._inode, before)
             yield sealed
             sealed.seal()
-        # Only now: a transaction that found no room changed nothing.
+        # Only after the commit: a transaction that found no space changed nothing.
         self._sum = sealed.sum
 
     @property
     def sum(self) -> int | None:
-        """The sum in the seal of the last transaction; ``None`` if it has no valid one."""
+        """The sum in the seal of the last transaction; ``None`` if there is no valid seal."""
         return self._sum
 
     def sum_of_values(self) -> int:
-        """Return the sum of the values as they are now, for a file that this process alone writes."""
+        """Return the sum of the current values, for a file that only this process writes."""
         return self._sum_of_values() if self._sum is None else self._sum
 
     def _sum_of_values(self) -> int:
@@ -260,12 +261,12 @@ class Environment:
             return total((name, txn.cursor(self.handles[name])) for name in SEALED_BUCKETS)
 
     def measure(self) -> tuple[int, int]:
-        """Return the bytes that the file takes and those that hold data.
+        """Return the bytes that the file takes, and the bytes that hold data.
 
-        The first counts every page up to the last one ever used, free ones in between included.
+        The first counts every page up to the last one ever used, including free pages in between.
 
         Raises:
-            CorruptionError: the record of a bucket is damaged, or the number of the last page.
+            CorruptionError: the record of a bucket or the number of the last page is damaged.
         """
         try:
             with self.raw.begin() as txn:
@@ -282,12 +283,12 @@ class Environment:
         return size_bytes, pages * self._page_bytes
 
     def rename(self, target: Path) -> None:
-        """Give the file another name, durably: after a crash that name holds one of the two files, whole.
+        """Rename the file, durably: after a crash the new name refers to one of the two files, complete.
 
-        LMDB works with what it has open, so it does not notice; its lock file goes along.
+        LMDB works with the open descriptors, so it does not notice; its lock file is renamed too.
 
         Raises:
-            OSError: before anything has changed, or after: ``path`` tells.
+            OSError: before or after the rename; ``path`` shows which.
         """
         source, self.path = self.path, target
         try:
@@ -299,14 +300,14 @@ class Environment:
         sync_directory(str(target.parent))
 
     def retire(self) -> None:
-        """Close it after its last reader. The lock of the backend is held."""
+        """Close the environment after its last reader. The caller holds the backend's lock."""
         self._is_retired = True
         self.left()
 
     def left(self) -> None:
-        """Close it if it is retired and was left by its last reader. The lock of the backend is held."""
+        """Close the environment if it is retired and its last reader has ended. The caller holds the backend's lock."""
         if self._is_retired and not self.users:
-            # To unmap a gigabyte and to free the blocks of its file takes longer than a turn of the loop may.
+            # Unmapping a gigabyte and freeing the blocks of its file takes longer than a turn of the loop should.
             closer = threading.Thread(target=lambda: self._close(closer), name="database-closer", daemon=True)
             _closers.add(closer)
             closer.start()
@@ -319,7 +320,7 @@ class Environment:
 def _opened(path: Path, map_size_bytes: int, read_only: bool) -> lmdb.Environment:
     def attempt() -> lmdb.Environment:
         return lmdb.open(
-            os.fsencode(path),  # the binding takes no str of a name that is not UTF-8
+            os.fsencode(path),  # the binding does not accept a str that is not UTF-8
             map_size=map_size_bytes,
             subdir=False,
             max_dbs=len(schema.BUCKETS) + 2,
@@ -334,7 +335,7 @@ def _opened(path: Path, map_size_bytes: int, read_only: bool) -> lmdb.Environmen
     try:
         return attempt()
     except lmdb.Error:
-        # The binding knows by its inode what is open. That of a file which is being closed may be this one's already.
+        # The binding recognises open files by inode. A file that is being closed may have had this file's inode.
         closers = list(_closers)
         if not closers:
             raise
@@ -349,7 +350,7 @@ def lock_path(path: Path) -> Path:
 
 
 def identity_of(path: Path) -> str:
-    """Return what tells the file of this name from every other one that is there or open."""
+    """Return an identifier of the file at this path, different from those of all other existing or open files."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}"
 
@@ -359,13 +360,13 @@ def _pages(stat: lmdb._StatDict) -> int:
 
 
 def declared(error: Exception, path: Path, what: str = "", *, was_full: bool = False) -> StorageError:
-    """Return a failure of LMDB or the system as an error of ours: one of space is a ``SpaceError``, wherever it is met.
+    """Convert a failure of LMDB or the system into one of our errors: lack of space always becomes a ``SpaceError``.
 
     Arguments:
         error: an ``lmdb.Error`` or ``OSError``.
-        path: of the file.
-        what: what could not be done; empty: that the database failed.
-        was_full: the disk had no room a moment ago.
+        path: the file.
+        what: what could not be done; empty: the database failed.
+        was_full: whether the disk was full a moment ago.
     """
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
@@ -377,10 +378,10 @@ def declared(error: Exception, path: Path, what: str = "", *, was_full: bool = F
 
 
 def _is_full(path: Path) -> bool:
-    """Return whether the disk has next to no room.
+    """Return whether the disk is almost full.
 
-    LMDB writes pages with one call each run of them. Where the disk takes only a part, the call is no error; LMDB sees
-    that it was short and says EIO, as of a broken disk (``mdb_page_flush``). Nothing of the transaction is in force.
+    LMDB writes each run of pages with one call. Where the disk accepts only a part, the call returns no error; LMDB
+    sees the short write and reports EIO, as for a broken disk (``mdb_page_flush``). The transaction has no effect then.
     """
     try:
         stat = os.statvfs(path)

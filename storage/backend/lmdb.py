@@ -2,16 +2,16 @@
 
 Choices, and why:
 
-- Never NOSYNC, never WRITEMAP: ``commit`` returns after the data pages and then the meta page are on disk, so a
-  power cut leaves the state of the last commit.
+- Neither NOSYNC nor WRITEMAP: ``commit`` returns after the data pages and then the meta page are on disk, so a power
+  cut leaves the state of the last commit.
 - The map is large and sparse (16 GiB, eight times the default quota): it costs address space, not disk, and the quota
-  is enforced above. A batch that finds it full (``MapFullError``) may be tried again after ``grow``, which needs a
-  moment without readers; one that finds the disk full (``SpaceError``) when there is room again.
+  is enforced elsewhere. A batch that finds the map full (``MapFullError``) may be retried after ``grow``, which needs a
+  moment without readers; a batch that finds the disk full (``SpaceError``) when there is space again.
 - Records are appended with ``putmulti(append=True)``: 10,000 take 2 ms, because the loop runs in C and pages fill
   from left to right.
-- ``lock=True``: LMDB's lock file holds the reader table, which keeps pages of open readers from being reused. That
-  no two members open one directory is the duty of ``datadir.py``.
-- The file is 0600 under any umask. Unused memory is zeroed (``meminit``), so no stray heap reaches the disk.
+- ``lock=True``: LMDB's lock file holds the reader table, which protects pages of open readers from being reused.
+  ``datadir.py`` ensures that no two members open one directory.
+- The file has mode 0600 under any umask. Unused memory is zeroed (``meminit``), so no heap contents reach the disk.
 
 Measured (one core, NVMe): get 0.2 us; commit of 10,000 records of 340 B 5 ms; renewal of a reader 0.3 us.
 
@@ -56,10 +56,10 @@ class Writer(Protocol):
     """A worker that runs jobs one at a time, in order."""
 
     def submit(self, job: Job, done: Done) -> None:
-        """Run a job some time, then report it on the owner's thread.
+        """Schedule a job; later report it on the owner's thread.
 
         Arguments:
-            job: what to do.
+            job: the work.
             done: called with ``None``, or with the error that the job raised.
         """
 
@@ -67,24 +67,24 @@ class Writer(Protocol):
         """Wait until the jobs submitted so far have run; their reports may come later."""
 
     def close(self) -> None:
-        """Finish what was submitted and stop. Reports that were not delivered yet may be lost."""
+        """Finish the submitted jobs and stop. Reports that were not delivered yet may be lost."""
 
 
 def _outcome(job: Job) -> BaseException | None:
     try:
         job()
-    # Not ``BaseException``: a ``FailpointPanic`` stands for the death of the process, and is no failure of the job.
+    # Not ``BaseException``: a ``FailpointPanic`` simulates the death of the process, not a failure of the job.
     except Exception as error:
         return error
     return None
 
 
 def _ignore(error: BaseException | None) -> None:
-    """Drop the report of a job."""
+    """Ignore the report of a job."""
 
 
 class InlineWriter:
-    """A writer that runs each job inside ``submit``: for tools, and for tests of everything but the overlap."""
+    """A writer that runs each job inside ``submit``: for tools, and for tests that need no concurrency."""
 
     def submit(self, job: Job, done: Done) -> None:
         """Implement ``Writer.submit``."""
@@ -98,10 +98,10 @@ class InlineWriter:
 
 
 class ThreadWriter:
-    """A writer with a thread of its own: the backend thread of a member."""
+    """A writer with its own thread: the backend thread of a member."""
 
     def __init__(self, notify: Callable[[Callable[[], None]], object], name: str = "backend") -> None:
-        """Start the thread. ``notify(call)`` must have ``call()`` run on the owner's thread, soon, in order."""
+        """Start the thread. ``notify(call)`` must run ``call()`` on the owner's thread, soon and in order."""
         self._notify = notify
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self.busy_since_s = math.inf
@@ -116,7 +116,7 @@ class ThreadWriter:
     def drain(self) -> None:
         """Implement ``Writer.drain``."""
         drained = threading.Event()
-        # A job like any other: when it runs, all before it have run.
+        # Queued like any job: when it runs, all earlier ones have run.
         self._jobs.put((drained.set, _ignore))
         drained.wait()
 
@@ -129,12 +129,12 @@ class ThreadWriter:
         while (item := self._jobs.get()) is not None:
             job, done = item
             self.busy_since_s = monotonic()
-            # The job runs here and its report there: the owner never sees its state change under it.
+            # The job runs on this thread, its report on the owner's: the owner's state never changes unexpectedly.
             error = _outcome(job)
             self.busy_since_s = math.inf
             try:
                 self._notify(partial(done, error))
-            except RuntimeError:  # the loop is closed, and the owner is gone
+            except RuntimeError:  # the loop is closed, and the owner has stopped
                 return
 
 
@@ -147,7 +147,7 @@ REST_MAX_S: Final = 0.1
 
 
 class LMDBReadTxn:
-    """One pinned state of an LMDB environment."""
+    """A read transaction of an LMDB environment."""
 
     def __init__(self, environment: Environment, on_close: Callable[[], None]) -> None:
         self.environment = environment.raw
@@ -157,7 +157,7 @@ class LMDBReadTxn:
         self._handles = environment.handles
         self._on_close = on_close
         self._is_open = True
-        self.get_record = self._txn.get  # bound here once: the hot path pays no Python frame
+        self.get_record = self._txn.get  # bound here once: no Python frame on the hot path
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """Implement ``ReadTxn.get``."""
@@ -201,7 +201,7 @@ class LMDBReadTxn:
             raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
     def _check_count(self, bucket: bytes, found: int) -> None:
-        """Refuse a bucket of which not all was found: a damaged page may lack records, and what is left look whole."""
+        """Refuse a bucket if records are missing: a damaged page may lack some, and the rest would look complete."""
         stated = self._txn.stat(self._handles[bucket])["entries"]
         if found != stated:
             raise CorruptionError(f"the bucket {bucket.decode()} has {found} records, and should have {stated}")
@@ -215,19 +215,19 @@ class LMDBReadTxn:
 
 
 class LMDBBackend:
-    """The engine on one LMDB file. ``LMDBBackend(path)`` opens it, or makes it when absent."""
+    """The engine on one LMDB file. ``LMDBBackend(path)`` opens the file, or creates it."""
 
     def __init__(self, path: Path, map_size_bytes: int = MAP_SIZE_BYTES, *, read_only: bool = False) -> None:
-        """Open or create.
+        """Open or create the database.
 
         Arguments:
             path: the database file; its directory exists.
             map_size_bytes: upper bound of the file, reserved as address space.
-            read_only: look at a file that no process has open, and leave no trace.
+            read_only: read a file that no process has open, without changing anything.
 
         Raises:
-            StorageError: the file cannot be opened or is no database.
-            CorruptionError: what it holds is not what was written.
+            StorageError: the file cannot be opened or is not a database.
+            CorruptionError: the contents are damaged.
         """
         self.path = path
         self._map_size_bytes = map_size_bytes
@@ -237,11 +237,11 @@ class LMDBBackend:
         """Held while a batch is committed and noted."""
         self._notes: Notes | None = None
         self._was_full = False
-        """Whether the last commit found no room."""
+        """Whether the last commit found the disk full."""
         self.observe_commit: Callable[[float], object] = float
-        """Called on the thread that commits with the seconds that a commit took."""
+        """Called on the committing thread with the duration of each commit in seconds."""
         self.waits_for_readers = False
-        """Whether ``grow`` found a reader open: one that can stop should."""
+        """Whether ``grow`` found an open reader; readers that can stop should do so."""
         try:
             if path.exists():
                 check_pages(path)
@@ -256,7 +256,7 @@ class LMDBBackend:
             raise
 
     def _check_seal(self) -> None:
-        """Refuse values that are not what was written, or warn of those of a copy; see ``environment.py``."""
+        """Refuse damaged values, or warn about those of a copy; see ``environment.py``."""
         is_copy, stated = self._environment.sealed_sum is None, self._environment.brought_sum
         if stated is None:
             return
@@ -277,7 +277,7 @@ class LMDBBackend:
 
     def begin_read(self) -> LMDBReadTxn:
         """Implement ``Backend.begin_read``."""
-        # ``replace`` must not close the environment between the two.
+        # Locked so that ``replace`` does not close the environment in between.
         with self._lock:
             environment = self._environment
             read = LMDBReadTxn(environment, partial(self._leave, environment))
@@ -303,10 +303,10 @@ class LMDBBackend:
                 if self._notes is not None:
                     self._notes.add(batch)
             failpoint("afterCommit")
-            # Here and not on demand: measuring takes a read transaction, and the loop asks often.
+            # Here, not on demand: measuring takes a read transaction, and the loop asks often.
             self._measure()
         except (lmdb.Error, OSError) as error:
-            # After a commit that found no room, one that was cut short is tried again, though there is room by now.
+            # After a commit that found the disk full, a write that was cut short is retried even if there is space now.
             was_full, self._was_full = self._was_full, isinstance(declared(error, self.path), SpaceError)
             raise declared(error, self.path, was_full=was_full) from error
         self._was_full = False
@@ -314,26 +314,26 @@ class LMDBBackend:
 
     def _append(self, txn: lmdb.Transaction, records: dict[bytes, bytes]) -> None:
         added, items = 0, iter(records.items())
-        # Keys ascend and lie above all that is there, so LMDB fills the last page and searches nothing.
+        # Keys ascend and are above all existing ones, so LMDB fills the last page without searching.
         with txn.cursor(self._environment.handles[schema.KEY]) as cursor:
-            # A few at a time: the interpreter changes threads only between two calls.
+            # A few at a time: the interpreter switches threads only between two calls.
             while some := list(islice(items, RECORDS_IN_A_ROW)):
                 added += cursor.putmulti(some, append=True, overwrite=False)[1]
-        # A record that is not above all others was skipped: two of one revision, or an older one, which no correct
-        # store makes.
+        # A record that is not above all others was skipped: a duplicate or older revision, which no correct store
+        # writes.
         if added != len(records):
             raise InvariantError(f"only {added} of {len(records)} records are newer than the disk")
 
     def _delete(self, txn: lmdb.Transaction, keys: list[bytes]) -> None:
         handle = self._environment.handles[schema.KEY]
-        # One that is absent is no error: after a crash a compaction deletes again what is gone already.
+        # An absent key is not an error: after a crash a compaction repeats deletions.
         for key in keys:
             txn.delete(key, db=handle)
 
     def grow(self) -> bool:
-        """Implement ``Backend.grow``. Doubles the map: address space, of which there are many terabytes."""
+        """Implement ``Backend.grow``. Doubles the map, which costs only address space."""
         with self._lock:
-            # LMDB moves the map when it grows it; a reader would be left with addresses of the old one.
+            # LMDB moves the map when it grows it; an open reader would have addresses of the old one.
             self.waits_for_readers = self._environment.users > 0
             if self.waits_for_readers:
                 return False
@@ -347,11 +347,11 @@ class LMDBBackend:
 
     @property
     def open_reads(self) -> int:
-        """Read transactions that are open."""
+        """Number of open read transactions."""
         return self._environment.users
 
     def copy_to(self, path: Path) -> None:
-        """Implement ``Backend.copy_to``. Runs without the interpreter lock; writers go on meanwhile."""
+        """Implement ``Backend.copy_to``. Runs without the interpreter lock; writers continue meanwhile."""
         self._copy_to(path, threading.Event())
 
     def _copy_to(self, path: Path, given_up: threading.Event) -> None:
@@ -386,7 +386,7 @@ class LMDBBackend:
         """Implement ``Backend.check``."""
         pace = Pace(rest)
         try:
-            with self._committing:  # what is pinned is what the sum is of
+            with self._committing:  # so that the sum belongs to the state being read
                 read, stated = self.begin_read(), self._environment.sum
             with closing(read):
                 self._check_pages(read, pace)
@@ -400,11 +400,11 @@ class LMDBBackend:
             raise declared(error, self.path) from error
 
     def _check_pages(self, read: LMDBReadTxn, pace: Callable[[], None]) -> None:
-        """Look at the pages of the state that is pinned, and of those after it, which are not written meanwhile."""
+        """Check the pages of the state that is being read, and of later states; its pages are not written meanwhile."""
         try:
             check_pages(self.path, pace)
         except CorruptionError:
-            # Another file may have come to the name since.
+            # Another file may have this name by now.
             if read.file_identity == identity_of(self.path):
                 raise
 
@@ -431,7 +431,7 @@ class LMDBBackend:
         )
 
     def _pin(self) -> tuple[LMDBReadTxn, Notes]:
-        """Pin the present state and take what was noted up to it."""
+        """Open a read transaction of the current state and take the notes up to it."""
         with self._committing:
             if self._notes is None:
                 raise StorageError(f"the database {self.path} was exchanged while it was defragmented")
@@ -445,7 +445,7 @@ class LMDBBackend:
             self._notes = None
 
     def _adopt(self, environment: Environment) -> None:
-        """Go on with another environment, which has the name of the database."""
+        """Continue with another environment, which has the name of the database."""
         with self._committing, self._lock:
             old, self._environment = self._environment, environment
             self._notes = None
@@ -475,14 +475,14 @@ class LMDBBackend:
 
 
 class Pace:
-    """Hands the time that was worked since the last call to who decides how long to rest, or to give up by raising."""
+    """Calls ``rest`` with the working time since the last call; ``rest`` may wait, or raise to stop the work."""
 
     def __init__(self, rest: Callable[[float], None]) -> None:
         self._rest = rest
         self._since_s = perf_counter()
 
     def __call__(self) -> None:
-        """Rest for what was worked since the last call."""
+        """Report the working time since the last call, and rest."""
         self._rest(perf_counter() - self._since_s)
         self._since_s = perf_counter()
 
@@ -492,13 +492,13 @@ def _no_pace() -> None:
 
 
 def _rest(given_up: threading.Event, worked_s: float) -> None:
-    """Rest as long as was worked."""
+    """Rest as long as the work took."""
     if given_up.wait(min(REST_MAX_S, worked_s)):
         raise StorageError("the copy of the database was given up")
 
 
 def _check_values(read: LMDBReadTxn, stated: int, pace: Callable[[], None]) -> None:
-    """Refuse values that are not what was sealed."""
+    """Refuse values that do not match the seal."""
 
     def items(bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
         for count, item in enumerate(read.items(bucket), 1):
@@ -521,17 +521,17 @@ def check_copy(
     is_sealed: bool,
     read_history: Callable[[ReadTxn], Iterable[object]] = checked_runs,
 ) -> None:
-    """Read all of a compact copy that is not open elsewhere, and refuse it if anything in it is not what was written.
+    """Read all of a compact copy that is not open elsewhere, and refuse it if anything in it is damaged.
 
     Arguments:
-        path: of the copy.
+        path: the copy.
         rest: called with the seconds of each piece of work; may wait, and ends the check by raising.
-        is_sealed: whether the database that was copied had a seal that counted, which the copy brings along.
+        is_sealed: whether the source had a valid seal, which the copy then has too.
         read_history: reads all records, a piece at a time.
 
     Raises:
-        CorruptionError: says what is damaged.
-        StorageError: it is no database.
+        CorruptionError: the copy is damaged; the message says where.
+        StorageError: the file is not a database.
     """
     pace = Pace(rest)
     check_pages(path, pace)
@@ -545,13 +545,13 @@ def check_copy(
 
 
 def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
-    """Return one value of a database file, without a trace in it; ``None`` if there is none, or no such file.
+    """Return one value of a database file without changing the file; ``None`` if the value or the file does not exist.
 
-    Nothing is said of a file that cannot be read: who opens it in earnest says why.
+    Also returns ``None`` for an unreadable file: opening it normally reports the reason.
 
     Arguments:
-        path: of the file.
-        bucket, key: of the value.
+        path: the database file.
+        bucket, key: bucket and key of the value.
     """
     try:
         if not path.exists():
@@ -559,7 +559,7 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
         options: dict[str, Any] = {"subdir": False, "readonly": True, "lock": False, "create": False, "max_dbs": 1}
         with lmdb.open(os.fsencode(path), **options) as environment:
             size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-            # To read beyond the end of a file that was cut short would end the process.
+            # Reading beyond the end of a truncated file would kill the process.
             if path.stat().st_size < size_bytes:
                 return None
             handle = environment.open_db(bucket, create=False)
@@ -570,7 +570,7 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Move a file over another, durably: after a crash the name holds one of the two, whole.
+    """Move a file over another, durably: after a crash the name refers to one of the two, complete.
 
     Arguments:
         source: path of the file that is moved.

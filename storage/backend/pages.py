@@ -1,9 +1,9 @@
-"""The tree of an LMDB file, looked at before LMDB does: which page is where, and of what kind.
+"""Checks the page trees of an LMDB file before LMDB uses it: the position and kind of each page.
 
-LMDB trusts the pages that it finds. One of another kind in the place of a leaf, as a lost or misplaced write of a disk
-leaves it, ends the process with an assertion of C; one that is also on the list of free pages is written over by a
-later commit. Neither leaves a line that says what is to be done. So the pages are walked at the start: a look at 16
-bytes of each, 0.6 s for a gigabyte.
+LMDB trusts the pages that it finds. A page of another kind in the place of a leaf, as a lost or misplaced write of a
+disk leaves it, ends the process with a C assertion; a page that is also on the list of free pages is overwritten by a
+later commit. Neither reports anything useful. So all pages are visited at the start: reading 16 bytes of each takes
+0.6 s per gigabyte.
 
     meta pages 0 and 1: the later one --> free list, main tree --> a tree for each bucket
 
@@ -12,9 +12,9 @@ bytes of each, 0.6 s for a gigabyte.
                branch: low, high and flags are the number of a page; leaf: low and high are the size of the value
     tree       pad u32, flags u16, depth u16, branch, leaf and overflow pages u64 each, entries u64, root u64
 
-Left out: what the pages hold, which has checksums (``revision.py``, ``environment.py``), and pages of large values.
-The sizes of values in a leaf are checked before a copy is made or taken, and by the scrub: not at the start, where
-that would take ten times as long.
+Not checked: the contents of pages, which have checksums (``revision.py``, ``environment.py``), and pages of large
+values. The sizes of values in a leaf are checked before a copy is made or accepted, and by the scrub, but not at the
+start, where that would take ten times as long.
 """
 
 from __future__ import annotations
@@ -62,17 +62,18 @@ class _Meta(NamedTuple):
 
 
 def check_pages(path: Path, pace: Callable[[], None] | None = None) -> None:
-    """Refuse a database file whose pages are not where the trees say.
+    """Refuse a database file whose pages are not where its trees say.
 
-    Nothing is said of a file that is no database, which LMDB finds. A compact copy is looked at only with ``pace``: it
-    is checked before it gets its place.
+    A file that is not a database passes: LMDB detects it. A compact copy is checked only with ``pace``, because it is
+    checked before it is put in place.
 
     Arguments:
-        path: of the file; its writer leaves the pages of its last state alone meanwhile.
-        pace: called now and then; looks also at what each leaf says of its values, as LMDB follows it anywhere.
+        path: the file; its writer must not change the pages of its last state meanwhile.
+        pace: called from time to time; with it, the sizes of values in each leaf are checked too, because LMDB follows
+            them anywhere.
 
     Raises:
-        CorruptionError: names the page.
+        CorruptionError: a page is wrong; the message names it.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
@@ -89,11 +90,11 @@ def check_pages(path: Path, pace: Callable[[], None] | None = None) -> None:
 
 
 class _Misplaced(Exception):
-    """A page that is not what it has to be."""
+    """A page of the wrong kind or in the wrong place."""
 
 
 def _last_meta(data: mmap.mmap) -> _Meta | None:
-    """Return the later of the two meta pages, read without a write in between."""
+    """Return the later one of the two meta pages, read without a concurrent write."""
     found = _read_meta(data)
     while (again := _read_meta(data)) != found:
         found = again
@@ -102,7 +103,7 @@ def _last_meta(data: mmap.mmap) -> _Meta | None:
 
 def _read_meta(data: mmap.mmap) -> _Meta | None:
     first = _meta_at(data, 0)
-    # The size of a page is in the first one alone, if it is whole.
+    # The page size is only in the first meta page, if that is intact.
     second = _meta_at(data, first.page_bytes if first else mmap.PAGESIZE)
     return max((meta for meta in (first, second) if meta), key=lambda meta: meta.txn, default=None)
 
@@ -125,7 +126,7 @@ def _tree(data: mmap.mmap, start: int) -> _Tree:
 
 
 class _Walk:
-    """One walk through all trees of a file."""
+    """One check of all trees of a file."""
 
     def __init__(self, data: mmap.mmap, meta: _Meta, pace: Callable[[], None] | None = None) -> None:
         self._pace = pace
@@ -155,7 +156,7 @@ class _Walk:
                     self._pace()
 
     def _leaves(self, tree: _Tree) -> Iterator[int]:
-        """Walk a tree, and yield where its leaves begin."""
+        """Iterate over a tree; yield the offsets of its leaves."""
         if tree.root == _NO_ROOT:
             return
         data, page_bytes, unpack = self._data, self._meta.page_bytes, _HEAD.unpack_from
@@ -198,7 +199,7 @@ class _Walk:
             yield low | high << 16 | top << 32
 
     def _values(self, start: int) -> Iterator[tuple[int, int, int]]:
-        """Where each value of a leaf begins, its size, and its flags."""
+        """Iterate over the values of a leaf: offset, size, and flags of each."""
         end = start + self._meta.page_bytes
         for node in self._nodes(start, _HEAD.unpack_from(self._data, start)[3]):
             low, high, flags, key_bytes = _NODE.unpack_from(self._data, node)
@@ -209,12 +210,12 @@ class _Walk:
             yield value, size_bytes, flags
 
     def _end_of_big(self, value: int, size_bytes: int) -> int:
-        """Where a value ends that has pages of its own."""
+        """Return the end offset of a value that has its own pages."""
         number: int = _NUMBER.unpack_from(self._data, value)[0]
         return number * self._meta.page_bytes + _HEAD.size + size_bytes
 
     def _check_free(self, value: int, size_bytes: int, flags: int) -> None:
-        """Refuse a free page that is in use: the next commit would write over it."""
+        """Refuse a free page that is in use: the next commit would overwrite it."""
         end = self._end_of_big(value, size_bytes) if flags & _BIG else value + size_bytes
         value = end - size_bytes
         if end > len(self._data) or size_bytes % _NUMBER.size or not size_bytes:

@@ -1,12 +1,12 @@
-"""Database files of bbolt, the engine of etcd: what a snapshot file of etcd is.
+"""Database files of bbolt, the engine of etcd: the format of etcd's snapshot files.
 
-Owns the file format and nothing of what etcd keeps in it (``raftkv.offline.etcd``). A file is written in one pass from
-sorted items, and read in one; neither holds more of it than some pages.
+This package handles the file format; ``raftkv.offline.etcd`` handles what etcd stores in it. A file is written in one
+pass from sorted items, and read in one pass; neither keeps more than a few pages in memory.
 
-    layout = measure(buckets)                    first pass: how many pages there will be
-    for piece in write(buckets, layout): ...     second pass, over the same items: the file, from its first byte on
+    layout = measure(buckets)                    first pass: the number of pages
+    for piece in write(buckets, layout): ...     second pass, over the same items: the bytes of the file, in order
 
-    with BoltFile(path) as file:                 refuses what is no sound database with one line (``StorageError``)
+    with BoltFile(path) as file:                 refuses a damaged or foreign file with one line (``StorageError``)
         for name in file.buckets(): ...          in order
         for key, value in file.items(name): ...  in order
 
@@ -17,7 +17,7 @@ numbered from 0. A page that needs more than one is followed by ``overflow`` pag
     leaf         count elements: flags u32 (1: the value is a bucket), position u32, key size u32, value size u32;
                  then the bytes. A position counts from the start of its own element; the value follows its key.
     branch       count elements: position u32, key size u32, page u64; then the keys. A key is the first one below.
-    freelist     count page numbers u64 (if count is ffff, the first u64 is the count): pages that hold nothing
+    freelist     count page numbers u64 (if count is ffff, the first u64 is the count): unused pages
     meta         pages 0 and 1: magic ed0cdaed u32, version u32, page size u32, flags u32, root bucket (16 bytes),
                  freelist page u64, number of pages u64, transaction u64, FNV-1a 64 of the bytes before u64.
                  The one with the newest transaction and a correct checksum counts.
@@ -26,6 +26,6 @@ numbered from 0. A page that needs more than one is followed by ``overflow`` pag
 The root bucket holds the named buckets. All keys of a page, and of all pages from left to right, ascend.
 
 The writer's layout: pages 0 and 1 meta, page 2 an empty freelist, then the trees of the buckets from their leaves
-up, full pages only, and the root bucket's tree last. The meta pages come first and name the last page, which is why
-the file takes two passes: in exchange it can be sent while it is made, and no copy lies on a disk.
+up, full pages only, and the root bucket's tree last. The meta pages come first but refer to the last page, which is why
+a file takes two passes; in exchange it can be sent while it is being made, without a copy on disk.
 """

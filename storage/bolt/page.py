@@ -6,7 +6,7 @@ from struct import Struct, pack
 from typing import Final, NamedTuple
 
 PAGE_BYTES: Final = 4096
-"""Size of the pages that are written; others are read as well."""
+"""Page size of written files; files with other sizes can be read."""
 
 BRANCH: Final = 1
 LEAF: Final = 2
@@ -24,7 +24,7 @@ BUCKET: Final = Struct("<QQ")
 FREELIST_PAGE: Final = 2
 FIRST_TREE_PAGE: Final = 3
 NO_FREELIST: Final = (1 << 64) - 1
-"""Number that stands for a freelist that was not written."""
+"""Number that means that no freelist was written."""
 
 _MAGIC: Final = 0xED0CDAED
 _VERSION: Final = 2
@@ -46,14 +46,14 @@ class Meta(NamedTuple):
 
 
 def encode_meta(meta: Meta) -> bytes:
-    """Return a meta page; its number is that of the transaction, modulo 2."""
+    """Return a meta page; its page number is the transaction number modulo 2."""
     body = _META.pack(_MAGIC, _VERSION, meta.page_bytes, 0, meta.root, 0, meta.freelist, meta.pages, meta.transaction)
     page = HEAD.pack(meta.transaction % 2, META, 0, 0) + body + _SUM.pack(fnv1a(body))
     return page.ljust(meta.page_bytes, b"\0")
 
 
 def decode_meta(page: bytes) -> Meta | str:
-    """Return the content of a meta page, or what is wrong with it, in bbolt's words."""
+    """Return the content of a meta page, or its error in bbolt's words."""
     if len(page) < META_BYTES:
         return "invalid database"
     body = page[HEAD_BYTES : HEAD_BYTES + _META.size]
@@ -68,13 +68,13 @@ def decode_meta(page: bytes) -> Meta | str:
 
 
 def encode_leaf(page: int, items: list[tuple[bytes, bytes]], used_bytes: int, flags: int) -> bytes:
-    """Return a leaf page, with its overflow, without what fills its last page up.
+    """Return a leaf page with its overflow, without the padding of its last page.
 
     Arguments:
-        page: its number; 0 for one inside a bucket's value.
+        page: page number; 0 for a page inside a bucket's value.
         items: keys and values, ascending.
-        used_bytes: what they take, head and elements included.
-        flags: of all of them.
+        used_bytes: their size, including head and elements.
+        flags: flags of all items.
     """
     count = len(items)
     fields: list[int] = []
@@ -91,12 +91,12 @@ def encode_leaf(page: int, items: list[tuple[bytes, bytes]], used_bytes: int, fl
 
 
 def encode_branch(page: int, children: list[tuple[bytes, int]], used_bytes: int) -> bytes:
-    """Return a branch page, with its overflow, without what fills its last page up.
+    """Return a branch page with its overflow, without the padding of its last page.
 
     Arguments:
-        page: its number.
-        children: the first key below each, and its page.
-        used_bytes: what they take, head and elements included.
+        page: page number.
+        children: first key and page of each child.
+        used_bytes: their size, including head and elements.
     """
     position = len(children) * ELEMENT_BYTES
     elements = []
@@ -111,12 +111,12 @@ _BRANCH_ELEMENT: Final = Struct("<IIQ")
 
 
 def overflow(used_bytes: int) -> int:
-    """Return how many pages follow the first one of something of this size."""
+    """Return the number of overflow pages of a page with this many bytes."""
     return (used_bytes - 1) // PAGE_BYTES
 
 
 def fnv1a(data: bytes) -> int:
-    """Return the FNV-1a hash of 64 bits."""
+    """Return the 64-bit FNV-1a hash."""
     hashed = 0xCBF29CE484222325
     for byte in data:
         hashed = (hashed ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF

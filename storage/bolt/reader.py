@@ -1,8 +1,8 @@
-"""Reads a database file that may be anything: each number is checked against the file before it is used.
+"""Reads an untrusted database file: each number is checked against the file before it is used.
 
-A walk visits the pages below a root from left to right and keeps only those on the way down. No page is visited
-twice, so a walk ends after as many pages as the file has, even in a damaged file. Damage is a ``StorageError``: one
-line that names the file and the page.
+The reader visits the pages below a root from left to right and keeps only those on the path down. No page is visited
+twice, so reading ends after at most as many pages as the file has, even in a damaged file. Damage is a
+``StorageError``: one line that names the file and the page.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from raftkv.storage.bolt.page import (
 )
 
 PAGE_SIZES: Final = tuple(512 << shift for shift in range(12))
-"""Sizes that pages may have: 512 bytes to 1 MiB."""
+"""Supported page sizes: 512 bytes to 1 MiB."""
 PAGE_MAX_BYTES: Final = 256 << 20
-"""Largest page, with its overflow, that is read: memory is taken for one page of each level at a time."""
+"""Largest page, including its overflow, that is read: memory is needed for one page of each level at a time."""
 DEPTH_MAX: Final = 64
-"""Levels of a tree: 20 are more than the largest possible file needs."""
+"""Maximum number of levels of a tree: 20 are more than the largest possible file needs."""
 
 BUCKETS_MAX: Final = 1_000
-"""Buckets of a file: etcd has 10. Their headers are kept in memory, with small buckets inside."""
+"""Maximum number of buckets: etcd has 10. Their headers, with small buckets inside, are kept in memory."""
 
 _WORD: Final = Struct("<Q")
 
@@ -51,11 +51,11 @@ class BoltFile:
     """A database file, open for reading.
 
     Arguments:
-        path: of the file.
-        size_bytes: how much of the file is the database, if something follows it; None: all of it.
+        path: the file.
+        size_bytes: size of the database, if something follows it in the file; ``None``: the whole file.
 
     Raises:
-        StorageError: it cannot be read or is no database.
+        StorageError: the file cannot be read or is not a database.
     """
 
     def __init__(self, path: str | os.PathLike[str], size_bytes: int | None = None) -> None:
@@ -81,14 +81,14 @@ class BoltFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; harmless when repeated."""
+        """Close the file. May be called more than once."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     @property
     def size_bytes(self) -> int:
-        """Size of the database: its pages in use, which may be less than the file."""
+        """Size of the database: its pages in use, which may be smaller than the file."""
         return self._meta.pages * self._page_bytes
 
     def buckets(self) -> list[bytes]:
@@ -96,9 +96,9 @@ class BoltFile:
         return list(self._buckets)
 
     def items(self, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and values of a bucket in order; nothing if there is no such bucket.
+        """Yield keys and values of a bucket in order; nothing if the bucket does not exist.
 
-        A bucket can be read once: a page that is met again is taken for damage.
+        A bucket can be read only once: a page that is visited again is treated as damage.
 
         Raises:
             StorageError: the file is damaged.
@@ -116,9 +116,9 @@ class BoltFile:
             yield key, data
 
     def check_free_pages(self) -> None:
-        """Refuse a file that counts a page as free which was visited: its owner would write over it.
+        """Refuse a file that lists a visited page as free: etcd would overwrite it.
 
-        Call it when everything was read.
+        Call it after everything was read.
         """
         number = self._meta.freelist
         if number == NO_FREELIST:
@@ -139,7 +139,7 @@ class BoltFile:
 
     def _newest_meta(self) -> Meta:
         first = self._meta_at(0)
-        # A first meta page that is torn says nothing about the size of pages, so the second is looked for.
+        # A torn first meta page does not give the page size, so the second meta page is tried at all sizes.
         sizes = PAGE_SIZES if isinstance(first, str) else (first.page_bytes,)
         found = [first, *(self._meta_at(size) for size in sizes)]
         metas = [meta for meta in found if not isinstance(meta, str)]
@@ -186,7 +186,7 @@ class BoltFile:
         return self._leaf_items(0, _Page(data, flags, count))
 
     def _walk(self, root: int) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield what is in the leaves below a page, from left to right."""
+        """Yield the items of the leaves below a page, from left to right."""
         waiting = [[root]]
         while waiting:
             if not waiting[-1]:
@@ -210,7 +210,7 @@ class BoltFile:
         return page
 
     def _read(self, number: int) -> _Page:
-        """Read a page with its overflow."""
+        """Read a page including its overflow."""
         if not 2 <= number < self._meta.pages:
             raise self._error(f"page {number} is out of bounds: {self._meta.pages}")
         data = os.pread(self._file, self._page_bytes, number * self._page_bytes)
@@ -253,7 +253,7 @@ class BoltFile:
             start += ELEMENT_BYTES
 
     def _children(self, number: int, page: _Page) -> list[int]:
-        """Return the pages below a branch page, the first one last."""
+        """Return the pages below a branch page, in reverse order."""
         if not page.elements or HEAD_BYTES + page.elements * ELEMENT_BYTES > len(page.data):
             raise self._error(f"branch page {number} cannot have {page.elements} elements")
         words = unpack_from(f"<{2 * page.elements}Q", page.data, HEAD_BYTES)

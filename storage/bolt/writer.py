@@ -3,10 +3,10 @@
     items -> pages of items -> leaf pages -> (first key, page) -> branch pages -> ... -> one page, the root
 
 A tree keeps the unfinished branch page of each level, so memory does not grow with the file. ``measure`` and ``write``
-go the same way and number pages alike; the first only counts.
+take the same steps and number pages in the same way; ``measure`` only counts.
 
-Invariants: every page has one parent or is a root; numbers are given in the order of writing, without holes; a branch
-has two children at least, so that each level is at most half as long as the one below.
+Invariants: every page has one parent or is a root; numbers are given in the order of writing, without gaps; a branch
+has at least two children, so each level is at most half as long as the one below.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from raftkv.storage.bolt.page import (
 )
 
 INLINE_MAX_BYTES: Final = PAGE_BYTES // 4
-"""Largest leaf page that is kept inside the value of its bucket, as in bbolt."""
+"""Largest leaf page that is stored inside the value of its bucket, as in bbolt."""
 BRANCH_CHILDREN_MIN: Final = 2
 
 Items = Iterable[tuple[bytes, bytes]]
@@ -63,7 +63,7 @@ def measure(buckets: Buckets) -> Layout:
     """Return the layout of a file with these contents.
 
     Arguments:
-        buckets: of values only the length matters.
+        buckets: the contents; of values only the length matters.
     """
     build = _Build(counts_only=True)
     for _ in build.run(buckets):
@@ -76,10 +76,10 @@ def write(buckets: Buckets, layout: Layout) -> Iterator[bytes]:
 
     Arguments:
         buckets: the contents.
-        layout: what ``measure`` said of the same contents.
+        layout: result of ``measure`` for the same contents.
 
     Raises:
-        InvariantError: they are not the same, or do not ascend; what was yielded is of no use.
+        InvariantError: the contents are different or do not ascend; the yielded data is useless.
     """
     for transaction in (0, 1):
         yield encode_meta(Meta(PAGE_BYTES, layout.root, FREELIST_PAGE, layout.pages, transaction))
@@ -103,14 +103,14 @@ class _Branch:
 
 
 class _Build:
-    """A file under construction: numbers pages, and keeps those that are finished until they are taken.
+    """A file under construction: numbers pages, and keeps finished pages until they are taken.
 
     Arguments:
-        counts_only: make no bytes.
+        counts_only: only count pages.
 
     Attributes:
-        pages: numbers given so far.
-        root: page of the root bucket, once all is built.
+        pages: number of pages so far.
+        root: page of the root bucket, once everything is built.
     """
 
     def __init__(self, *, counts_only: bool = False) -> None:
@@ -131,12 +131,12 @@ class _Build:
         self.root = self._root(levels)
 
     def take(self) -> list[bytes]:
-        """Return the pages that were finished since the last call."""
+        """Return the pages finished since the last call."""
         ready, self._ready = self._ready, []
         return ready
 
     def _bucket(self, items: Items) -> _Steps:
-        """Build the tree of one bucket; return the value that stands for it in the root bucket."""
+        """Build the tree of one bucket; return the bucket's value in the root bucket."""
         pages = _cut(items)
         first, used_bytes = next(pages, ([], HEAD_BYTES))
         second = next(pages, None)
@@ -157,7 +157,7 @@ class _Build:
         self._add(levels, 0, page[0][0] if page else b"", number)
 
     def _add(self, levels: list[_Branch], height: int, key: bytes, child: int) -> None:
-        """Note a finished page in the branch page above it."""
+        """Record a finished page in the branch page above it."""
         if height == len(levels):
             levels.append(_Branch())
         level = levels[height]
@@ -199,9 +199,9 @@ class _Build:
 
 
 def _cut(items: Items) -> _Pages:
-    """Group items into pages, each as full as it goes: the items of a page, and what they take with head and elements.
+    """Group items into pages as full as possible: yield the items of a page, and their size with head and elements.
 
-    An item that is larger than a page has pages of its own.
+    An item larger than a page gets pages of its own.
     """
     page: list[tuple[bytes, bytes]] = []
     used_bytes, last = HEAD_BYTES, b""
@@ -211,7 +211,7 @@ def _cut(items: Items) -> _Pages:
         if used_bytes + size_bytes > PAGE_BYTES and page:
             yield page, used_bytes
             page, used_bytes = [], HEAD_BYTES
-        # Also refuses the empty key, which bbolt cannot have.
+        # Also refuses the empty key, which bbolt does not allow.
         if key <= last:
             raise InvariantError(f"key {key.hex()} does not come after {last.hex()}")
         last = key

@@ -1,20 +1,21 @@
-"""Closed segments kept elsewhere, and marks that tell which entry was applied when.
+"""The archive: copies of closed segments, and marks that record when each entry was applied.
 
     ARCHIVE/<cluster>-<member>/0000000000000000-0000000000000001.wal          a segment, byte for byte
-    ARCHIVE/<cluster>-<member>/0000000000000000-0000000000000001.wal.marks    marks of its time
+    ARCHIVE/<cluster>-<member>/0000000000000000-0000000000000001.wal.marks    marks from the time of that segment
 
-A *mark* is a line ``<RFC 3339 time> <applied index> <revision> <term> crc:<CRC32C of these>``: what the member had
-applied at that moment of its own clock. Entries carry no time, so a restore to a time goes to the last mark before it.
-Earlier versions wrote marks without a checksum, which are read as well.
+A *mark* is a line ``<RFC 3339 time> <applied index> <revision> <term> crc:<CRC32C of these>``: the applied state of the
+member at that time of its own clock. Entries carry no time, so a restore to a time uses the last mark before it.
+Earlier versions wrote marks without a checksum; these are read as well.
 
     directory = ArchiveDirectory(path)
-    directory.store(segment_path)            # durable on return, whole under its name or not there at all
+    directory.store(segment_path)            # on return the file is complete and durable
 
-Laws: a name in the archive holds a whole file (written under a temporary name, synced, renamed, the directory synced);
-what is there is never overwritten with other contents; zeros that were never written take no room (the copy is
-sparse). ``Progress`` notes beside the log how far the archive is, so that a restart does not begin again.
+Invariants: a name in the archive always refers to a complete file (written under a temporary name, synced, renamed, the
+directory synced); a stored file is never overwritten with other contents; blocks that were never written take no space
+(the copy is sparse). ``Progress`` records in a file of the log directory how much is archived, so that a restart does
+not begin again.
 
-Leaves out: when to archive and what to do at a failure (``raftkv.replica.archiver``), and reading (``raftkv.offline``).
+Not here: when to archive and what to do on failure (``raftkv.replica.archiver``), and reading (``raftkv.offline``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The applied state of a member at a moment: the time in seconds since the epoch, index, revision, term."""
+    """The applied state of a member at one time: seconds since the epoch, index, revision, term."""
 
     time_s: float
     index: int
@@ -53,7 +54,7 @@ class Mark:
 
     @classmethod
     def parse(cls, line: str) -> Mark | None:
-        """Return the mark in a line; None for one that a crash cut short, or that is damaged."""
+        """Return the mark in a line; ``None`` if the line is incomplete (after a crash) or damaged."""
         text, _, checksum = line.partition(" crc:")
         words = text.split(" ")
         if len(words) != 4 or not line.endswith("\n") or (checksum and checksum != _checksum(text) + "\n"):
@@ -73,7 +74,7 @@ def parse_time(text: str) -> float:
     """Return the seconds since the epoch of an RFC 3339 time.
 
     Raises:
-        ValueError: it is none, or it has no offset from UTC.
+        ValueError: the text is not an RFC 3339 time, or has no offset from UTC.
     """
     time = datetime.fromisoformat(text)
     if time.tzinfo is None:
@@ -82,25 +83,26 @@ def parse_time(text: str) -> float:
 
 
 def directory_name(cluster_id: int, member_id: int) -> str:
-    """Return the name of a member's directory in an archive that members share."""
+    """Return the name of a member's directory in an archive shared by members."""
     return f"{cluster_id:016x}-{member_id:016x}"
 
 
 class ArchiveDirectory:
-    """A directory that segments are copied to. The calls block; they run on any one thread.
+    """A directory that segments are copied to. The calls block; they must come from one thread at a time.
 
     Arguments:
-        path: of the directory; made when the first file is stored.
+        path: the directory; created when the first file is stored.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def store(self, source: Path) -> None:
-        """Copy a file under its own name, durably; nothing is done if it is there. Marks are replaced: they grow.
+        """Copy a file under its own name, durably; do nothing if it is stored already. Mark files are replaced, as they
+        grow.
 
         Raises:
-            StorageError: a file with that name and other contents is there, or the system refused.
+            StorageError: a file with that name and other contents exists, or a file operation failed.
         """
         target = self.path / source.name
         try:
@@ -132,17 +134,17 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Copy a file, durably, and leave out the blocks that are zeros.
+    """Copy a file, durably and without its blocks of zeros.
 
     Arguments:
-        source: of which file.
-        target: path of the copy; an old one is replaced.
+        source: file to copy.
+        target: path of the copy; an existing file is replaced.
 
     Raises:
-        OSError: the system refused.
+        OSError: a file operation failed.
     """
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    # Buffered: of a raw file one write may take a part alone, as the last one that fits on a disk does.
+    # Buffered: one write to a raw file may write only a part, as the last one that fits on a disk does.
     with source.open("rb") as reader, open(descriptor, "wb") as writer:
         size_bytes = 0
         for chunk in _chunks(reader):
@@ -155,15 +157,15 @@ def copy_sparse(source: Path, target: Path) -> None:
 
 
 class Progress:
-    """The sequence number below which all segments of a log are archived, kept in a file beside the log.
+    """The sequence number below which all segments of a log are archived, kept in a file next to the log.
 
-    The number has a checksum: a larger one would let segments be deleted that no archive has. Earlier versions wrote
-    the number alone; they begin anew where they find both.
+    The number has a checksum: a number that is too large would let segments be deleted that are not archived. Earlier
+    versions wrote only the number; they start from the beginning when they find a checksum.
 
     Arguments:
-        directory: of the log.
-        first_sequence: where an archive begins of which nothing is known.
-        last_sequence: of the segment that is written to.
+        directory: directory of the log.
+        first_sequence: where to begin if nothing is known about the archive.
+        last_sequence: sequence number of the segment being written.
 
     Attributes:
         next_sequence: the first segment that is not archived.
@@ -180,7 +182,7 @@ class Progress:
             self.note(first_sequence)
 
     def note(self, next_sequence: int) -> None:
-        """Note that everything below a sequence number is archived. If a crash loses it, it is archived again."""
+        """Record that everything below a sequence number is archived. If a crash loses this, it is archived again."""
         temporary = self._path.with_name(PROGRESS_NAME + _TEMPORARY_SUFFIX)
         temporary.write_text(f"{next_sequence} {_checksum(str(next_sequence))}\n")
         temporary.replace(self._path)

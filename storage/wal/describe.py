@@ -1,7 +1,7 @@
-"""A log on disk as one sequence of located records, and its text form: for dumps, tests, and looking at damaged logs.
+"""A log on disk as one sequence of located records, and as text: for dumps, tests, and inspecting damaged logs.
 
-Reads without the lock and changes nothing (with ``ReadingDisk``). Where the log stops being readable, ``walk`` raises,
-and the last line of ``describe`` says why.
+Reads without the lock and changes nothing (with ``ReadingDisk``). Where the log becomes unreadable, ``walk`` raises,
+and the last line of ``describe`` gives the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REAL_DISK = RealDisk()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One thing in a log and where it is: a segment's size in bytes, a frame (its records follow), a record, a tail."""
+    """One item of a log and its position: a segment's size in bytes, a frame (its records follow), a record, a tail."""
 
     segment: SegmentName
     offset: int
@@ -34,11 +34,11 @@ def walk(directory: str, disk: Disk = _REAL_DISK) -> Iterator[Found]:
     """Iterate over every segment, frame and record of a log, in order, each segment with its tail last.
 
     Arguments:
-        directory: of the log.
+        directory: directory of the log.
         disk: the file operations.
 
     Raises:
-        WALCorruptError: what follows cannot be read.
+        WALCorruptError: the rest of the log cannot be read.
     """
     for name in list_segments(disk, directory):
         yield from _walk_segment(disk, directory, name)
@@ -60,7 +60,7 @@ def describe(directory: str, disk: Disk = _REAL_DISK) -> Iterator[str]:
     """Iterate over a line for every segment, frame and record of a log, in order.
 
     Arguments:
-        directory: of the log.
+        directory: directory of the log.
         disk: the file operations.
     """
     try:
@@ -71,7 +71,7 @@ def describe(directory: str, disk: Disk = _REAL_DISK) -> Iterator[str]:
 
 
 def describe_found(found: Found) -> str:
-    """Return the line of one thing in a log."""
+    """Return the line for one item of a log."""
     match found.what:
         case int(size_bytes):
             return f"segment {found.segment}: {size_bytes} bytes"

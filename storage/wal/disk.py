@@ -1,26 +1,26 @@
-"""The few file operations that the log needs, behind a protocol, and the real ones; and the errors of the log.
+"""The few file operations that the log needs, as a protocol and its real implementation; and the errors of the log.
 
-Owns the boundary between the log and the operating system. Tests pass their own: one that fails at the n-th call, one
-that keeps files in memory and knows what a power cut would leave.
+This is the boundary between the log and the operating system. Tests pass their own implementations: one fails at the
+n-th call, another keeps files in memory and simulates what a power cut would leave.
 
-Contract, which the log's promises rest on:
+The log relies on this contract:
 
-- ``write`` may persist any subset of the written sectors (512 bytes) until ``sync_data`` has returned; a sector is
-  old or new, never a mixture; an allocated sector that was never written reads as zeros.
+- Until ``sync_data`` returns, ``write`` may have persisted any subset of the written sectors (512 bytes). A sector is
+  old or new, never a mixture. An allocated sector that was never written reads as zeros.
 - A new name, a rename or a removal survives a power cut only after ``sync_directory``.
 - Every operation raises ``OSError`` when it fails.
 
 SYNCS BESIDE THE LOOP (``KernelSync``): the kernel does an fdatasync beside the process, and a descriptor tells its end.
 
-Owns one context of Linux's asynchronous IO and one eventfd. A thread that syncs does the same, but it wants the
-interpreter twice for each sync, and a busy loop gives it up only when it waits.
+Uses one context of Linux's asynchronous IO and one eventfd. A thread could sync too, but would need the interpreter
+lock twice per sync, and a busy loop releases the lock only when it waits.
 
-    syncing = KernelSync.open()                          # None: not on this system
-    loop.add_reader(syncing.fileno(), finished)          # calls syncing.finish(), which raises what the sync raised
+    syncing = KernelSync.open()                          # None: not supported on this system
+    loop.add_reader(syncing.fileno(), finished)          # calls syncing.finish(), which raises the error of the sync
     syncing.start(fd)
 
-One sync at a time. The opcode is IOCB_CMD_FDSYNC, of Linux 4.18 (io_submit(2)); a system, container or file system
-without it is met by ``open`` or ``start``, and its callers sync in another way.
+One sync at a time. The opcode is IOCB_CMD_FDSYNC, of Linux 4.18 (io_submit(2)). On a system, container or file system
+without it, ``open`` returns None or ``start`` returns False, and the caller syncs in another way.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from raftkv.storage.datadir import ensure_private_directory, give_back, sync_dir
 # The errors of the write-ahead log, all of them below ``raftkv.errors``.
 #
 # CorruptionError
-# +-- WALCorruptError     bytes that were synced are not what was written: file, offset, reason
+# +-- WALCorruptError     synced bytes are damaged: file, offset, reason
 # StorageError
 # +-- WALNotFoundError    no log in this directory
-# +-- WALExistsError      a log is already there, it is not overwritten
+# +-- WALExistsError      a log exists already; it is not overwritten
 # +-- WALLockedError      another process uses the log
 # +-- WALVersionError     the log was written by a raftkv with another format
-# +-- WALFailedError      a write or sync failed once: this log is of no more use to this process
+# +-- WALFailedError      a write or sync has failed: this process cannot use the log any more
 # SpaceError
-# +-- WALSpaceError       no room for the next segment; nothing was written, the log is still good
+# +-- WALSpaceError       no space for the next segment; nothing was written, the log is still good
 
 
 class WALCorruptError(CorruptionError):
-    """The log is damaged where a crash cannot have damaged it. The member must not start from it.
+    """The log is damaged in a way that a crash cannot cause. The member must not start from it.
 
-    ``path`` names the file, ``offset`` the first byte of the frame (or record) that is not what was written.
+    ``path`` names the file, ``offset`` the first byte of the damaged frame or record.
     """
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
@@ -71,7 +71,7 @@ class WALNotFoundError(StorageError):
 
 
 class WALExistsError(StorageError):
-    """There is a write-ahead log in the directory already."""
+    """There is already a write-ahead log in the directory."""
 
 
 class WALLockedError(StorageError):
@@ -79,16 +79,16 @@ class WALLockedError(StorageError):
 
 
 class WALVersionError(StorageError):
-    """The log is whole, and of a format that this program does not know."""
+    """The log is intact, but has a format that this program does not know."""
 
 
 class WALFailedError(StorageError):
-    """A write or sync failed. The kernel may have dropped the pages and called them clean, so a retried sync that
-    succeeds proves nothing (the "fsyncgate" of 2018): the log refuses everything from then on."""
+    """A write or sync failed. The kernel may have dropped the pages and marked them clean, so a retried sync that
+    succeeds proves nothing (the "fsyncgate" of 2018): from then on the log refuses everything."""
 
 
 class WALSpaceError(SpaceError):
-    """No room on the disk for the next segment. Raised before any byte of the batch is written; a retry is safe."""
+    """No space on the disk for the next segment. Raised before any byte of the batch is written; retrying is safe."""
 
 
 FILE_MODE: Final = 0o600
@@ -100,16 +100,16 @@ class Disk(Protocol):
     """The file operations of the log, by path and descriptor. Each raises ``OSError`` when it fails."""
 
     def ensure_directory(self, directory: str) -> None:
-        """Make a directory for this user alone, or check that it is one; ``StorageError`` in one line."""
+        """Create a directory with access for this user only, or check an existing one; ``StorageError`` in one line."""
 
     def list_names(self, directory: str) -> list[str]:
         """Return the names in a directory, in any order."""
 
     def lock(self, path: str) -> int:
-        """Make or open ``path`` and lock it for this descriptor alone; ``BlockingIOError`` if it is locked."""
+        """Create or open ``path`` and lock it exclusively for this descriptor; ``BlockingIOError`` if it is locked."""
 
     def create(self, path: str) -> int:
-        """Make a new file, mode 0600, open for reading and writing; an old one of that name is replaced."""
+        """Create a new file, mode 0600, open for reading and writing; an existing file of that name is replaced."""
 
     def open(self, path: str) -> int:
         """Open an existing file for reading and writing."""
@@ -118,12 +118,12 @@ class Disk(Protocol):
         """Return the length of a file in bytes."""
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Return bytes of a file; fewer than asked for only at its end.
+        """Return bytes of a file; fewer than requested only at its end.
 
         Arguments:
-            fd: its descriptor.
-            size: bytes to read.
-            offset: where to begin.
+            fd: descriptor of the file.
+            size: number of bytes to read.
+            offset: position of the first byte.
         """
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
@@ -131,26 +131,26 @@ class Disk(Protocol):
 
         Arguments:
             fd: descriptor of the file.
-            buffers: what to write.
-            offset: where the first of them goes.
+            buffers: data to write.
+            offset: position of the first buffer in the file.
         """
 
     def allocate(self, fd: int, size: int) -> None:
-        """Lengthen a file with zeros whose blocks are reserved: later writes into it cannot lack space.
+        """Extend a file with zeros whose blocks are reserved: later writes into them cannot run out of space.
 
         Arguments:
-            fd: its descriptor.
-            size: its length then, in bytes.
+            fd: descriptor of the file.
+            size: new length in bytes.
         """
 
     def sync_data(self, fd: int) -> None:
         """Return once the contents are durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name.
+        """Rename a file.
 
         Arguments:
-            old, new: paths; a file of the new name is replaced.
+            old, new: paths; an existing file with the new name is replaced.
         """
 
     def remove(self, path: str) -> None:
@@ -160,7 +160,7 @@ class Disk(Protocol):
         """Return once the names in the directory are durable."""
 
     def close(self, fd: int) -> None:
-        """Give the descriptor (and its lock) back."""
+        """Close the descriptor and release its lock."""
 
 
 class RealDisk:
@@ -175,7 +175,7 @@ class RealDisk:
         return os.listdir(directory)
 
     def lock(self, path: str) -> int:
-        """Implement ``Disk.lock`` with ``flock``, which the kernel gives back when the process dies in any way."""
+        """Implement ``Disk.lock`` with ``flock``, which the kernel releases however the process ends."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,8 +206,8 @@ class RealDisk:
         return b"".join(chunks)
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
-        """Implement ``Disk.write`` with one system call; after a short one the rest is tried, for the error that says
-        why.
+        """Implement ``Disk.write`` with one system call; after a partial write the rest is tried, to get the error with
+        the reason.
         """
         size = sum(map(len, buffers))
         written = os.pwritev(fd, buffers, offset)
@@ -222,8 +222,8 @@ class RealDisk:
             written += count
 
     def allocate(self, fd: int, size: int) -> None:
-        """Implement ``Disk.allocate``; file systems that cannot reserve get zeros written, which takes the space as
-        well.
+        """Implement ``Disk.allocate``; on file systems that cannot reserve space, zeros are written instead, which
+        also takes the space.
         """
         try:
             os.posix_fallocate(fd, 0, size)
@@ -234,7 +234,7 @@ class RealDisk:
                 self.write(fd, [_ZEROS[: size - offset]], offset)
 
     def sync_data(self, fd: int) -> None:
-        """Implement ``Disk.sync_data`` with ``fdatasync``, which also makes the length durable, and skips the times."""
+        """Implement ``Disk.sync_data`` with ``fdatasync``, which makes the length durable too, but not the times."""
         os.fdatasync(fd)
 
     def rename(self, old: str, new: str) -> None:
@@ -255,16 +255,16 @@ class RealDisk:
 
 
 class UnsyncedDisk(RealDisk):
-    """The file operations of the operating system without syncs. Danger: what was acknowledged is lost when the machine
-    stops.
+    """The file operations of the operating system without syncs. Danger: when the machine stops, acknowledged data is
+    lost.
     """
 
     def sync_data(self, fd: int) -> None:
-        """Return at once and promise nothing."""
+        """Return at once without making anything durable."""
 
 
 class ReadingDisk(RealDisk):
-    """The file operations of the operating system, for a log that is only looked at: nothing can be written."""
+    """The file operations of the operating system for reading a log: nothing can be written."""
 
     def open(self, path: str) -> int:
         """Open an existing file for reading."""
@@ -310,10 +310,10 @@ class _Event(ctypes.Structure):
 
 
 class KernelSync:
-    """Syncs one file at a time. ``open`` makes it.
+    """Syncs one file at a time. Use ``open`` to create one.
 
     Raises:
-        OSError: the system does not do this.
+        OSError: not supported on this system.
     """
 
     def __init__(self) -> None:
@@ -332,30 +332,30 @@ class KernelSync:
 
     @classmethod
     def open(cls) -> KernelSync | None:
-        """Return one; None where the system does not do this."""
+        """Return a new object; ``None`` if the system does not support it."""
         try:
             return cls()
         except OSError:
             return None
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read when the sync is finished."""
+        """Return a descriptor that becomes readable when the sync is finished."""
         return self._event_fd
 
     def start(self, fd: int) -> bool:
-        """Begin to make the contents of a file durable; return whether that is under way.
+        """Start to make the contents of a file durable; return whether a sync is in progress.
 
         Arguments:
-            fd: its descriptor, open until ``finish`` has returned.
+            fd: descriptor of the file; must stay open until ``finish`` has returned.
         """
         self._request.fd = fd
         return bool(self._call(self._submit, self._context, 1, self._requests) == 1)
 
     def finish(self) -> None:
-        """Wait for the sync that was started.
+        """Wait for the started sync.
 
         Raises:
-            OSError: it failed; nothing is known of what is durable.
+            OSError: the sync failed; it is unknown what is durable.
         """
         while self._call(self._get_events, self._context, 1, 1, ctypes.byref(self._event), None) != 1:
             if ctypes.get_errno() != errno.EINTR:
@@ -365,7 +365,7 @@ class KernelSync:
             raise OSError(-self._event.result, os.strerror(-self._event.result))
 
     def close(self) -> None:
-        """Give both back; no sync is under way."""
+        """Close the eventfd and the context; no sync may be in progress."""
         self._call(self._destroy, self._context)
         give_back(self._event_fd)
 

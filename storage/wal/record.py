@@ -1,22 +1,22 @@
 """Records: what was appended, as bytes and back. Frames: the bytes of one append, checked for torn writes and damage.
 
-Owns the encoding of entries, hard states, snapshot markers, and the two records that open a segment. Every record
-is 8 bytes of header (length of the rest, kind, kind of entry, 0) and the rest; fixed little-endian structs, no
-protobuf: an entry costs one ``pack``. The layout is drawn in the package's docstring.
+Encodes entries, hard states, snapshot markers, and the two records that open a segment. Every record has a header of 8
+bytes (length of the rest, kind, entry type, 0), then the rest: fixed little-endian structs without protobuf, so an
+entry costs one ``pack``. The package docstring shows the layout.
 
 Checksums are the frame's. A log may be forged, so lengths and kinds are checked all the same: a bad
 one is an error that names its offset, never a large allocation. Where the log ends is
 ``tail.py``.
 
-Invariants of a frame on disk, each of which ``tail.py`` rests on:
+Invariants of a frame on disk, on each of which ``tail.py`` relies:
 
-- it begins and ends on a multiple of 8 bytes, and lies within one segment;
-- its own offset is in its header, so that a copy of a frame elsewhere (in a client's value, say) is not one;
-- both checksums depend, through the seed, on the head of the segment: nothing from another log passes;
-- no 512-byte sector of it is all zeros, and its header and its trailer end in a byte that is not zero: bytes
-  that never reached the disk show as zeros, and a single flipped bit cannot look like that.
+- it begins and ends on a multiple of 8 bytes, and is within one segment;
+- its header contains its own offset, so that a copy of a frame elsewhere (in a client's value, for example) is not one;
+- both checksums depend, through the seed, on the head of the segment: no frame of another log is accepted;
+- none of its 512-byte sectors is all zeros, and its header and its trailer end in a nonzero byte: bytes that never
+  reached the disk read as zeros, and a single flipped bit cannot look like that.
 
-The last one needs help where a client stores zeros: such a body is XORed with a word that is kept in the header.
+For the last invariant, a body with long runs of zeros is XORed with a word that is stored in the header.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ENTRY_TYPES: Final = {int(kind): kind for kind in EntryType}
 
 @dataclass(frozen=True, slots=True)
 class SegmentHead:
-    """First record of a segment: which one it is, and how long its file must be."""
+    """First record of a segment: identifies the segment and states the length of its file."""
 
     sequence: int
     first_index: int
@@ -62,7 +62,7 @@ class SegmentHead:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Second record of a segment: bytes of the caller, the same in all segments."""
+    """Second record of a segment: bytes of the caller, the same in all segments of a log."""
 
     data: bytes
 
@@ -71,10 +71,10 @@ Record = SegmentHead | Metadata | HardState | Entry | SnapshotMeta
 
 
 class RecordError(Exception):
-    """An error that says why a record cannot be read.
+    """An error that gives the reason why a record cannot be read.
 
     Attributes:
-        offset: from the start of the body, in bytes.
+        offset: offset from the start of the body, in bytes.
         reason: one line.
     """
 
@@ -96,7 +96,7 @@ def encode_entries(entries: Iterable[Entry], parts: list[bytes]) -> None:
     for entry in entries:
         data = entry.data
         add(pack(_ENTRY_FIXED + len(data), ENTRY, entry.type, 0, entry.term, entry.index))
-        # Two parts and not one: the caller joins all parts once, so the data are copied once.
+        # Two parts, not one: the caller joins all parts at the end, so the data is copied only once.
         add(data)
 
 
@@ -128,7 +128,7 @@ def encode_metadata(data: bytes) -> bytes:
 
 
 def decode_records(body: bytes) -> Iterator[tuple[int, Record]]:
-    """Iterate over the records of a frame's body, each with its offset in it.
+    """Iterate over the records of a frame's body, each with its offset in the body.
 
     Raises:
         RecordError: a record cannot be read.
@@ -141,10 +141,10 @@ def decode_records(body: bytes) -> Iterator[tuple[int, Record]]:
             raise RecordError(offset, "record header beyond the end of its frame")
         length, kind, entry_type, _zero = unpack_header(body, offset)
         after = offset + _HEADER_BYTES + length
-        # The length is bounded before anything is cut out by it.
+        # Check the bounds before slicing.
         if after > end:
             raise RecordError(offset, f"record of {length} bytes beyond the end of its frame")
-        # Entries, nearly all there is, without another call: a start reads hundreds of thousands.
+        # Entries, nearly all records, without another call: a start reads hundreds of thousands.
         if kind == ENTRY and length >= _ENTRY_FIXED and entry_type in types:
             _, _, _, _, term, index = unpack_entry(body, offset)
             yield offset, Entry(term, index, body[offset + _ENTRY_BYTES : after], types[entry_type])
@@ -191,7 +191,8 @@ HEADER_BYTES: Final = 32
 TRAILER_BYTES: Final = 8
 SECTOR_BYTES: Final = 512
 BODY_MAX_BYTES: Final = 1 << 30
-"""A longer body is a mistake of the caller; it keeps every length far from the 32 bits of the header."""
+"""Maximum length of a body; the caller must split longer ones. Keeps every length far below the 32 bits of the header.
+"""
 
 MAGIC: Final = b"\xa7rkW"
 _HEADER_END: Final = b"hdr\x5a"
@@ -200,8 +201,8 @@ _FIELDS: Final = Struct("<4s5I")  # magic, body length, offset, durable offset, 
 _CHECK: Final = Struct("<I4s")  # checksum, end mark
 _FIELDS_BYTES: Final = _FIELDS.size
 
-# A sector with one byte left in it still has a run of 255 zeros: by masking from half of that on, a frame keeps
-# several bytes per sector, so that no flip of one bit turns a sector into zeros.
+# A sector with a single nonzero byte would still have a run of 255 zeros. Masking from half of that on leaves several
+# nonzero bytes per sector, so that no single flipped bit turns a sector into zeros.
 _ZERO_RUN: Final = bytes(128)
 _MASK_TRIES: Final = 16
 
@@ -218,13 +219,13 @@ def frame_size(body_bytes: int) -> int:
 def encode_frame(
     body: bytes, offset: int, durable: int, previous: int, seed: int
 ) -> tuple[tuple[bytes, bytes, bytes], int]:
-    """Frame a body for its place in a segment.
+    """Frame a body for its position in a segment.
 
     Arguments:
         body: at most ``BODY_MAX_BYTES``.
-        offset: where the frame begins in the segment, a multiple of 8.
+        offset: offset of the frame in the segment, a multiple of 8.
         durable: every byte of the segment below this offset was synced before now.
-        previous: checksum of the frame before.
+        previous: checksum of the previous frame.
         seed: checksum of the head frame of the segment (0 for the head itself).
 
     Returns:
@@ -232,32 +233,32 @@ def encode_frame(
     """
     length = len(body)
     mask = 0
-    # Nearly no body has such a run, and then nothing is copied.
+    # Nearly no body has such a run; without one, nothing is copied.
     if _ZERO_RUN in body:
         body, mask = _masked(body, previous)
     fields = _pack_fields(MAGIC, length, offset, durable, previous, mask)
-    # The header has a checksum of its own, so that a flipped bit in the length is seen before the length is believed.
-    # The checksum of the body goes on from it, so the trailer covers the whole frame.
+    # The header has a checksum of its own, so that a flipped bit in the length is detected before the length is used.
+    # The checksum of the body continues from it, so the trailer covers the whole frame.
     header_crc = extend(seed, fields)
     padding = _PADDING[length & 7]
     crc = extend(header_crc, body)
     if padding:
         crc = extend(crc, padding)
     header = fields + _pack_check(header_crc, _HEADER_END)
-    # Three buffers for one ``pwritev``: the body is not copied once more.
+    # Three buffers for one ``pwritev``, to avoid another copy of the body.
     return (header, body, padding + _pack_check(crc, _TRAILER_END)), crc
 
 
 def _masked(body: bytes, previous: int) -> tuple[bytes, int]:
-    """``body`` without long runs of zeros, and the word that undoes it.
+    """Return ``body`` without long runs of zeros, and the word that restores it.
 
-    The word depends on the checksum so far, which a client cannot foresee, so no client can prepare a value that
-    turns into zeros.
+    The word depends on the checksum so far, which a client cannot predict, so no client can prepare a value that turns
+    into zeros.
     """
     masked, word = body, 0
-    # A word without a zero byte turns a run of zeros into something else; it turns bytes equal to itself into zeros, so
-    # the result is looked at. If every word fails the last one is used: the frame can be read all the same, only damage
-    # in it might be taken for a torn write.
+    # A word without a zero byte turns a run of zeros into something else, but turns bytes equal to itself into zeros,
+    # so the result is checked. If every word fails, the last one is used: the frame is still readable, but damage in it
+    # might be mistaken for a torn write.
     for attempt in range(1, _MASK_TRIES):
         word = extend(previous, attempt.to_bytes(4, "little")) | 0x01010101
         masked = _xor(body, word)
@@ -267,14 +268,14 @@ def _masked(body: bytes, previous: int) -> tuple[bytes, int]:
 
 
 def _xor(data: bytes, word: int) -> bytes:
-    # As one large integer: a loop over the bytes would run in the interpreter.
+    # As one large integer, because a loop over the bytes would be slow.
     size = len(data)
     pattern = (word.to_bytes(4, "little") * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
 
 
 class Header:
-    """The header of a frame whose own checksum is right."""
+    """The header of a frame, with a correct checksum."""
 
     __slots__ = ("crc", "durable", "end", "length", "mask", "offset", "previous")
 
@@ -289,7 +290,7 @@ class Header:
 
 
 class Frame:
-    """A whole frame: its header, its body as it was given to ``encode_frame``, and its checksum."""
+    """A complete frame: its header, its body as passed to ``encode_frame``, and its checksum."""
 
     __slots__ = ("body", "body_offset", "crc", "header")
 
@@ -305,7 +306,7 @@ def read_header(data: bytes, offset: int, seed: int) -> Header | None:
 
     Arguments:
         data: the whole segment.
-        offset: where the frame begins.
+        offset: offset of the frame.
         seed: checksum of the segment's head frame.
     """
     if offset + HEADER_BYTES > len(data):
@@ -313,7 +314,7 @@ def read_header(data: bytes, offset: int, seed: int) -> Header | None:
     fields = data[offset : offset + _FIELDS_BYTES]
     magic, length, own_offset, durable, previous, mask = _FIELDS.unpack(fields)
     crc, end_mark = _CHECK.unpack_from(data, offset + _FIELDS_BYTES)
-    # Its own offset too: the bytes of a frame inside a client's value are no frame of the log.
+    # The offset is compared too: the bytes of a frame inside a client's value are not a frame of the log.
     if magic != MAGIC or end_mark != _HEADER_END or own_offset != offset or crc != extend(seed, fields):
         return None
     return Header(offset, length, durable, previous, mask, crc)
@@ -322,15 +323,15 @@ def read_header(data: bytes, offset: int, seed: int) -> Header | None:
 def read_frame(data: bytes, offset: int, seed: int) -> Frame | None:
     """Return a frame, or None if there is no undamaged one.
 
-    It never reads or allocates by a length that its checksum does not vouch for, nor beyond ``data``.
+    Never reads or allocates by a length whose checksum is wrong, nor beyond ``data``.
 
     Arguments:
         data: the whole segment.
-        offset: where the frame begins.
+        offset: offset of the frame.
         seed: checksum of the segment's head frame.
     """
     header = read_header(data, offset, seed)
-    # Bounds before anything is read by the length, although its checksum is right.
+    # Check the bounds before using the length, although its checksum is correct.
     if header is None or header.length > BODY_MAX_BYTES or header.end > len(data):
         return None
     start = offset + HEADER_BYTES

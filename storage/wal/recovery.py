@@ -1,6 +1,6 @@
-"""Opening a log: read every segment, check that they are one chain, fold their records, cut a torn tail.
+"""Opening a log: read every segment, check that they form one chain, fold their records, cut a torn tail.
 
-Owns what is checked across segments (the checks within one are ``segment.py``'s) and what the caller gets to see.
+This module makes the checks across segments (``segment.py`` makes those within one) and returns the contents:
 
 - sequences follow each other; each segment continues the checksum of the one before it; metadata are the same;
 - only the last segment may have a torn tail (``tail.py``): a segment is synced before its successor gets a name;
@@ -10,18 +10,18 @@ Owns what is checked across segments (the checks within one are ``segment.py``'s
 
 REPLAY: the fold of the records, in order, into hard state, entries and snapshot markers.
 
-Owns the meaning of the sequence, as pure code: no file, no offset. ``wal.py`` feeds it every record and gives the
-place to the errors it raises.
+Defines the meaning of the sequence, as pure code without files or offsets. ``recovery.py`` feeds every record and adds
+the position to the errors.
 
     records                                  log afterwards
     entry 1, entry 2, entry 3                1 2 3
-    entry 2'                                 1 2'           an overwrite truncates what was after it
-    marker at 2', entry 3'                   1 2' 3'        a marker on the log: state up to 2' is saved elsewhere
-    marker at 9                              (9 | nothing)  a snapshot from the leader: the log begins anew
+    entry 2'                                 1 2'           an overwrite truncates all later entries
+    marker at 2', entry 3'                   1 2' 3'        a marker within the log: state up to 2' is saved elsewhere
+    marker at 9                              (9 | nothing)  a snapshot from the leader: the log starts again
     entry 10                                 (9 | 10)
 
-Refused, because no correct member writes it: an index with a gap before it, an entry at or below the commit index or
-a marker, a term that falls, a marker or commit index that goes back.
+Refused, because no correct member writes it: a gap before an index, an entry at or below the commit index or a marker,
+a decreasing term, a decreasing marker or commit index.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from raftkv.storage.wal.tail import Verdict, classify_tail, written_end
 
 
 class ReplayError(Exception):
-    """An error that says why a record cannot follow those before it."""
+    """An error that gives the reason why a record cannot follow the earlier ones."""
 
 
 class LogReplay:
@@ -49,8 +49,8 @@ class LogReplay:
     or, while it is empty, of the marker or of the log before ``first_index``.
 
     Arguments:
-        first_index: of the first entry that may come.
-        marker_max: the log ends before the first marker beyond this index; None: it goes to its end.
+        first_index: index of the first entry that may come.
+        marker_max: ignore the log from the first marker beyond this index on; ``None``: read all of it.
     """
 
     def __init__(self, first_index: int, marker_max: int | None = None) -> None:
@@ -64,10 +64,10 @@ class LogReplay:
         self.markers: list[SnapshotMeta] = []
 
     def feed(self, record: Record) -> None:
-        """Fold one record in.
+        """Fold in one record.
 
         Raises:
-            ReplayError: it cannot follow those before it.
+            ReplayError: the record cannot follow the earlier ones.
         """
         if self._marker_max is not None and isinstance(record, SnapshotMeta) and record.index > self._marker_max:
             self._is_over = True
@@ -84,17 +84,17 @@ class LogReplay:
 
     def _entry(self, entry: Entry) -> None:
         index, entries = entry.index, self.entries
-        # A leader had this member overwrite what another one had it append (paper section 5.3).
+        # A new leader made this member overwrite entries of an earlier leader (paper section 5.3).
         if index != self.last_index + 1:
             self._truncate(index)
-        # Terms never fall along a log (Log Matching, paper section 5.3).
+        # Terms never decrease along a log (Log Matching, paper section 5.3).
         if entry.term < (entries[-1].term if entries else self._term_before_first(index)):
             raise ReplayError(f"entry {index} has term {entry.term}, below the term of the entry before it")
         entries.append(entry)
         self.last_index = index
 
     def _truncate(self, index: int) -> None:
-        """Make the log end before ``index``."""
+        """Remove all entries from ``index`` on."""
         if index > self.last_index + 1:
             raise ReplayError(f"entry {index} follows entry {self.last_index}")
         if index <= max(self.hard_state.commit, self.snapshot.index):
@@ -107,7 +107,7 @@ class LogReplay:
         self.last_index = index - 1
 
     def _term_before_first(self, index: int) -> int:
-        # The entry before the first one behind a marker is the last one of the snapshot.
+        # The entry before the first one after a marker is the last entry of the snapshot.
         return self.snapshot.term if index == self.snapshot.index + 1 else 0
 
     def _hard_state(self, state: HardState) -> None:
@@ -118,26 +118,26 @@ class LogReplay:
     def _marker(self, meta: SnapshotMeta) -> None:
         if meta.index < self.snapshot.index:
             raise ReplayError(f"the snapshot marker {meta.index} follows the marker {self.snapshot.index}")
-        # The leader's snapshot is from beyond this log, or this log diverged before it: nothing of it is of use.
+        # The leader's snapshot is beyond this log, or this log diverged before it: the log is useless.
         if not self._contains(meta):
             self.entries.clear()
             self.first_index = meta.index + 1
             self.last_index = meta.index
-        # The head of every segment repeats the last marker: it is listed once.
+        # The head of every segment repeats the last marker, which is listed only once.
         if meta != self.snapshot:
             self.markers.append(meta)
         self.snapshot = meta
 
     def _contains(self, meta: SnapshotMeta) -> bool:
-        """Return whether the log as it is goes through the marker; a leader's snapshot may replace a diverged log."""
-        # The marker in the head of the first kept segment lies before the entries of it: the log goes through it.
+        """Return whether the current log passes through the marker; a leader's snapshot may replace a diverged log."""
+        # The marker in the head of the first kept segment is before its entries: the log passes through it.
         if meta.index < self.first_index:
             return meta.index <= self.last_index
         position = meta.index - self.first_index
         return position < len(self.entries) and self.entries[position].term == meta.term
 
     def entries_after(self, meta: SnapshotMeta) -> list[Entry]:
-        """Return the entries behind a marker.
+        """Return the entries after a marker.
 
         Raises:
             ReplayError: entries between the marker and the log are missing.
@@ -147,35 +147,35 @@ class LogReplay:
         return self.entries[meta.index + 1 - self.first_index :]
 
     def final_hard_state(self) -> HardState:
-        """Return the hard state, brought up to the last marker: a snapshot stands for committed entries.
+        """Return the hard state, advanced to the last marker: all entries of a snapshot are committed.
 
-        The two may have been appended apart, with the crash between them. A vote belongs to its term.
+        Hard state and marker may have been appended separately, with a crash in between. A vote belongs to its term.
 
         Raises:
-            ReplayError: more was committed than the log holds: its tail is lost.
+            ReplayError: the commit index is beyond the log: its tail is lost.
         """
         state, meta = self.hard_state, self.snapshot
         if state.commit > max(self.last_index, meta.index):
             raise ReplayError(f"the log ends at entry {self.last_index}, but entry {state.commit} was committed")
-        # A vote of an earlier term than the snapshot's says nothing about the snapshot's term.
+        # A vote of an earlier term than the snapshot's is not valid in the snapshot's term.
         vote = state.vote if meta.term <= state.term else 0
         return HardState(max(state.term, meta.term), vote, max(state.commit, meta.index))
 
 
 # -- repair ---------------------------------------------------------------------------------------------------------
 #
-# Repair cuts a torn tail off the last segment, so that the log goes on where its last good frame ends.
+# Repair cuts a torn tail off the last segment, so that the log continues after its last good frame.
 #
-# A crash between any two of its steps leaves a segment whose tail is torn at the same offset again: zeroing only adds
-# to the evidence. The bytes cut off are kept beside the segment for inspection, if the disk has room for them. They
-# were never reported as durable, so a full disk keeps no member from starting.
+# A crash between any two of its steps leaves a segment with a torn tail at the same offset: zeroing only makes the tear
+# more obvious. The cut bytes are kept in a file next to the segment for inspection, if the disk has space for them.
+# They were never reported as durable, so a full disk does not prevent a member from starting.
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The account of a cut: ``cut_bytes`` of ``path`` from ``offset`` on, and the name of their copy.
+    """The description of a cut: ``cut_bytes`` of ``path`` from ``offset`` on, and the name of their copy.
 
-    It is empty where the disk had no room for one.
+    The name is empty if the disk had no space for a copy.
     """
 
     path: str
@@ -190,26 +190,26 @@ class Repair:
 
 
 def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Repair:
-    """Zero the end of a segment, durably, after a copy of what was written is durable beside it, if there is room.
+    """Zero the end of a segment, durably; first copy the written bytes to another file if there is space.
 
     Arguments:
         disk: the file operations.
-        path: of the segment.
+        path: segment file.
         data: the whole segment.
-        offset: where the last good frame ends.
-        reason: why, for the user.
+        offset: end of the last good frame.
+        reason: reason of the cut, for the user.
 
     Raises:
-        OSError: the system refused an operation.
+        OSError: a file operation failed.
     """
     failpoint("walBeforeRepair")
-    # Bytes behind the last nonzero one were never written, or are zero already.
+    # Bytes after the last nonzero one were never written, or are already zero.
     end = written_end(data)
     saved_as = _save_copy(disk, path, data[:end])
     failpoint("walAfterRepairCopy")
     fd = disk.open(path)
     try:
-        # Zeros and not a shorter file: the head says how long the file is, and another length is taken for damage.
+        # Write zeros instead of truncating: the head states the length of the file, and another length means damage.
         disk.write(fd, [bytes(end - offset)], offset)
         disk.sync_data(fd)
     finally:
@@ -221,7 +221,7 @@ def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Re
 def _save_copy(disk: Disk, path: str, data: bytes) -> str:
     directory, name = os.path.split(path)
     saved_as = os.path.join(directory, _free_name(f"{name}.broken", set(disk.list_names(directory))))
-    # Under its own name only when it is whole and durable: a crash leaves no half of a copy.
+    # The copy gets its name only when it is complete and durable, so a crash leaves no partial copy.
     temporary = os.path.join(directory, TEMPORARY_NAME)
     try:
         _write_copy(disk, temporary, data)
@@ -241,7 +241,7 @@ def _write_copy(disk: Disk, path: str, data: bytes) -> None:
         disk.write(fd, [data], 0)
         disk.sync_data(fd)
     except OSError:
-        # A partial copy would only take the room that others need now.
+        # A partial copy is useless and takes space that is needed.
         disk.remove(path)
         raise
     finally:
@@ -249,7 +249,7 @@ def _write_copy(disk: Disk, path: str, data: bytes) -> None:
 
 
 def _free_name(name: str, taken: set[str]) -> str:
-    """``name``, or ``name.2`` and so on: the copy of an earlier repair is not overwritten."""
+    """Return ``name``, or ``name.2`` and so on, to keep the copy of an earlier repair."""
     free, number = name, 1
     while free in taken:
         number += 1
@@ -259,34 +259,34 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The contents of a log as it was opened; all of it is durable."""
+    """The contents of an opened log; all of it is durable."""
 
     metadata: bytes
     """The bytes given to ``WAL.create``."""
     hard_state: HardState
-    """The last one, with a commit index of at least ``snapshot.index``."""
+    """The last hard state, with a commit index of at least ``snapshot.index``."""
     entries: list[Entry]
-    """The log behind ``snapshot``, contiguous from ``snapshot.index + 1``; overwritten entries are gone."""
+    """The log after ``snapshot``, contiguous from ``snapshot.index + 1``, without overwritten entries."""
     snapshot: SnapshotMeta
-    """The marker asked for, else the last one; zeros if there is none."""
+    """The requested marker, by default the last one; zeros if there is none."""
     markers: tuple[SnapshotMeta, ...] = ()
-    """All markers that the kept segments hold, in order."""
+    """All markers in the kept segments, in order."""
     repair: Repair | None = None
-    """The tail that was cut off, if a crash had torn it: worth a line in the log of the member."""
+    """The tail that was cut off, if a crash had torn it; the member should log it."""
 
 
 class Recovery:
-    """One pass over a log; afterwards its fields say how the log goes on.
+    """One pass over a log; afterwards its attributes describe the end of the log.
 
     Arguments:
         disk: the file operations.
-        directory: of the log.
+        directory: directory of the log.
         names: its segments, oldest first.
-        all_segments: read also those of which nothing is needed behind the last marker.
-        marker_max: as of ``LogReplay``.
+        all_segments: also read segments that are not needed after the last marker.
+        marker_max: as in ``LogReplay``.
 
     Attributes:
-        unsure_offset, unsure: frames at the end of the last segment, of which nothing says that a sync succeeded.
+        unsure_offset, unsure: frames at the end of the last segment that are not known to be synced.
     """
 
     def __init__(
@@ -310,12 +310,12 @@ class Recovery:
         self._read(names[-1], last)
 
     def _read(self, name: SegmentName, reader: SegmentReader) -> None:
-        # The first segment that is left has nothing before it to be compared with: earlier ones were released.
+        # The first remaining segment has no predecessor to compare with: earlier ones were released.
         if name == self.names[0]:
             self.metadata = reader.metadata
         else:
             self._check_link(reader)
-        # The head repeats hard state and marker, so the fold needs no earlier segment.
+        # The head repeats hard state and marker, so no earlier segment is needed.
         self._feed_all(reader, ((0, record) for record in reader.head_state))
         durable = reader.offset
         for frame in reader.frames():
@@ -328,7 +328,7 @@ class Recovery:
         self.unsure_offset, self.unsure = durable, reader.data[durable : reader.offset]
 
     def _check_link(self, reader: SegmentReader) -> None:
-        # A head carries the checksum of the last frame before it, so the chain goes through all segments.
+        # A head has the checksum of the last frame before it, so the chain spans all segments.
         if reader.previous != self.crc:
             raise WALCorruptError(self.reader_path, self.offset, f"{reader.path} goes on from other contents")
         if reader.metadata != self.metadata:
@@ -347,15 +347,15 @@ class Recovery:
         tail = classify_tail(reader.data, reader.offset, reader.seed)
         if tail.verdict is Verdict.END:
             return
-        # A segment is synced before its successor gets a name, so a tail before the last segment was durable.
+        # A segment is synced before the next one gets its name, so a tail before the last segment was durable.
         if tail.verdict is Verdict.DAMAGED or not last:
             raise WALCorruptError(reader.path, reader.offset, tail.reason)
-        # Cut only in ``finish``: a log that turns out to be refused is left as it was found.
+        # The tail is cut only in ``finish``: a log that is refused later stays unchanged.
         self._torn = reader, tail.reason
 
     def finish(self, snapshot_index: int | None) -> Recovered:
-        """Return what the log says, after a torn tail is cut: nothing is changed in a log that is refused."""
-        # Everything that can be refused is refused in here.
+        """Cut a torn tail and return the contents of the log; a refused log is not changed."""
+        # All reasons to refuse the log raise in here.
         recovered = self.result(snapshot_index)
         if self._torn is None:
             return recovered
@@ -365,17 +365,17 @@ class Recovery:
 
     @property
     def torn(self) -> str | None:
-        """Why the end of the last segment is to be cut off; None if it is whole."""
+        """Reason for cutting the end of the last segment; ``None`` if it is intact."""
         return None if self._torn is None else self._torn[1]
 
     def result(self, snapshot_index: int | None) -> Recovered:
-        """Return what the log says from a marker on, and change nothing.
+        """Return the contents of the log from a marker on, without changing anything.
 
         Arguments:
-            snapshot_index: as of ``WAL.open``.
+            snapshot_index: as in ``WAL.open``.
 
         Raises:
-            WALCorruptError: the log does not reach from the marker to the commit index.
+            WALCorruptError: the log lacks entries between the marker and the commit index.
         """
         try:
             base = self._base(snapshot_index)
@@ -390,7 +390,7 @@ class Recovery:
             return self.replay.snapshot
         if snapshot_index == 0:
             return SnapshotMeta()
-        # The state that the caller has may be older than the last marker: a crash came before the database followed.
+        # The caller's state may be older than the last marker, if a crash came before the database caught up.
         for meta in reversed(self.replay.markers):
             if meta.index == snapshot_index:
                 return meta
@@ -403,8 +403,8 @@ class Recovery:
 
 
 def _needed(names: list[SegmentName], last: SegmentReader) -> list[SegmentName]:
-    """The segments that ``WAL.release`` could not delete, by the marker that the head of the last one repeats."""
+    """Return the segments that ``WAL.release`` could not delete, given the marker in the head of the last one."""
     marker = next(record.index for record in last.head_state if isinstance(record, SnapshotMeta))
-    # The first entry of the next segment bounds those that a segment holds. After a rewind that is less than before.
+    # A segment holds entries below the first index of the next segment, which is smaller than before after a rewind.
     begins = [place for place, name in enumerate(names) if name.first_index <= marker + 1]
     return names[max(begins, default=0) :]

@@ -1,18 +1,18 @@
 """One file of the log: its name, its head, and reading it from end to end.
 
-Owns how a segment is named, made and read. A segment is made under a temporary name at its full size, gets its head
-frame, is synced, and only then gets its real name; so a file with that name is complete, and its length, which the
-head repeats, never changes again. A file of another length is damaged: cutting a file short cannot hide frames.
+A new segment file is created under a temporary name at its full size, gets its head frame, is synced, and only then
+gets its real name. So a file with that name is complete, and its length, which the head repeats, never changes again. A
+file of another length is damaged, so frames cannot be lost unnoticed by truncating a file.
 
     directory/
       lock                                        held by the process that has the log open
       0000000000000000-0000000000000001.wal       sequence 0, first index 1
       0000000000000001-00000000000186a1.wal       sequence 1: entries from 100,001 on
       next.tmp                                    the next segment, allocated ahead
-      0000000000000001-00000000000186a1.wal.broken   what a repair cut off
+      0000000000000001-00000000000186a1.wal.broken   bytes that a repair cut off
 
-``first index`` is one more than the last index of the log when the segment was begun. Every entry in earlier
-segments is below it, which is what lets ``release`` delete them.
+``first index`` is one more than the last index of the log when the segment was created. Every entry in earlier segments
+is below it, so ``release`` can delete them by name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TEMPORARY_NAME: Final = "next.tmp"
 
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.wal")
 NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Error numbers of the system for a full disk or quota."""
+"""System error numbers for a full disk or quota."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -69,7 +69,7 @@ class SegmentName:
 
     @classmethod
     def parse(cls, name: str) -> SegmentName | None:
-        """Return what a file name says; None if it is no segment's."""
+        """Return the parsed file name; ``None`` if it is not the name of a segment."""
         match = _NAME.fullmatch(name)
         return cls(int(match[1], 16), int(match[2], 16)) if match else None
 
@@ -79,14 +79,14 @@ def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
 
     Arguments:
         disk: the file operations.
-        directory: of the log.
+        directory: directory of the log.
 
     Raises:
-        WALCorruptError: one in the middle is missing.
+        WALCorruptError: a segment in the middle is missing.
     """
     names = sorted(name for name in map(SegmentName.parse, disk.list_names(directory)) if name)
     for before, after in itertools.pairwise(names):
-        # ``release`` removes the oldest first and syncs each removal, so no crash leaves a hole.
+        # ``release`` removes the oldest first and syncs each removal, so a crash leaves no gap.
         if after.sequence != before.sequence + 1:
             path = os.path.join(directory, str(after))
             raise WALCorruptError(path, 0, f"the segment between {before} and this one is missing or doubled")
@@ -98,12 +98,12 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
 
     Arguments:
         disk: the file operations.
-        path: of the file; an old one of that name is replaced.
+        path: the file; an existing file of that name is replaced.
         size_bytes: size of the file.
 
     Raises:
-        WALSpaceError: the disk has no room, for the file or its name; the file is gone again.
-        OSError: the system refused an operation for another reason.
+        WALSpaceError: no space for the file or its name; the file is removed again.
+        OSError: a file operation failed for another reason.
     """
     try:
         fd = disk.create(path)
@@ -113,11 +113,11 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
         raise
     try:
         disk.allocate(fd, size_bytes)
-        # Ahead of time: the first sync of a batch would otherwise have to write the allocation as well.
+        # Sync now: otherwise the first sync of a batch would also have to write the allocation.
         disk.sync_data(fd)
     except OSError as error:
         disk.close(fd)
-        # The part that was allocated takes room that others need now.
+        # The allocated part takes space that is needed.
         if error.errno in NO_SPACE:
             disk.remove(path)
             raise WALSpaceError(f"no room for {size_bytes} bytes of write-ahead log at {path}") from error
@@ -128,11 +128,11 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
 def encode_head(
     head: SegmentHead, metadata: bytes, hard_state: HardState, snapshot: SnapshotMeta, previous: int
 ) -> tuple[tuple[bytes, bytes, bytes], int]:
-    """Return the head frame: all that is needed to read on from here without any earlier segment.
+    """Return the head frame, with everything needed to read on from here without earlier segments.
 
     Arguments:
-        head, metadata, hard_state, snapshot: its records.
-        previous: checksum of the last frame of the segment before, 0 for the first segment.
+        head, metadata, hard_state, snapshot: records of the frame.
+        previous: checksum of the last frame of the previous segment, 0 for the first segment.
 
     Returns:
         the buffers to write in order, and the checksum of the frame.
@@ -144,34 +144,34 @@ def encode_head(
 
 
 def head_size(metadata: bytes, snapshot: SnapshotMeta) -> int:
-    """Return the bytes that the head frame takes.
+    """Return the size of the head frame in bytes.
 
     Arguments:
-        metadata, snapshot: its records of variable size.
+        metadata, snapshot: records of variable size.
     """
     (header, body, trailer), _crc = encode_head(SegmentHead(0, 0, 0), metadata, HardState(), snapshot, 0)
     return len(header) + len(body) + len(trailer)
 
 
 class SegmentReader:
-    """A segment in memory, read frame by frame up to the first place where there is none.
+    """A segment in memory, read frame by frame up to the first position without a valid frame.
 
     After the iteration, ``offset`` is where it stopped and ``crc`` the checksum of the last good frame.
 
     Arguments:
-        path: of the file, for errors.
+        path: the file, for error messages.
         data: the whole segment.
 
     Raises:
-        WALCorruptError: its head is not one; frames do not follow each other.
-        WALVersionError: it has another format.
+        WALCorruptError: the head is invalid, or frames do not follow each other.
+        WALVersionError: the segment has another format.
     """
 
     def __init__(self, path: str, data: bytes) -> None:
         self.path = path
         self.data = data
         frame = read_frame(data, 0, 0)
-        # A file gets a segment's name only after its head is durable: no crash leaves one without.
+        # A file gets a segment's name only after its head is durable: no crash leaves a segment without a head.
         if frame is None:
             raise WALCorruptError(path, 0, "the head of the segment is damaged")
         self.head_frame = frame
@@ -191,11 +191,11 @@ class SegmentReader:
     def _check_head(self, head: SegmentHead) -> None:
         if refusal := format_refusal(f"the write-ahead log {self.path}", head.version, FORMAT_VERSION):
             raise WALVersionError(refusal)
-        # A segment under the name of another would be read at the wrong place in the log.
+        # A segment under the name of another would be read at the wrong position in the log.
         name = str(SegmentName(head.sequence, head.first_index))
         if name != os.path.basename(self.path):
             raise WALCorruptError(self.path, 0, f"its head says that it is {name}")
-        # A file cut short must not pass for a log that ends earlier.
+        # A truncated file must not pass for a log that ends earlier.
         if head.size_bytes != len(self.data):
             reason = f"the file has {len(self.data)} bytes where its head says {head.size_bytes}"
             raise WALCorruptError(self.path, min(len(self.data), head.size_bytes), reason)
@@ -203,7 +203,7 @@ class SegmentReader:
     def frames(self) -> Iterator[Frame]:
         """Iterate over the frames after the head, in order."""
         while (frame := read_frame(self.data, self.offset, self.seed)) is not None:
-            # The chain: the frame is undamaged, but it was written after another one than the one before it.
+            # The chain: the frame is undamaged, but was written after a different frame.
             if frame.header.previous != self.crc:
                 raise WALCorruptError(self.path, self.offset, "this frame does not follow the one before it")
             yield frame
@@ -224,11 +224,11 @@ def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader
 
     Arguments:
         disk: the file operations.
-        directory: of the log.
-        name: of the segment.
+        directory: directory of the log.
+        name: name of the segment.
 
     Raises:
-        WALCorruptError: as of ``SegmentReader``; also a file too long to be a segment.
+        WALCorruptError: as in ``SegmentReader``; also if the file is too long for a segment.
     """
     path = os.path.join(directory, str(name))
     fd = disk.open(path)
@@ -244,20 +244,20 @@ def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader
 
 CHECK_S: Final = 0.001
 CHECK_REST_S: Final = 0.004
-"""A check works so long, and rests so long: it holds the interpreter, which others need."""
+"""Seconds of work, and of rest, in turn during a check: it holds the interpreter lock, which other threads need."""
 
 
 def check_segment(disk: Disk, directory: str, name: SegmentName, rest: Callable[[float], bool]) -> None:
-    """Read all of a segment that nothing is written to any more, with rests.
+    """Read all of a closed segment, with pauses.
 
     Arguments:
         disk: the file operations.
-        directory: of the log.
-        name: of the segment.
-        rest: rests for so many seconds; whether to give up.
+        directory: directory of the log.
+        name: name of the segment.
+        rest: waits the given number of seconds; returns whether to stop.
 
     Raises:
-        WALCorruptError: it is not what was written.
+        WALCorruptError: the segment is damaged.
     """
     reader = load_segment(disk, directory, name)
     until = time.perf_counter() + CHECK_S
@@ -272,7 +272,7 @@ def check_segment(disk: Disk, directory: str, name: SegmentName, rest: Callable[
 
 
 def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> int:
-    """Return the size of a segment that a frame fits in: the usual one, or a larger one of its own.
+    """Return the size of a segment for a frame: the usual size, or a larger one if the frame does not fit.
 
     Arguments:
         body_bytes: size of the frame's body.
@@ -289,11 +289,11 @@ def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> in
 
 
 class SpareSegment:
-    """At most one file allocated ahead. ``prepare`` may run on any thread; ``lock`` is held while the file is taken.
+    """At most one file allocated ahead. ``prepare`` may run on any thread; hold ``lock`` while taking the file.
 
     Arguments:
         disk: the file operations.
-        directory: of the log.
+        directory: directory of the log.
         size_bytes: size of the file.
     """
 
@@ -307,24 +307,24 @@ class SpareSegment:
 
     @property
     def ready(self) -> bool:
-        """Whether a file is waiting."""
+        """Whether a file is ready to be taken."""
         return self._fd is not None
 
     def prepare(self) -> None:
-        """Allocate the file unless it is there.
+        """Allocate the file unless it exists.
 
         Raises:
-            WALSpaceError: no room.
-            OSError: the system refused an operation.
+            WALSpaceError: no space.
+            OSError: a file operation failed.
         """
         with self.lock:
-            # A file made after ``close`` would be left behind.
+            # A file created after ``close`` would be left behind.
             if self._fd is None and not self._closed:
                 self._fd = create_temporary(self._disk, self.path, self._size_bytes)
 
     def take(self, size_bytes: int) -> int:
         """Return the descriptor of a file of ``size_bytes``, for the caller to rename. Call with ``lock`` held."""
-        # One batch larger than a segment gets a segment of its own size (``segment_size_for``).
+        # A batch larger than a segment gets a segment of its own size (``segment_size_for``).
         if size_bytes != self._size_bytes:
             self._drop()
             return create_temporary(self._disk, self.path, size_bytes)
@@ -333,7 +333,7 @@ class SpareSegment:
         return create_temporary(self._disk, self.path, size_bytes) if fd is None else fd
 
     def close(self) -> None:
-        """Remove the file, for good."""
+        """Remove the file; no further file can be prepared."""
         with self.lock:
             self._closed = True
             self._drop()

@@ -1,8 +1,8 @@
-"""Where a log ends, and whether a crash can have made it end so.
+"""Decides whether the end of a log is the result of a crash or of damage.
 
-Owns one decision: the bytes at ``offset`` are not the next frame; is that the end of what was written, the trace of
-a write that a crash cut short, or damage? Only the first two let a member start, because a frame that was synced
-may have been acknowledged: cutting it off would lose it silently.
+The bytes at ``offset`` are not a valid frame. They are the end of the written data, the trace of a write that a crash
+interrupted, or damage. Only in the first two cases may a member start, because a frame that was synced may have been
+acknowledged: cutting it off would lose it silently.
 
 The rule: a crash leaves *new sectors that never arrived*, and those read as zeros, since segments are allocated
 anew and never reused. A frame has no sector of zeros (``record.py``). So:
@@ -18,11 +18,11 @@ anew and never reused. A frame has no sector of zeros (``record.py``). So:
 
     |..frame 7..|..frame 8: header ok, one sector zero..|..frame 9: ok, durable = its start..|   frame 8 was synced
 
-One flipped bit is always DAMAGED inside a frame, at any place: it can make neither a sector of zeros nor the
-zero end byte of a header or trailer (both marks end in a byte with four bits set).
+One flipped bit inside a frame is always DAMAGED: it can produce neither a sector of zeros nor a zero byte at the end of
+a header or trailer (both end marks end in a byte with four bits set).
 
-Left out: a device that loses whole synced sectors of the *last* group of frames and returns zeros for them looks
-like a power cut; only the other members can know.
+Limitation: a device that loses whole synced sectors of the *last* group of frames and returns zeros for them looks like
+a power cut; only the other members can know.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A verdict on the end of a segment, and the reason in words for the user."""
+    """A verdict on the end of a segment, and its reason for the user."""
 
     verdict: Verdict
     reason: str
@@ -56,16 +56,16 @@ _END: Final = Tail(Verdict.END, "nothing was written from here on")
 
 
 def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
-    """Return what a segment holds at an offset where ``read_frame`` found no frame.
+    """Return the verdict on an offset of a segment where ``read_frame`` found no frame.
 
     Arguments:
         data: the whole segment.
-        offset: where the last good frame ends.
+        offset: end of the last good frame.
         seed: checksum of the segment's head frame.
     """
     if is_zero(data, offset, len(data)):
         return _END
-    # The witness comes first: a later frame that says these bytes were synced shows that no crash did this.
+    # Look for a witness first: a later frame that states that these bytes were synced excludes a crash.
     witness = _synced_witness(data, offset, seed)
     if witness is not None:
         where = witness.header.offset
@@ -75,13 +75,13 @@ def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
 
 
 def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
-    """Return a later frame that was written when the bytes at ``offset`` were durable already."""
-    # Frames begin at multiples of 8: the next one can begin 8 bytes on at the earliest.
+    """Return a later frame that was written after the bytes at ``offset`` were durable."""
+    # Frames begin at multiples of 8, so the next one begins at least 8 bytes later.
     return next((frame for frame in intact_frames(data, offset + 8, seed) if frame.header.durable > offset), None)
 
 
 def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
-    """Iterate over every undamaged frame, past any bytes between them.
+    """Iterate over every undamaged frame, skipping any bytes between them.
 
     Arguments:
         data: the whole segment.
@@ -92,7 +92,7 @@ def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
         frame = read_frame(data, offset, seed)
         if frame is not None:
             yield frame
-        # A magic that is part of a value, say, is not a frame: look on right behind it.
+        # The magic can also be part of a value, for example: continue right after it.
         offset = offset + 1 if frame is None else frame.header.end
 
 
@@ -103,7 +103,7 @@ def _classify_header(data: bytes, offset: int) -> Tail:
     # The header spans two sectors, and the second did not arrive.
     if sector_end < offset + HEADER_BYTES and is_zero(data, sector_end, sector_end + SECTOR_BYTES):
         return Tail(Verdict.TORN, "a write stops in its header")
-    # The last byte of a header is never zero, so one that was written to its end ends in something else.
+    # The last byte of a header is never zero, so a completely written header cannot end in zeros.
     if offset + HEADER_BYTES <= len(data) and is_zero(data, offset + HEADER_BYTES - 1, len(data)):
         return Tail(Verdict.TORN, "a write stops in its header")
     return Tail(Verdict.DAMAGED, "neither a valid frame header nor the trace of a crash")
@@ -111,16 +111,16 @@ def _classify_header(data: bytes, offset: int) -> Tail:
 
 def _classify_body(data: bytes, header: Header) -> Tail:
     end = header.end
-    # The header's own checksum is right, so the length is what was written, and no writer writes beyond a segment.
+    # The header's checksum is correct, so the length is what was written, and no writer writes beyond a segment.
     if end > len(data):
         return Tail(Verdict.DAMAGED, f"a frame of {header.length} bytes is longer than the rest of the segment")
-    # The first sector holds the header, which arrived. A sector is on the disk whole or not at all (``disk.py``).
+    # The first sector has the header, which arrived. A sector is on the disk as a whole or not at all (``disk.py``).
     sector = _sector_end(header.offset)
     while sector < end:
         if is_zero(data, sector, sector + SECTOR_BYTES):
             return Tail(Verdict.TORN, f"the sector at offset {sector} of a write is missing")
         sector += SECTOR_BYTES
-    # The last byte of a trailer is never zero: the write was cut short, by a kill or in its last sector.
+    # The last byte of a trailer is never zero: the write was interrupted, by a kill or in its last sector.
     if is_zero(data, end - 1, len(data)):
         return Tail(Verdict.TORN, "a write stops before its end")
     return Tail(Verdict.DAMAGED, "checksum mismatch in a frame that was written to its end")
@@ -135,10 +135,10 @@ def is_zero(data: bytes, start: int, end: int) -> bool:
 
     Arguments:
         data: the whole segment.
-        start, end: offsets; the end may lie beyond the data.
+        start, end: offsets; the end may be beyond the data.
     """
     end = min(end, len(data))
-    # By ``memcmp``, a run of zeros at a time: 1 ms for the empty rest of a segment, where counting takes 40.
+    # With ``memcmp``, a block of zeros at a time: 1 ms for the empty rest of a segment, where counting takes 40 ms.
     while end - start > len(_ZEROS):
         if not data.startswith(_ZEROS, start):
             return False

@@ -1,7 +1,7 @@
 """The write-ahead log of a member: append, sync, cut, release.
 
-Owns the durability of everything that Raft must not forget. The promise: what was appended before a ``sync`` that
-returned is there after any crash, or ``open`` refuses; what was not synced may be missing, but only from the end.
+Makes the state of Raft durable. The guarantee: everything appended before a successful ``sync`` is there after any
+crash, or ``open`` fails; what was not synced may be missing, but only from the end.
 
     wal = WAL.create(directory, metadata)
     wal.append(ready.hard_state, ready.entries)      # one system call
@@ -11,18 +11,18 @@ returned is there after any crash, or ``open`` refuses; what was not synced may 
 
 Invariants:
 
-- ``append`` writes one frame with one system call, in a segment that has room for it: disk space is reserved a
-  segment at a time, so a full disk shows at a cut, before a byte of the batch is written.
-- A sync seldom has more to write than the frames: now and then a frame is written with ``FILL_BYTES`` of zeros behind
-  it. A file system has to note of each block of reserved space that it was written for the first time, as one more
-  write of every sync that meets such a block: on ext4 a batch of 3 KB is synced in 0.13 ms instead of 0.18.
-- After a failed write or sync nothing more is ever written or synced by this object (``WALFailedError``); the next
-  ``open`` writes anew what no sync is known to have made durable.
-- A segment is synced before its successor gets a name; each segment's head repeats hard state and last marker, so
-  that earlier segments can go.
+- ``append`` writes one frame with one system call, in a segment with space for it: disk space is reserved one segment
+  at a time, so a full disk shows when a new segment is begun, before any byte of the batch is written.
+- Most syncs write only the frames: from time to time a frame is written with ``FILL_BYTES`` of zeros after it. A file
+  system records for each block of reserved space that it was written for the first time, and this record is one more
+  write in each sync of such a block. On ext4 this reduces the sync of a 3 KB batch from 0.18 ms to 0.13 ms.
+- After a failed write or sync this object never writes or syncs again (``WALFailedError``); the next ``open`` rewrites
+  the frames that are not known to be durable.
+- A segment is synced before the next one gets its name; the head of each segment repeats hard state and last marker, so
+  that earlier segments can be deleted.
 
-Called from one thread at a time, except ``prepare_next``, which may run in any. Leaves out: when to sync, when to
-release, and what to do when the disk is full: that is the member's loop.
+Called from one thread at a time, except ``prepare_next``, which may run in any. Not here: when to sync, when to
+release, and what to do when the disk is full (see the member's loop).
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ _log = logging.getLogger(__name__)
 
 REAL_DISK: Final = RealDisk()
 FILL_BYTES: Final = 128 * 1024
-"""Zeros written behind a frame that reaches what was never written. Twice as much takes a disk a millisecond now and
-then, half as much gains less with batches of 32 KB."""
+"""Zeros written after a frame that reaches unwritten space. With twice as much, some writes take a millisecond longer;
+half as much saves less with batches of 32 KB."""
 _ZEROS: Final = bytes(FILL_BYTES)
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class WAL:
-    """The open log of one member. ``create`` or ``open`` makes it, never the class itself."""
+    """The open log of one member. Use ``create`` or ``open`` to get one, never the constructor."""
 
     def __init__(self, disk: Disk, directory: str, lock_fd: int, metadata: bytes, segment_bytes: int) -> None:
         self._disk = disk
@@ -86,24 +86,24 @@ class WAL:
         self._metadata = metadata
         self._segment_bytes = segment_bytes
         self.written_bytes = 0
-        """Bytes of frames, since the log was opened."""
+        """Bytes of frames written since the log was opened."""
         self._spare = SpareSegment(disk, directory, segment_bytes)
         self._failure: str | None = None
+        """Reason why the log refuses everything; also set by ``close``."""
         self._removed = False
-        """Whether a segment was removed, and that is not durable."""
-        """Why nothing more can be done; also set by ``close``."""
+        """Whether a segment was removed and the removal is not yet durable."""
         self._closed = False
         self._segments: list[SegmentName] = []
         self._kept_from: int | None = None
-        # the segment being written: descriptor, size, where the next frame goes, what is synced, and the checksums
+        # the segment being written: descriptor, size, offset of the next frame, synced offset, and the checksums
         self._fd = -1
         self._size = 0
         self._offset = 0
         self._filled = 0
-        """All before it was written once, if only as zeros."""
+        """Offset up to which the segment was written once, if only with zeros."""
         self._durable = 0
         self._syncing = 0
-        """What will be synced when the sync that was started has ended."""
+        """Offset that will be durable when the started sync has ended."""
         self._crc = 0
         self._seed = 0
         # the log as it stands
@@ -113,10 +113,10 @@ class WAL:
 
     @staticmethod
     def exists(directory: str, disk: Disk = REAL_DISK) -> bool:
-        """Return whether a directory holds a log; one that a crash interrupted in ``create`` does not count.
+        """Return whether a directory has a log; a ``create`` that a crash interrupted does not count.
 
         Arguments:
-            directory: its path.
+            directory: directory of the log.
             disk: the file operations.
         """
         try:
@@ -134,27 +134,27 @@ class WAL:
         disk: Disk = REAL_DISK,
         prepare: Callable[[], None] | None = None,
     ) -> WAL:
-        """Begin a new log; durable on return.
+        """Create a new log; durable on return.
 
         Arguments:
-            directory: its path; made if need be.
-            metadata: bytes of the caller (cluster and member id), given back by every ``open``.
+            directory: directory of the log; created if it does not exist.
+            metadata: bytes of the caller (cluster and member id), returned by every ``open``.
             segment_bytes: size of each segment.
             disk: the file operations.
-            prepare: does what must be done before there is a log, under its lock: of several that create at once one
-                alone does it.
+            prepare: called before the log exists, while its lock is held: of several concurrent creators, only one
+                calls it.
 
         Raises:
-            WALExistsError: there is a log already.
+            WALExistsError: there is already a log.
             WALLockedError: another process uses the directory.
-            WALSpaceError: no room for the first segment.
+            WALSpaceError: no space for the first segment.
             StorageError: the directory cannot be used.
         """
         with _failure_named("create", directory):
             disk.ensure_directory(directory)
             _check_segment_bytes(segment_bytes)
             wal = cls(disk, directory, _lock(disk, directory), metadata, segment_bytes)
-            # Under the lock: two processes that create at once must not both find the directory empty.
+            # Under the lock: two concurrent creators must not both find the directory empty.
             with wal._closed_on_failure():
                 if cls.exists(directory, disk):
                     raise WALExistsError(f"there is a write-ahead log in {directory} already")
@@ -172,30 +172,30 @@ class WAL:
         segment_bytes: int = SEGMENT_BYTES,
         disk: Disk = REAL_DISK,
     ) -> tuple[WAL, Recovered]:
-        """Lock and read a log; cut its tail if a crash tore it; go on at its end.
+        """Lock and read a log; cut a tail that a crash has torn; continue at its end.
 
         Arguments:
-            directory: its path.
-            snapshot_index: the marker whose state the caller has; entries behind it are returned (None: the last
-                marker, 0: from the first entry).
-            segment_bytes: size of segments begun from now on.
+            directory: directory of the log.
+            snapshot_index: marker of the caller's state; entries after it are returned (``None``: the last marker,
+                0: from the first entry).
+            segment_bytes: size of new segments.
             disk: the file operations.
 
         Returns:
-            the log, and what it says.
+            the log, and its contents.
 
         Raises:
-            WALNotFoundError: there is none.
+            WALNotFoundError: there is no log.
             WALLockedError: another process uses it.
-            WALCorruptError: it is damaged where a crash cannot have damaged it.
-            WALFailedError: the system refused an operation.
+            WALCorruptError: the log is damaged in a way that a crash cannot cause.
+            WALFailedError: a file operation failed.
         """
         with _failure_named("open", directory):
             if not cls.exists(directory, disk):
                 raise WALNotFoundError(f"there is no write-ahead log in {directory}")
             disk.ensure_directory(directory)
             _check_segment_bytes(segment_bytes)
-            # Locked before the first segment is read: what is read must not change, and may be cut.
+            # Locked before the first segment is read: the files must not change while they are read and perhaps cut.
             wal = cls(disk, directory, _lock(disk, directory), b"", segment_bytes)
             with wal._closed_on_failure():
                 return wal, wal._recover(snapshot_index)
@@ -205,7 +205,7 @@ class WAL:
         try:
             yield
         except BaseException as error:
-            # So that ``close`` gives up files and lock but syncs nothing.
+            # So that ``close`` releases files and lock but does not sync.
             self._failure = self._failure or explain(error)
             self.close()
             raise
@@ -220,25 +220,25 @@ class WAL:
         self._filled = self._offset
         self._crc, self._seed = recovery.crc, recovery.seed
         self._hard_state, self._snapshot = recovered.hard_state, recovery.replay.snapshot
-        # Behind a marker beyond the log there are no entries: the log goes on after the marker.
+        # After a marker beyond the log there are no entries: the log continues after the marker.
         self._last_index = max(recovery.replay.last_index, self._snapshot.index)
         self._fd = self._disk.open(recovery.path)
         self._settle(recovery.unsure, recovery.unsure_offset)
         return recovered
 
     def _settle(self, unsure: bytes, offset: int) -> None:
-        """Make durable what was read: it may have come from the page cache of a killed process.
+        """Make the contents durable: they may have come from the page cache of a killed process.
 
-        Without this, a member could acknowledge an entry on the word of this ``open`` and lose it in a power cut.
+        Otherwise a member could acknowledge an entry that this ``open`` returned, and lose it in a power cut.
         """
-        # Only the last segment can hold anything unsynced: each one before it was synced at the cut. If that process
-        # ended because a sync failed, the kernel takes those pages for written: only another write has it write them.
+        # Only the last segment can have unsynced data: the earlier ones were synced when the next one was begun. If the
+        # earlier process ended because a sync failed, the kernel may consider those pages written: write them again.
         if unsure:
             self._disk.write(self._fd, [unsure], offset)
         self._disk.sync_data(self._fd)
-        # From here on the frames of this process may say so of the bytes before them.
+        # From here on, frames of this process may state that the bytes before them are durable.
         self._durable = self._offset
-        # Allocated ahead by the last run, or left by a cut that a crash interrupted: without its name it holds nothing.
+        # A segment allocated ahead by the last run, or left by a crash before it got its name: it has no contents.
         if TEMPORARY_NAME in self._disk.list_names(self._directory):
             self._disk.remove(self._spare.path)
         self._disk.sync_directory(self._directory)
@@ -249,17 +249,17 @@ class WAL:
         """Write a batch, all or nothing, as one frame; durable after the next ``sync``.
 
         Arguments:
-            hard_state: term, vote and commit index from now on; None: as before.
+            hard_state: term, vote and commit index from now on; ``None``: unchanged.
             entries: contiguous, beginning at most one after the last index; an earlier beginning overwrites.
 
         Raises:
-            WALSpaceError: no room for the next segment; nothing was written, and the call may be repeated.
-            WALFailedError: the write failed, or one before it.
+            WALSpaceError: no space for the next segment; nothing was written, and the call may be repeated.
+            WALFailedError: this write failed, or an earlier one.
             InvariantError: no correct Raft makes this batch (and ``open`` would refuse it); nothing was written.
         """
         if self._failure is not None:
             self._refuse()
-        # Everything that can be refused is refused before the first byte, or the log would have to be repaired.
+        # Check everything before writing the first byte; otherwise the log would have to be repaired.
         last_index = self._check_batch(hard_state, entries)
         parts: list[bytes] = []
         encode_entries(entries, parts)
@@ -272,14 +272,14 @@ class WAL:
                 self._hard_state = hard_state
 
     def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
-        """Mark that the state up to a snapshot is durable elsewhere; a marker beyond the log begins it anew.
+        """Record that the state up to a snapshot is durable elsewhere; a marker beyond the log starts the log again.
 
         Arguments:
             meta: the snapshot.
-            hard_state: of the same Ready, so that no crash comes between the two; None: as before.
+            hard_state: hard state of the same Ready, so that no crash comes between the two; ``None``: unchanged.
 
         Raises:
-            WALSpaceError, WALFailedError, InvariantError: as of ``append``.
+            WALSpaceError, WALFailedError, InvariantError: as in ``append``.
         """
         if self._failure is not None:
             self._refuse()
@@ -288,7 +288,7 @@ class WAL:
         last_index = max(self._last_index, meta.index)
         if hard_state is not None:
             self._check_hard_state(hard_state, last_index)
-        # One frame: either both are there after a crash or neither is.
+        # One frame: after a crash either both are there or neither is.
         self._write(encode_snapshot(meta) + (b"" if hard_state is None else encode_hard_state(hard_state)))
         self._snapshot = meta
         self._last_index = last_index
@@ -296,15 +296,15 @@ class WAL:
             self._hard_state = hard_state
 
     def sync(self) -> None:
-        """Make all that was appended durable.
+        """Make everything appended so far durable.
 
         Raises:
-            WALFailedError: the sync failed, or something before it; a failure is for ever (see the class).
+            WALFailedError: this sync failed, or an earlier operation; failures are permanent (see the class).
         """
         if self._failure is not None:
             self._refuse()
         offset = self._offset
-        # A turn that only sent messages costs no sync.
+        # A turn of the loop that only sent messages needs no sync.
         if offset == self._durable:
             return
         try:
@@ -314,21 +314,21 @@ class WAL:
             self._durable = offset
             if failpoints.armed:
                 failpoint("walAfterSync")
-        # Even an interrupt: whether the sync took place is not known then.
+        # Also after an interrupt: it is then unknown whether the sync happened.
         except BaseException as error:
             self._fail("sync", error)
 
     def start_sync(self, start: Callable[[int], bool]) -> bool:
-        """Begin to make all that was appended durable; nothing may be called before ``end_sync`` then.
+        """Start to make everything appended so far durable; then no method may be called before ``end_sync``.
 
         Arguments:
-            start: begins to sync a descriptor; whether that is under way.
+            start: starts the sync of a descriptor; returns whether a sync is in progress.
 
         Returns:
-            Whether a sync is under way; if not, all is durable now.
+            Whether a sync is in progress; if not, everything is already durable.
 
         Raises:
-            WALFailedError: as of ``sync``.
+            WALFailedError: as in ``sync``.
         """
         if self._failure is not None:
             self._refuse()
@@ -341,13 +341,13 @@ class WAL:
         return True
 
     def end_sync(self, finish: Callable[[], None]) -> None:
-        """End the sync that was started: what was appended before is durable.
+        """End the started sync: everything appended before it is durable.
 
         Arguments:
-            finish: waits for it; raises its failure.
+            finish: waits for the sync; raises its error.
 
         Raises:
-            WALFailedError: as of ``sync``.
+            WALFailedError: as in ``sync``.
         """
         try:
             finish()
@@ -356,16 +356,16 @@ class WAL:
             self._fail("sync", error)
 
     def _check_batch(self, hard_state: HardState | None, entries: Sequence[Entry]) -> int:
-        """Return the last index after the batch. Costs the same for any number of entries."""
+        """Return the last index after the batch. Takes the same time for any number of entries."""
         last_index = self._last_index
         if entries:
             first, last_index = entries[0].index, entries[-1].index
-            # The ends vouch for the middle: the core numbers entries one after the other, and ``open`` checks each.
+            # Checking the ends is enough: the core numbers entries consecutively, and ``open`` checks each.
             if last_index - first != len(entries) - 1 or first > self._last_index + 1:
                 raise InvariantError(
                     f"entries {first}..{last_index} ({len(entries)}) do not follow entry {self._last_index}"
                 )
-            # Raft overwrites entries of a lost leadership, never one that is committed or in a snapshot.
+            # Raft overwrites entries of an earlier leader, never one that is committed or in a snapshot.
             if first <= self._last_index and first <= max(self._hard_state.commit, self._snapshot.index):
                 raise InvariantError(f"entry {first} overwrites what is committed")
         if hard_state is not None:
@@ -373,7 +373,7 @@ class WAL:
         return last_index
 
     def _check_hard_state(self, state: HardState, last_index: int) -> None:
-        # Raft's terms and commit indexes only grow; a caller that is confused is stopped before it harms the log.
+        # Terms and commit indexes only grow; stop a faulty caller before it harms the log.
         if state.term < self._hard_state.term or state.commit < self._hard_state.commit:
             raise InvariantError(f"{state} follows {self._hard_state}")
         if state.commit > last_index:
@@ -381,13 +381,13 @@ class WAL:
 
     def _write(self, body: bytes) -> None:
         size = frame_size(len(body))
-        # A frame never spans two segments, so that a segment can be checked and deleted on its own.
+        # A frame never spans two segments, so that each segment can be checked and deleted separately.
         if self._offset + size > self._size:
             self._cut(len(body))
         try:
             if failpoints.armed:
                 failpoint("walBeforeWrite")
-            # Each frame carries what was durable when it was written: the witness that tells a torn write from damage
+            # Each frame states what was durable when it was written, which distinguishes a torn write from damage
             # (``tail.py``).
             buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
             end = self._offset + size
@@ -398,12 +398,12 @@ class WAL:
             self._crc = crc
             if failpoints.armed:
                 failpoint("walAfterWrite")
-        # How much of it reached the file is not known, so nothing may be written behind it.
+        # It is unknown how much of the frame reached the file, so nothing may be written after it.
         except BaseException as error:
             self._fail("write", error)
 
     def _with_zeros(self, buffers: Sequence[bytes], end: int) -> Sequence[bytes]:
-        """Return what is to be written up to an offset, and zeros behind it."""
+        """Return the buffers, followed by zeros to write after them."""
         self._filled = min(end + FILL_BYTES, self._size)
         return [*buffers, _ZEROS[: self._filled - end]]
 
@@ -412,33 +412,33 @@ class WAL:
     @property
     def needs_next(self) -> bool:
         """Whether the segment is more than half full and its successor not allocated: call ``prepare_next``."""
-        # Half, so that the allocation on its own thread has the time in which the other half is filled.
+        # At half, so that the other thread has the time of filling the other half for the allocation.
         return self._offset * 2 > self._size and not self._spare.ready
 
     def prepare_next(self) -> None:
-        """Allocate the next segment, so that the cut to it does not wait for the disk. Runs on any thread.
+        """Allocate the next segment, so that switching to it does not wait for the disk. Runs on any thread.
 
-        Nothing is done while no file can be opened, in this process or on this machine.
+        Does nothing while no file can be opened because of the limits of this process or machine.
 
         Raises:
-            WALSpaceError: the disk is full, while there is still room in this segment.
-            WALFailedError: the system refused for another reason.
+            WALSpaceError: the disk is full; this segment still has space.
+            WALFailedError: the allocation failed for another reason.
         """
         if self._failure is not None:
             self._refuse()
         try:
             self._spare.prepare()
         except OSError as error:
-            # This segment has room, and a file may be closed before it is full: ``needs_next`` stays true.
+            # This segment has space, and a descriptor may become free before it is full: ``needs_next`` stays true.
             if error.errno not in _NO_DESCRIPTOR:
                 self._fail("allocate", error)
 
     def cut(self) -> bool:
-        """Go on in a new segment, if the present one has entries, so that it can be archived; return whether it had.
+        """Begin a new segment, if the current one has entries, so that it can be archived; return whether it had.
 
         Raises:
-            WALSpaceError: no room for the next segment; nothing was written.
-            WALFailedError: the system refused, or something failed before.
+            WALSpaceError: no space for the next segment; nothing was written.
+            WALFailedError: a file operation failed, now or earlier.
         """
         if self._failure is not None:
             self._refuse()
@@ -448,10 +448,10 @@ class WAL:
         return True
 
     def _cut(self, body_bytes: int) -> None:
-        """Go on in a new segment, with room for a frame of ``body_bytes``."""
+        """Begin a new segment, with space for a frame of ``body_bytes``."""
         if body_bytes > BODY_MAX_BYTES:
             raise InvariantError(f"a batch of {body_bytes} bytes is larger than {BODY_MAX_BYTES}")
-        # The old segment first: recovery takes a torn tail in any segment but the last for damage.
+        # Sync the old segment first: recovery treats a torn tail in any segment but the last as damage.
         self.sync()
         failpoint("walBeforeCut")
         old_fd = self._fd
@@ -462,7 +462,7 @@ class WAL:
     def _begin_segment(self, body_bytes: int, body: bytes = b"") -> None:
         sequence = self._segments[-1].sequence + 1 if self._segments else 0
         size = segment_size_for(body_bytes, head_size(self._metadata, self._snapshot), self._segment_bytes)
-        # Every entry so far has a lower index: what allows ``release`` to go by the names alone.
+        # Every entry so far has a lower index, so ``release`` can go by the names alone.
         name = SegmentName(sequence, self._last_index + 1)
         # ``prepare_next`` may be allocating the same temporary file on another thread.
         with self._spare.lock:
@@ -470,22 +470,24 @@ class WAL:
                 fd = self._spare.take(size)
                 self._name_segment(fd, name, size, body)
             except WALSpaceError:
-                raise  # nothing was written: the old segment is whole, and the caller may try again
+                raise  # nothing was written: the old segment is intact, and the caller may retry
             except BaseException as error:
                 self._fail("cut", error)
         self._fd = fd
         self._segments.append(name)
 
     def _name_segment(self, fd: int, name: SegmentName, size: int, body: bytes) -> None:
-        """Give a new segment its head and perhaps a first frame, then its name, each durable before the next step."""
+        """Write the head and perhaps a first frame of a new segment, then name it; each step is durable before the
+        next.
+        """
         head = SegmentHead(name.sequence, name.first_index, size)
         buffers, crc = encode_head(head, self._metadata, self._hard_state, self._snapshot, self._crc)
         self._size = size
         self._disk.write(fd, self._with_zeros(buffers, sum(map(len, buffers))), 0)
-        # The name promises a whole head: contents before name, name before use.
+        # A named segment must have a complete head: sync the contents, then rename, then use.
         self._disk.sync_data(fd)
         self._offset = self._durable = sum(map(len, buffers))
-        # The checksum of the head seeds those of all frames in the segment: a frame of another log cannot pass.
+        # The checksum of the head seeds those of all frames in the segment: frames of another log are not accepted.
         self._crc = self._seed = crc
         if body:
             buffers, self._crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
@@ -497,17 +499,17 @@ class WAL:
         self._disk.sync_directory(self._directory)
 
     def rewind(self, meta: SnapshotMeta) -> Recovered:
-        """Go on as if no marker beyond a state had ever been written, nor what follows it: only term and vote stay.
+        """Remove all markers beyond a state, and everything after them, except the current term and vote.
 
-        For a member that was sent a database which it cannot install: it has acknowledged nothing since. What is left
-        is written into a new segment, which takes the place of all others in one step, and is durable on return.
+        For a member that received a database that it cannot install: it has acknowledged nothing since. The remaining
+        log is written into a new segment, which replaces all others in one step and is durable on return.
 
         Arguments:
             meta: the state that the member has instead.
 
         Raises:
-            WALCorruptError: the log has not what follows that state.
-            WALSpaceError, WALFailedError: as of ``append``.
+            WALCorruptError: the log lacks the entries after that state.
+            WALSpaceError, WALFailedError: as in ``append``.
         """
         if self._failure is not None:
             self._refuse()
@@ -536,24 +538,24 @@ class WAL:
         return Recovered(self._metadata, self._hard_state, entries, meta)
 
     def release(self, index: int) -> int:
-        """Delete the segments that hold only entries below ``index``, oldest first; return how many.
+        """Delete the segments that hold only entries below ``index``, oldest first; return their number.
 
-        An entry behind the last snapshot marker is never deleted at any ``index``, nor is a segment that ``keep``
-        holds.
+        Entries after the last snapshot marker are never deleted, whatever the ``index``, nor are segments that ``keep``
+        protects.
 
-        A removal that fails is a warning, and tried again by the next call: what is too much only takes room.
+        A failed removal is logged as a warning and retried by the next call: the extra file only takes space.
 
         Raises:
             WALFailedError: a sync of the log failed.
         """
-        self.sync()  # the marker that makes the entries dispensable is durable before they go
+        self.sync()  # the marker that makes the entries unnecessary must be durable before they are deleted
         limit = min(index, self._snapshot.index + 1)
         count = 0
         try:
             if self._removed:
                 self._disk.sync_directory(self._directory)
                 self._removed = False
-            # The first index of the next segment bounds the entries of this one.
+            # The first index of the next segment is above all entries of this one.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1
@@ -564,7 +566,7 @@ class WAL:
         return count
 
     def keep(self, sequence: int) -> None:
-        """Let ``release`` delete no segment from a sequence number on; called from any thread."""
+        """Protect all segments from a sequence number on from ``release``; called from any thread."""
         self._kept_from = sequence
 
     def _is_kept(self) -> bool:
@@ -576,7 +578,7 @@ class WAL:
             self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
         del self._segments[0]
         self._removed = True
-        # Each removal durable before the next: two of them out of order would leave a hole in the sequence.
+        # Each removal is durable before the next: out of order they could leave a gap in the sequence.
         self._disk.sync_directory(self._directory)
         self._removed = False
         failpoint("walAfterUnlink")
@@ -584,16 +586,16 @@ class WAL:
     # -- end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Sync what was appended, unless something failed; give files and lock back. Harmless when repeated.
+        """Sync the appended data, unless something failed; close files and release the lock. May be called repeatedly.
 
         Raises:
-            WALFailedError: that last sync failed.
+            WALFailedError: this last sync failed.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            # After a failure a sync that succeeds would prove nothing (``WALFailedError``).
+            # After a failure, a successful sync would prove nothing (``WALFailedError``).
             if self._failure is None and self._fd >= 0:
                 self.sync()
         finally:
@@ -610,11 +612,11 @@ class WAL:
         self._disk.close(self._lock_fd)
 
     def _fail(self, step: str, error: BaseException) -> NoReturn:
-        """Refuse everything from now on, because of ``error``."""
+        """Refuse all further calls because of ``error``."""
         self._failure = f"{step} failed: {explain(error)}"
         if isinstance(error, OSError):
             raise WALFailedError(f"write-ahead log in {self._directory}: {self._failure}") from error
-        # A bug, or the end of the process, is not reported as a failure of the disk.
+        # A bug or the end of the process is not reported as a disk failure.
         raise error
 
     def _refuse(self) -> NoReturn:
@@ -624,12 +626,12 @@ class WAL:
 
     @property
     def directory(self) -> str:
-        """Where the segments are."""
+        """Directory of the segments."""
         return self._directory
 
     @property
     def last_index(self) -> int:
-        """Index of the last entry appended, or of the marker behind which there is none."""
+        """Index of the last appended entry, or of the last marker if there are no entries after it."""
         return self._last_index
 
     @property
@@ -639,12 +641,12 @@ class WAL:
 
     @property
     def closed_segments(self) -> list[SegmentName]:
-        """The segments that nothing is written to any more, oldest first; asked from any thread."""
+        """Return the segments that are no longer written, oldest first; called from any thread."""
         return self._segments[:-1]
 
     @property
     def open_segment(self) -> SegmentName:
-        """The segment that is written to; asked from any thread."""
+        """Return the segment being written; called from any thread."""
         return self._segments[-1]
 
 
@@ -655,7 +657,7 @@ def _check_segment_bytes(segment_bytes: int) -> None:
 
 @contextlib.contextmanager
 def _failure_named(step: str, directory: str) -> Iterator[None]:
-    """Turn the system's errors into one line that says what could not be done, and where."""
+    """Turn system errors into one line that names the failed step and the directory."""
     try:
         yield
     except OSError as error:

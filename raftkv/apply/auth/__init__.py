@@ -1,15 +1,19 @@
-"""Users, roles and what they may do: the part of it that all members have alike.
+"""Users, roles and permissions: the part that is the same on all members.
 
-    store           users, roles, whether they are asked for; each change is an entry of the log
-    permissions     intervals of keys that a user may read and write, joined over the user's roles
-    rights          what a request of each kind needs, checked where it is proposed and again where it is applied
-    caller          who causes a request
+    store           users, roles, whether authentication is enabled; each change is an entry of the log
+    directory       all users and roles, in memory and in etcd's form on disk, with their limits
+    records         one user, one role
+    permissions     intervals of keys that a user may read and write, the union over the user's roles
+    rights          the rights that each kind of request needs, checked where it is proposed and where it is applied
+
+The caller of a request is a ``request.Caller``.
 
 Invariants
-- The revision of users and roles grows with each change of rights. An entry that was admitted under an older one is
-  refused while applying (etcd: ErrAuthOldRevision), for any change; requests that need root are the exception: for
-  them the caller's present role counts.
-- The rights of a user are a function of the applied state alone: no clock, no token, no certificate.
 
-Leaves out how a member finds out who calls (``server.auth``): tokens, passwords and certificates.
+- The revision of users and roles grows with each change of rights. An entry that was admitted under an older revision
+  is refused while applying (etcd: ErrAuthOldRevision), whatever the change was. Requests that need root are the
+  exception: for them the caller's current role counts.
+- The rights of a user depend only on the applied state: not on clocks, tokens or certificates.
+
+Not here: how a member authenticates a caller (``server.auth``): tokens, passwords and certificates.
 """

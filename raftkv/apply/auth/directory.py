@@ -1,18 +1,19 @@
-"""Which users and roles there are: in memory, and in buckets of their own, in etcd's form.
+"""The users and roles: in memory, and in their own buckets in etcd's form.
 
     authUsers    name  ->  authpb.User
     authRoles    name  ->  authpb.Role
 
     directory.users[b"alice"].roles          # ["reader"]
-    directory.key_set(user, write=True)      # what all its roles together let it write
+    directory.key_set(user, write=True)      # the keys that its roles together let it write
 
 Invariants
-- Memory and buckets say the same; ``role.holders`` are the users that name the role, and users that name one that does
-  not exist are known too: the role root may be granted before it exists.
-- Everything that a client can make grow has a limit here. They bound what one change costs (a role that is deleted is
-  taken from all its users in one turn: 2 us each), what a check costs, and what a start reads.
-- The rights of a user are joined over its roles on first use, and kept until one of them changes: a user of
-  one role shares the sets of that role. Of the others at most ``JOINED_INTERVALS_MAX`` intervals are kept.
+
+- Memory and buckets agree. ``role.holders`` are the users that name the role; users that name a role that does not
+  exist are recorded too, because the role root may be granted before it exists.
+- Everything that a client can make grow has a limit here. The limits bound the cost of one change (a deleted role is
+  taken from all its users in one turn: 2 us each), the cost of a check, and the amount that a start reads.
+- The rights of a user are the union over its roles, computed on first use and kept until one of the roles changes. A
+  user of one role shares the sets of that role. For the others at most ``JOINED_INTERVALS_MAX`` intervals are kept.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from raftkv.pb import auth_pb2
 from raftkv.storage import schema
 
 NAME_BYTES_MAX: Final = schema.META_KEY_BYTES_MAX
-"""Longest name of a user or a role: a key of its bucket."""
+"""Longest name of a user or a role, which is a key of its bucket."""
 USERS_MAX: Final = 10_000
 HOLDERS_AT_ONCE: Final = 256
-"""Users from whom a role that is deleted is taken without a pause: 1.5 ms."""
+"""Users from whom a deleted role is taken without a pause: 1.5 ms."""
 ROLES_MAX: Final = 10_000
 ROLES_PER_USER_MAX: Final = 1_000
 GRANTS_MAX: Final = 50_000
-"""Roles of all users together: a role that is deleted is taken from all that have it, in one turn."""
+"""Roles of all users together: a deleted role is taken from all its users in one turn."""
 PERMISSIONS_PER_USER_MAX: Final = 10_000
-"""Permissions of all roles of a user together, and so of one role: to join them takes 20 ms."""
+"""Permissions of all roles of a user together, and so of one role: joining them takes 20 ms."""
 BYTES_MAX: Final = 16 << 20
-"""Size of all records together: they are read at a start."""
+"""Size of all records together, which a start reads."""
 JOINED_INTERVALS_MAX: Final = 1_000_000
-"""Intervals of users of several roles that are kept joined: 16 MB."""
+"""Intervals kept joined for users of several roles: 16 MB."""
 
 
 _Record = TypeVar("_Record", Role, User)
@@ -54,10 +55,10 @@ class Directory:
     """Users and roles.
 
     Arguments:
-        store: where they are kept.
+        store: store of the records.
 
     Attributes:
-        users, roles: by name; to be changed by the methods alone.
+        users, roles: by name; to be changed only by the methods.
     """
 
     def __init__(self, store: MetaStore) -> None:
@@ -71,10 +72,10 @@ class Directory:
         self._joined_intervals = 0
 
     def reload(self) -> None:
-        """Read everything back from the store.
+        """Read everything from the store.
 
         Raises:
-            StorageError: a record cannot be read; names it.
+            StorageError: a record cannot be read; the message names it.
         """
         self.roles = {role.name: role for role in self._read(schema.AUTH_ROLES, Role.parse)}
         self.users = {user.name: user for user in self._read(schema.AUTH_USERS, User.parse)}
@@ -130,11 +131,11 @@ class Directory:
         self._forget(user)
 
     def set_password(self, user: User, password_hash: bytes) -> None:
-        """Give a user another password.
+        """Change the password of a user.
 
         Arguments:
-            user: of the directory.
-            password_hash: of the password; empty: none.
+            user: a user of the directory.
+            password_hash: hash of the password; empty: none.
         """
         self._check_bytes(len(password_hash) - len(user.password_hash))
         self._size_bytes -= user.size_bytes
@@ -148,7 +149,7 @@ class Directory:
     # Roles of users.
 
     def grant_role(self, user: User, name: str) -> None:
-        """Give a user a role that it has not.
+        """Grant a user a role that it does not have.
 
         Raises:
             AuthLimitError: it would have too many roles, or permissions.
@@ -170,7 +171,7 @@ class Directory:
         self._join(user, name)
 
     def revoke_role(self, user: User, name: str) -> None:
-        """Take a role from a user that has it."""
+        """Revoke a role of a user."""
         before = user.size_bytes
         user.drop_role(name)
         self._size_bytes += user.size_bytes - before
@@ -216,7 +217,7 @@ class Directory:
         self._save_role(role)
 
     def delete_role(self, role: Role) -> Iterator[None]:
-        """Take a role from its users, ``HOLDERS_AT_ONCE`` between two pauses, and remove it."""
+        """Remove a role and take it from its users, with a pause after each ``HOLDERS_AT_ONCE`` users."""
         # In order, so that all members write the same batches.
         for number, name in enumerate(sorted(role.holders), 1):
             self.revoke_role(self.users[name], role.name)
@@ -227,15 +228,15 @@ class Directory:
         self._store.meta_delete(schema.AUTH_ROLES, role.name.encode())
 
     def grant_permission(self, role: Role, key: bytes, range_end: bytes, kind: int) -> None:
-        """Grant an interval to a role; what was granted for just this one is replaced.
+        """Grant an interval to a role; an existing permission for exactly this interval is replaced.
 
         Arguments:
-            role: of the directory.
+            role: a role of the directory.
             key, range_end: the interval, as on the wire.
             kind: a ``Permission.Type``.
 
         Raises:
-            AuthLimitError: the role, or a user that has it, would have too many.
+            AuthLimitError: the role, or one of its users, would have too many permissions.
         """
         if not role.grants(key, range_end):
             if len(role.permissions) >= PERMISSIONS_PER_USER_MAX:
@@ -249,10 +250,10 @@ class Directory:
         self._changed(role, before)
 
     def revoke_permission(self, role: Role, key: bytes, range_end: bytes) -> bool:
-        """Take back what is granted for just this interval; whether anything was.
+        """Revoke the permission for exactly this interval; return whether there was one.
 
         Arguments:
-            role: of the directory.
+            role: a role of the directory.
             key, range_end: the interval, as on the wire.
         """
         before = len(role.permissions)
@@ -286,14 +287,14 @@ class Directory:
             count, most = user.permission_count, PERMISSIONS_PER_USER_MAX
             raise _limit(f"user {user.shown_name} has {count} permissions in its roles, the most is {most}")
 
-    # What users may do.
+    # Permissions of users.
 
     def key_set(self, user: User, *, write: bool) -> KeySet:
         """Return the keys that a user may read, or write; users with the role root may do more.
 
         Arguments:
-            user: of the directory.
-            write: whether those that it may write.
+            user: a user of the directory.
+            write: True for the keys that it may write.
         """
         names = user.message.roles
         if len(names) == 1:

@@ -1,18 +1,18 @@
-"""Sets of keys: what the roles of a user let it read, or write.
+"""Sets of keys: the keys that the roles of a user let it read, or write.
 
     keys = KeySet.of([(b"a", b"c"), (b"k", b"")])     # the keys from a to below c, and the key k
     b"b" in keys                                      # True
     keys.covers(b"a", b"b")                           # every key of an interval, its end as on the wire
 
-An interval is what clients write: an empty end is a single key, the end ``"\\0"`` all keys from the first one on. A set
-covers an interval if the union of its parts does, as in etcd: ``[a, b)`` and ``[b, c)`` cover ``[a, c)``; what has no
-end is covered only by what has none.
+Intervals are as on the wire: an empty end means a single key, the end ``"\\0"`` all keys from the first one on. A set
+covers an interval if the union of its parts does, as in etcd: ``[a, b)`` and ``[b, c)`` cover ``[a, c)``; only an
+interval without an end covers an interval without an end.
 
-A set is the sorted list of the keys at which it begins and ends, in turn, so each question is one bisection: 0.1 us
-with one interval, 0.3 us with 10,000. A set without end has one bound more at which it begins.
+A set is the sorted list of its bounds, begins and ends in turn, so each query is one binary search: 0.1 us with one
+interval, 0.3 us with 10,000. A set without an end has one begin more than ends.
 
-An interval that holds no key (etcd 3.5 takes such permissions, and its snapshot files bring them) adds nothing. A
-request for one is covered if its first key is; etcd's answer hangs on the shape of a tree then.
+An empty interval (etcd 3.5 accepts such permissions, and its snapshot files contain them) adds nothing. A request for
+an empty interval is covered if its first key is; etcd's result depends on the shape of a tree then.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Interval = tuple[bytes, bytes]
 
 
 class KeySet:
-    """A set of keys; it does not change.
+    """An immutable set of keys.
 
     Arguments:
-        bounds: where it begins and ends, in turn, in order.
+        bounds: begins and ends of its intervals, in turn, in order.
     """
 
     __slots__ = ("bounds",)
@@ -41,12 +41,12 @@ class KeySet:
 
     @classmethod
     def of(cls, intervals: Iterable[Interval]) -> KeySet:
-        """Return the union of intervals as they stand on the wire."""
+        """Return the union of intervals in wire form."""
         return cls._joined([each for interval in intervals if (each := _half_open(*interval)) is not None])
 
     @classmethod
     def union(cls, sets: Iterable[KeySet]) -> KeySet:
-        """Return the keys that are in any of the sets."""
+        """Return the union of the sets."""
         intervals: list[tuple[bytes, bytes | None]] = []
         for each in sets:
             bounds = each.bounds
@@ -59,7 +59,7 @@ class KeySet:
     def _joined(cls, intervals: list[tuple[bytes, bytes | None]]) -> KeySet:
         bounds: list[bytes] = []
         for low, high in sorted(intervals, key=_low):
-            # Where the set is open already, everything else lies in it.
+            # The set has no end from here on, so it contains all further intervals.
             if len(bounds) % 2:
                 break
             if bounds and low <= bounds[-1]:
@@ -79,7 +79,7 @@ class KeySet:
         """Return whether every key of an interval is in the set.
 
         Arguments:
-            key, range_end: as on the wire.
+            key, range_end: the interval, as on the wire.
         """
         bounds = self.bounds
         position = bisect_right(bounds, key)
@@ -90,7 +90,7 @@ class KeySet:
         return range_end != TO_THE_LAST and range_end <= bounds[position]
 
     def end_after(self, key: bytes) -> bytes | None:
-        """Return where the part of the set ends that a key is in; None: nowhere.
+        """Return the end of the interval of the set that contains a key; ``None``: no end.
 
         Raises:
             KeyError: the key is not in the set.
@@ -117,7 +117,7 @@ def _low(interval: tuple[bytes, bytes | None]) -> bytes:
 
 
 def _half_open(key: bytes, range_end: bytes) -> tuple[bytes, bytes | None] | None:
-    """Return the interval by its first key and the one before which it ends; None where it holds no key."""
+    """Return the interval as its first key and the key before which it ends; ``None`` if it is empty."""
     if not key:
         return None
     if not range_end:

@@ -1,13 +1,14 @@
-"""One user and one role, in the form in which etcd keeps them (``authpb.User``, ``authpb.Role``).
+"""One user and one role, in etcd's form (``authpb.User``, ``authpb.Role``).
 
     role = Role.parse(record)
     role.grant(b"a", b"b", Permission.READ)
-    b"a" in role.readable                      # the union of what it grants
-    role.record()                              # what is written
+    b"a" in role.readable                      # the union of its permissions
+    role.record()                              # the bytes to store
 
-A role of 10,000 permissions is written anew with each change: their bytes are kept, so that this takes 0.2 ms.
+A role of 10,000 permissions is encoded again with each change: the bytes of the permissions are kept, so that this
+takes 0.2 ms.
 
-Left out: which names exist, and who may have how much (``directory``).
+Not here: which names exist, and the limits (``directory``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from raftkv.pb import auth_pb2
 Permission = auth_pb2.Permission
 
 ROOT: Final = "root"
-"""The role that may do everything, and the user that must have it before users are asked for."""
+"""The role that may do everything, and the user that must have it before authentication can be enabled."""
 ROOT_USER: Final = ROOT.encode()
 
 _READING: Final = frozenset((Permission.READ, Permission.READWRITE))
@@ -34,12 +35,12 @@ class Role:
     """A role.
 
     Arguments:
-        name: of the role.
+        name: name of the role.
 
     Attributes:
         permissions: key, range_end and type, in order; a type that this version does not know grants nothing.
         holders: names of the users that have it.
-        size_bytes: of its record.
+        size_bytes: size of its record.
     """
 
     __slots__ = ("_fields", "_readable", "_writable", "holders", "name", "permissions", "size_bytes")
@@ -57,7 +58,7 @@ class Role:
         """Return the role of a record.
 
         Raises:
-            DecodeError, UnicodeDecodeError: it is none.
+            DecodeError, UnicodeDecodeError: the record is not a role.
         """
         message = auth_pb2.Role.FromString(record)
         role = cls(message.name.decode())
@@ -68,19 +69,19 @@ class Role:
 
     @property
     def key(self) -> bytes:
-        """Its name, as in its bucket."""
+        """Its key in its bucket: the name."""
         return self.name.encode()
 
     def fields(self) -> list[bytes]:
-        """Return its permissions in order, each as field 2 of ``authpb.Role``: that of ``AuthRoleGetResponse`` too."""
+        """Return its permissions in order, each as field 2 of ``authpb.Role``, as also in ``AuthRoleGetResponse``."""
         return list(self._fields)
 
     def record(self) -> bytes:
-        """Return it as ``authpb.Role``."""
+        """Return the role as ``authpb.Role``."""
         return b"".join((auth_pb2.Role(name=self.name.encode()).SerializeToString(), *self._fields))
 
     def grant(self, key: bytes, range_end: bytes, kind: int) -> None:
-        """Grant an interval; what was granted for just this one is replaced.
+        """Grant an interval; an existing permission for exactly this interval is replaced.
 
         Arguments:
             key, range_end: the interval, as on the wire.
@@ -93,11 +94,11 @@ class Role:
         self.size_bytes += len(self._fields[at])
 
     def revoke(self, key: bytes, range_end: bytes) -> bool:
-        """Take back what is granted for just this interval; whether anything is."""
+        """Revoke the permission for exactly this interval; return whether there was one."""
         self._forget()
         at = bisect_left(self.permissions, (key, range_end))
         end = at
-        # A snapshot file of etcd may hold one interval twice.
+        # A snapshot file of etcd may contain one interval twice.
         while end < len(self.permissions) and self.permissions[end][:2] == (key, range_end):
             end += 1
         self.size_bytes -= sum(map(len, self._fields[at:end]))
@@ -106,7 +107,7 @@ class Role:
         return end > at
 
     def grants(self, key: bytes, range_end: bytes) -> bool:
-        """Return whether there is a permission for just this interval."""
+        """Return whether there is a permission for exactly this interval."""
         at = bisect_left(self.permissions, (key, range_end))
         return at < len(self.permissions) and self.permissions[at][:2] == (key, range_end)
 
@@ -116,14 +117,14 @@ class Role:
 
     @property
     def readable(self) -> KeySet:
-        """The keys that it lets a user read."""
+        """The keys that a user with this role may read."""
         if self._readable is None:
             self._readable = self._key_set(_READING)
         return self._readable
 
     @property
     def writable(self) -> KeySet:
-        """The keys that it lets a user write."""
+        """The keys that a user with this role may write."""
         if self._writable is None:
             self._writable = self._key_set(_WRITING)
         return self._writable
@@ -132,12 +133,12 @@ class Role:
         return KeySet.of((key, range_end) for key, range_end, kind in self.permissions if kind in kinds)
 
     def messages(self) -> list[auth_pb2.Permission]:
-        """Return the permissions as clients are shown them."""
+        """Return the permissions as shown to clients."""
         return [_permission(*permission) for permission in self.permissions]
 
 
 def _permission(key: bytes, range_end: bytes, kind: int) -> auth_pb2.Permission:
-    # An open enum: the message takes any number.
+    # An open enum: the message accepts any number.
     return auth_pb2.Permission(permType=cast("auth_pb2.Permission.Type", kind), key=key, range_end=range_end)
 
 
@@ -154,7 +155,7 @@ class User:
     Attributes:
         message: its record.
         is_root: whether it may do everything.
-        permission_count: permissions of its roles together.
+        permission_count: number of permissions of all its roles.
     """
 
     __slots__ = ("is_root", "message", "permission_count")
@@ -169,7 +170,7 @@ class User:
         """Return the user of a record.
 
         Raises:
-            DecodeError: it is none.
+            DecodeError: the record is not a user.
         """
         return cls(auth_pb2.User.FromString(record))
 
@@ -182,7 +183,7 @@ class User:
         return self.message.name
 
     key = name
-    """Its name, as in its bucket."""
+    """Its key in its bucket: the name."""
 
     @property
     def shown_name(self) -> str:
@@ -196,17 +197,17 @@ class User:
 
     @property
     def password_hash(self) -> bytes:
-        """The bcrypt hash of its password; empty: no password fits."""
+        """The bcrypt hash of its password; empty: no password is valid."""
         return self.message.password
 
     @property
     def has_password(self) -> bool:
-        """Whether it may be given a password: False for users of certificates."""
+        """Whether it may have a password: False for users who authenticate by certificate."""
         return not self.message.options.no_password
 
     @property
     def since(self) -> int:
-        """The revision of users and roles since which there is this user; 0: not known."""
+        """The revision of users and roles at which this user was created; 0: unknown."""
         return self.message.raftkv_since
 
     @property
@@ -215,16 +216,16 @@ class User:
         return self.message.ByteSize()
 
     def record(self) -> bytes:
-        """Return it as ``authpb.User``."""
+        """Return the user as ``authpb.User``."""
         return self.message.SerializeToString(deterministic=True)
 
     def drop_role(self, name: str) -> None:
-        """Take a role from it that it has; 1 us, as a role that is deleted may be had by thousands."""
+        """Remove one of its roles; takes 1 us, because thousands of users may have a deleted role."""
         self.message.roles.remove(name)
         self.is_root = self.is_root and name != ROOT
 
     def set_roles(self, roles: list[str]) -> None:
-        """Give it other roles.
+        """Replace its roles.
 
         Arguments:
             roles: their names.

@@ -1,40 +1,40 @@
-"""Rights of a request, checked against its caller: the same rules at the member that takes it and while applying.
+"""Checks the rights of a request's caller: the same rules on the member that receives the request and while applying.
 
     rights.check(Kind.PUT, request, caller)            # raises the StatusError that refuses it
-    rights.check_read(caller, b"a", b"b")              # for what is no entry of the log: ranges, watches
+    rights.check_read(caller, b"a", b"b")              # for requests that are not log entries: ranges, watches
     rights.check_root(caller)
-    rights.check_user(caller)                          # any user that exists, of the present revision
+    rights.check_user(caller)                          # any existing user of the current revision
 
-Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
+While authentication is disabled this costs nothing: callers test ``auth.is_enabled`` first.
 
 | kind | needs |
 |---|---|
-| PUT | WRITE on the key, for the lease's owner too; READ with prev_kv; WRITE on all keys of the lease that it names |
+| PUT | WRITE on the key, also for the lease's owner; READ with prev_kv; WRITE on all keys of the lease that it names |
 | DELETE_RANGE | WRITE on the interval; READ with prev_kv |
-| TXN | READ for every compare; both branches and all nested txns: each operation what it needs alone |
+| TXN | READ for every compare; the rights of each operation in both branches and all nested txns |
 | LEASE_GRANT | any user |
-| LEASE_REVOKE | WRITE on all keys of the lease; one without keys only its owner revokes |
-| ALARM | any user to look, root to raise and disarm |
-| AUTH | root; the grant of a token a member, as no user has one yet |
-| COMPACT, PREFIX_QUOTA, DOWNGRADE, and kinds that have no row here | root |
-| what members alone propose (MEMBER_ATTRIBUTES, LEASE_EXPIRE, LEASE_RENEW) | a member |
+| LEASE_REVOKE | WRITE on all keys of the lease; a lease without keys can be revoked only by its owner |
+| ALARM | any user to list, root to raise and disarm |
+| AUTH | root; a member for the grant of a token, because the user has none yet |
+| COMPACT, PREFIX_QUOTA, DOWNGRADE, and kinds without a row here | root |
+| kinds that only members propose (MEMBER_ATTRIBUTES, LEASE_EXPIRE, LEASE_RENEW) | a member |
 
-The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root the
-caller's present role counts, at any auth revision of its admission, as in etcd: an administrator need not log in anew
-after each change of users. What was let in for a user who was deleted is refused to the next one of the same name.
+The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root, the caller's current role
+counts, whatever the auth revision of its admission, as in etcd: an administrator need not authenticate again after each
+change of users. A request that was admitted for a deleted user is refused even if a new user has the same name.
 
-Two rules go beyond etcd's, so that no user locks another out of its lease, or ends it, by knowing the id: a key that
-the lease's owner may not write cannot be attached to it, and a lease without keys can be revoked by its owner alone.
-The owner is the user to whom it was granted, as long as there is one of that name; the name restricts others, and gives
-the owner no right: who may write all keys of a lease may renew and revoke it, as in etcd. Root may do all of it.
+Two rules go beyond etcd's, so that no user can lock another out of its lease, or end it, by knowing the id: a key that
+the lease's owner may not write cannot be attached to it, and only its owner can revoke a lease without keys. The owner
+is the user to whom it was granted, as long as a user of that name exists. Ownership restricts others, but gives the
+owner no rights: a user who may write all keys of a lease may renew and revoke it, as in etcd. Root may do all of this.
 
-To check a put costs 1.6 us with one permission and 1.9 us with 10,000; the first one after a change of the user's roles
-also joins these: 7 ms for a role of 10,000 permissions, 20 ms for two of 5,000.
+Checking a put costs 1.6 us with one permission and 1.9 us with 10,000; the first check after a change of the user's
+roles also joins these: 7 ms for a role of 10,000 permissions, 20 ms for two of 5,000.
 
-A lease may have a million keys. Its keys are looked at in order, and one look leaps over all that lie in one part of
-what the user may write: so the work grows with the permissions and not with the keys, 4 us a part. What is left after
-``LOOKS_AT_ONCE`` parts is done in pieces while applying (``check_in_pieces``). The member that proposes leaves it out:
-``check`` may let such a request pass, and applying refuses it.
+A lease may have a million keys. Its keys are checked in order, and each step skips all keys within one part of the
+user's writable set, so the work grows with the permissions and not with the keys: 4 us per part. After
+``LOOKS_AT_ONCE`` parts, the rest is done in pieces while applying (``check_in_pieces``). The member that proposes skips
+that rest: ``check`` may accept such a request, and applying refuses it.
 """
 
 from __future__ import annotations
@@ -53,24 +53,26 @@ from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store
 
 LOOKS_AT_ONCE: Final = 64
-"""Parts of what a user may write that are looked at for the leases of one request before the work is cut in pieces:
+"""Parts of a user's writable set that are checked for the leases of one request before the work is split into pieces:
 about 0.2 ms, because a client may send hundreds of such requests for one turn."""
 _LOOKS_PER_PIECE: Final = 64
 LEASE_LOOKS_AT_ONCE: Final = 4
-"""The same for one question about a lease, of which a client may have a thousand in one turn; usual is one part."""
+"""The same for one check of a lease, of which a client may request a thousand in one turn; usually there is one part.
+"""
 FOUND_MAX: Final = 10_000
-"""Leases of which it is remembered who may read or write them."""
+"""Number of cached results of who may read or write a lease."""
 
 
 Left = Generator[None, None, None] | None
-"""The rest of a check, to be done in pieces: None nearly always. It raises as the call that returned it."""
+"""The rest of a check, to be done in pieces: nearly always ``None``. It raises the errors of the call that returned it.
+"""
 
 
 class _Asked:
-    """The rights of one user, and the leases that its request needs all keys of.
+    """The rights of one user, and the leases of which its request needs all keys.
 
     Attributes:
-        leases: with the keys that the request attaches to each; none: it ends the lease.
+        leases: leases with the keys that the request attaches to each; no keys: it ends the lease.
     """
 
     __slots__ = ("leases", "readable", "user", "writable")
@@ -83,12 +85,12 @@ class _Asked:
 
 
 class Rights:
-    """The checks.
+    """The checks of rights.
 
     Arguments:
         auth: users and roles.
-        store: knows the keys of leases.
-        leases: knows their owners.
+        store: store with the keys of leases.
+        leases: leases with their owners.
     """
 
     def __init__(self, auth: AuthStore, store: Store, leases: Leases) -> None:
@@ -96,7 +98,7 @@ class Rights:
         self._store = store
         self._leases = leases
         self._found: dict[tuple[bytes, int, bool], bool] = {}
-        """Whether a user may read, or write, all keys of a lease; as of one state of users and keys."""
+        """Whether a user may read, or write, all keys of a lease; valid for one state of users and keys."""
         self._found_at = (0, 0)
         self._rules: dict[int, Callable[[Any, _Asked], None]] = {
             Kind.PUT: _put,
@@ -110,41 +112,41 @@ class Rights:
     # Requests of the log.
 
     def check(self, kind: int, request: Any, caller: Caller | None) -> None:
-        """Refuse what a request of the log may not do, at the member that proposes it.
+        """Check the rights for a request of the log, on the member that proposes it.
 
-        It takes 0.1 ms at most: what is left then, of leases whose keys are scattered over thousands of permissions,
-        is looked at while applying alone.
+        This takes 0.1 ms at most. The remaining work, for leases whose keys are spread over thousands of permissions,
+        is only done while applying.
 
         Arguments:
-            kind: of the request.
+            kind: kind of the request.
             request: the parsed message.
-            caller: who asks; None: unknown.
+            caller: caller of the request; ``None``: unknown.
 
         Raises:
-            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as etcd's.
+            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as in etcd.
         """
         self.check_in_pieces(kind, request, caller)
 
     def check_txn(self, request: rpc_pb2.TxnRequest, caller: Caller | None) -> None:
-        """Refuse what a txn may not do, at the member that takes it: an empty one is for every caller, as in etcd.
+        """Check the rights for a txn, on the member that receives it: every caller may send an empty one, as in etcd.
 
         Arguments:
-            request, caller: as of ``check``. Raises as it.
+            request, caller: as in ``check``. Raises the same errors.
         """
         if caller is not None or request.compare or request.success or request.failure:
             self.check(Kind.TXN, request, caller)
 
     def check_in_pieces(self, kind: int, request: Any, caller: Caller | None) -> Generator[None, None, None] | None:
-        """Refuse what a request of the log may not do, while it is applied.
+        """Check the rights for a request of the log, while it is applied.
 
         Arguments:
-            kind, request, caller: as of ``check``.
+            kind, request, caller: as in ``check``.
 
         Returns:
-            None, nearly always; or what is left to look at, with a pause after each piece. It raises as this does.
+            ``None``, nearly always; or the remaining work, with a pause after each piece. It raises the same errors.
 
         Raises:
-            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as etcd's.
+            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as in etcd.
         """
         rule = self._rules.get(kind)
         if rule is None or _is_of_root(request):
@@ -160,7 +162,7 @@ class Rights:
         return self._begin(asked) if asked.leases else None
 
     def _begin(self, asked: _Asked) -> Generator[None, None, None] | None:
-        """Look at the keys of leases; what is left after a while."""
+        """Check the keys of leases; return the remaining work after a while."""
         work = self._lease_keys(asked)
         for _ in range(LOOKS_AT_ONCE // _LOOKS_PER_PIECE):
             if next(work, _DONE) is _DONE:
@@ -177,10 +179,10 @@ class Rights:
                     yield
 
     def _check_owner(self, lease: int, asked: _Asked) -> None:
-        """Refuse what would lock the owner out of its lease, or end one that has no keys yet.
+        """Refuse a request that would lock the owner out of its lease, or end a lease without keys.
 
         Raises:
-            PermissionDeniedError: the lease is another user's.
+            PermissionDeniedError: the lease belongs to another user.
         """
         directory = self._auth.directory
         owner = directory.users.get(self._leases.owners.get(lease, b""))
@@ -196,7 +198,7 @@ class Rights:
             raise errors.PermissionDeniedError
 
     def _parts(self, lease: int, keys: KeySet) -> Iterator[None]:
-        """Leap over the keys of a lease that lie in one part of a set, one part at a time.
+        """Iterate over the parts of a set that contain keys of a lease, skipping the keys within each part.
 
         Raises:
             PermissionDeniedError: a key of the lease is not in the set.
@@ -215,21 +217,21 @@ class Rights:
     # Callers.
 
     def _user(self, caller: Caller | None) -> User | None:
-        """Return the user who calls, let in under the present revision; None for a member.
+        """Return the calling user, admitted under the current revision; ``None`` for a member.
 
         Raises:
-            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as of ``check``.
+            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as in ``check``.
         """
         if caller is not None and caller.user and caller.auth_revision < self._auth.revision:
             raise errors.AuthOldRevisionError
         return self._named(caller)
 
     def _named(self, caller: Caller | None) -> User | None:
-        """Return the user who calls, by the present users; None for a member.
+        """Return the calling user as it exists now; ``None`` for a member.
 
         Raises:
-            UserEmptyError, PermissionDeniedError: as of ``check``.
-            AuthOldRevisionError: let in was an earlier user of the same name.
+            UserEmptyError, PermissionDeniedError: as in ``check``.
+            AuthOldRevisionError: the request was admitted for an earlier user with the same name.
         """
         if caller is None:
             raise errors.UserEmptyError
@@ -243,27 +245,29 @@ class Rights:
         return user
 
     def check_user(self, caller: Caller | None) -> None:
-        """Refuse None, users that do not exist, and callers of an older revision. Raises as ``check``."""
+        """Refuse ``None``, users that do not exist, and callers of an older revision. Raises errors like ``check``."""
         self._user(caller)
 
     def check_known(self, caller: Caller | None) -> None:
-        """Refuse None, users that do not exist now, and those who had the name of a later one. Raises as ``check``."""
+        """Refuse ``None``, and users that do not exist now or are not the admitted ones. Raises the errors of
+        ``check``.
+        """
         self._named(caller)
 
     def check_root(self, caller: Caller | None) -> None:
-        """Refuse a caller without the role root. Raises as ``check_known``."""
+        """Refuse a caller without the role root. Raises the errors of ``check_known``."""
         user = self._named(caller)
         if user is not None and not user.is_root:
             raise errors.PermissionDeniedError
 
     def check_read(self, caller: Caller | None, key: bytes, range_end: bytes) -> None:
-        """Refuse reading an interval, its end as on the wire. Raises as ``check``."""
+        """Refuse reading an interval, its end as on the wire, without permission. Raises the errors of ``check``."""
         user = self._user(caller)
         if user is not None and not user.is_root:
             _need(self._auth.directory.key_set(user, write=False), key, range_end)
 
     def check_write(self, caller: Caller | None, key: bytes, range_end: bytes) -> None:
-        """Refuse changing an interval, its end as on the wire. Raises as ``check``."""
+        """Refuse changing an interval, its end as on the wire, without permission. Raises the errors of ``check``."""
         user = self._user(caller)
         if user is not None and not user.is_root:
             _need(self._auth.directory.key_set(user, write=True), key, range_end)
@@ -271,19 +275,19 @@ class Rights:
     def check_lease(self, caller: Caller | None, lease_id: int, *, write: bool) -> Left:
         """Refuse a lease unless the caller may read, or write, all keys attached to it.
 
-        It takes 4 us for each part of what the caller may read, or write, that has a key of the lease: 40 ms for a user
-        of 10,000 permissions, all of which it uses with one lease. So there may be something left to do. What was found
-        holds until something is written.
+        This takes 4 us for each part of the caller's readable, or writable, set that contains a key of the lease: 40 ms
+        for a user with 10,000 permissions, all of them used by one lease. So it may return remaining work. Results are
+        cached until the next write.
 
         Arguments:
-            caller, lease_id: who asks, and for which lease.
-            write: whether it wants to write.
+            caller, lease_id: the caller and the lease.
+            write: True for write permission.
 
         Returns:
-            What is left to look at.
+            The remaining work.
 
         Raises:
-            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as ``check``.
+            UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as in ``check``.
         """
         user = self._user(caller)
         if caller is None or user is None or user.is_root:
@@ -302,7 +306,7 @@ class Rights:
         return None
 
     def _all_keys(self, which: tuple[bytes, int, bool], caller: Caller, keys: KeySet) -> Generator[None, None, None]:
-        """Look whether all keys of a lease are in a set, with pauses. Raises as ``check_lease``."""
+        """Check whether all keys of a lease are in a set, with pauses. Raises the errors of ``check_lease``."""
         state = self._found_at
         is_allowed: bool | None = True
         looks = 0
@@ -311,7 +315,7 @@ class Rights:
                 looks += 1
                 if looks == LEASE_LOOKS_AT_ONCE or looks % _LOOKS_PER_PIECE == 0:
                     yield
-                    # Another caller may have asked the same, and be done.
+                    # Another call may have finished the same check meanwhile.
                     if state == self._found_at and which in self._found:
                         break
         except errors.PermissionDeniedError:
@@ -327,7 +331,7 @@ class Rights:
 
 
 KINDS_OF_MEMBERS: Final = frozenset((Kind.MEMBER_ATTRIBUTES, Kind.LEASE_EXPIRE, Kind.LEASE_RENEW))
-"""Kinds that no client can cause: they need no rights and name no caller."""
+"""Kinds that no client can propose: they need no rights and have no caller."""
 
 _DONE: Final = object()
 
@@ -338,7 +342,7 @@ def _need(keys: KeySet, key: bytes, range_end: bytes) -> None:
 
 
 def _check_root_kind(kind: int, request: Any) -> None:
-    """Refuse what not even root may cause: what members alone decide."""
+    """Refuse kinds that only members may propose, even for root."""
     if kind in KINDS_OF_MEMBERS or (kind == Kind.AUTH and request.HasField("token_grant")):
         raise errors.PermissionDeniedError
 
@@ -384,5 +388,5 @@ def _operation(operation: rpc_pb2.RequestOp, asked: _Asked) -> None:
 
 
 def _is_of_root(request: Any) -> bool:
-    """Whether a request of a kind that users may cause is root's all the same: to raise an alarm, or to disarm it."""
+    """Return whether a request of a kind for all users still needs root: raising or disarming an alarm."""
     return isinstance(request, rpc_pb2.AlarmRequest) and request.action != rpc_pb2.AlarmRequest.GET

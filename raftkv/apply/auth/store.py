@@ -1,24 +1,25 @@
-"""Users and roles, and whether users are asked for: replicated, in buckets of their own.
+"""Users and roles, and whether authentication is enabled: replicated, in their own buckets.
 
-    auth.execute(raft_pb2.AuthChange(user_add=...), index)   # applies an entry: a response, pieces, or StatusError
+    auth.execute(raft_pb2.AuthChange(user_add=...), index)   # applies an entry: a response, Pieces, or StatusError
     auth.users[b"alice"].password_hash                       # for reading; roles by name in ``auth.roles``
     auth.on_change.append(callback)                          # revision or is_enabled may have changed
 
-Records are etcd's (``authpb.User``, ``authpb.Role``), so that they come and go with snapshot files:
+Records are etcd's (``authpb.User``, ``authpb.Role``), so that snapshot files contain them:
 
     auth    authEnabled   ->  1 or 0 as one byte
             authRevision  ->  8 bytes, big-endian
 
 The rules, their order and their errors are etcd's 3.6 (server/auth/store.go). The revision is 1 at first and grows by
-one with each change; what changes nothing leaves it: enabling, disabling what is not enabled, granting a role twice.
+one with each change. Enabling does not change it, nor do disabling while disabled and granting a role twice.
 
 Deliberately different from etcd
-- An interval has one permission in a role. etcd looks at the first permission with the same key only, and may add a
-  second one beside it: who is given less keeps what it had.
+
+- A role has at most one permission for an interval. etcd compares only the first permission with the same key, and may
+  add a second one: a user whose permission is reduced keeps the old one.
 - There are limits (``directory``).
-- A log holds hashes of passwords, never a password: an entry with one is malformed.
-- A token is granted only under the revision of the users by which its password was checked.
-- A user has the revision since which it exists, so that what was let in for a deleted one of the same name is refused.
+- A log contains hashes of passwords, never passwords: an entry with a password is malformed.
+- A token is granted only under the same revision of users under which its password was checked.
+- A user has the revision of its creation, so that requests admitted for a deleted user with the same name are refused.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
 
 Pieces = Generator[None, None, Any]
-"""Work that pauses now and then, and returns the response."""
+"""Work that pauses from time to time, and returns the response."""
 
 OnTokenGrant = Callable[[bytes, bytes, int], None]
-"""Gets user, SHA-256 of the token's secret part, and the index of the entry."""
+"""Called with user, SHA-256 of the token's secret part, and the index of the entry."""
 
 ENABLED_KEY: Final = b"authEnabled"
 REVISION_KEY: Final = b"authRevision"
@@ -57,15 +58,15 @@ class AuthStore:
     """Users, roles and their revision.
 
     Arguments:
-        store: where the records are kept.
+        store: store of the records.
 
     Attributes:
         directory: users and roles.
-        is_enabled: whether users are asked for.
+        is_enabled: whether authentication is enabled.
         revision: grows with each change; 1 at first.
         on_change: called when either may have changed.
         on_token_grant: called when a user has given the right password to some member.
-        on_password_change: called with the name of a user whose tokens are void from now on: changed or deleted.
+        on_password_change: called with the name of a user whose tokens become invalid: changed or deleted.
     """
 
     def __init__(self, store: MetaStore) -> None:
@@ -92,10 +93,10 @@ class AuthStore:
         self.reload()
 
     def reload(self) -> None:
-        """Read everything back from the store: at start, and after a received database replaced it.
+        """Read everything from the store: at start, and after a received database replaced it.
 
         Raises:
-            StorageError: a record cannot be read; names it.
+            StorageError: a record cannot be read; the message names it.
         """
         self.directory.reload()
         found = dict(self._store.meta_items(schema.AUTH))
@@ -103,7 +104,7 @@ class AuthStore:
         record = found.get(REVISION_KEY, bytes(_REVISION.size))
         if len(record) != _REVISION.size:
             raise errors.StorageError(f"the revision of users and roles has {len(record)} bytes")
-        # 0 in files of etcd before it wrote any.
+        # 0 in files of etcd versions that did not write it yet.
         self.revision = max(_REVISION.unpack(record)[0], FIRST_REVISION)
         self._tell()
 
@@ -127,17 +128,17 @@ class AuthStore:
         return found is not None and role in found.message.roles
 
     def execute(self, change: raft_pb2.AuthChange, index: int) -> Any:
-        """Carry out a change.
+        """Apply a change.
 
         Arguments:
-            change: of an entry.
-            index: of the entry.
+            change: change in the entry.
+            index: index of the entry.
 
         Returns:
-            The response, without header; or work to be driven to its end, which returns it.
+            The response, without header; or work that must be completed and returns it.
 
         Raises:
-            StatusError: it is refused; nothing has changed.
+            StatusError: the change is refused; nothing has changed.
         """
         kind = change.WhichOneof("change")
         if kind == "token_grant":
@@ -152,7 +153,7 @@ class AuthStore:
         self._store.meta_put(schema.AUTH, REVISION_KEY, _REVISION.pack(self.revision))
         self._tell()
 
-    # Whether users are asked for.
+    # Enabling and disabling authentication.
 
     def _enable(self, request: rpc_pb2.AuthEnableRequest) -> rpc_pb2.AuthEnableResponse:
         if not self.is_enabled:
@@ -283,7 +284,7 @@ class AuthStore:
         self._changed()
         return rpc_pb2.AuthRoleRevokePermissionResponse()
 
-    # Who has proved to be whom.
+    # Tokens.
 
     def _token_grant(self, grant: raft_pb2.TokenGrant, index: int) -> rpc_pb2.AuthenticateResponse:
         if not self.is_enabled:
@@ -299,11 +300,11 @@ class AuthStore:
 
 
 def _password_hash(request: rpc_pb2.AuthUserAddRequest | rpc_pb2.AuthUserChangePasswordRequest) -> bytes:
-    """Return the hash that a request brings: in base64 as in etcd, or as it is in place of the password.
+    """Return the password hash in a request: in base64 as in etcd, or directly in place of the password.
 
     Raises:
-        NoPasswordUserError: it is no base64, as in etcd.
-        MalformedEntryError: there is a password where the hash should be.
+        NoPasswordUserError: the hash is not base64, as in etcd.
+        MalformedEntryError: there is a password in place of the hash.
     """
     if request.hashedPassword or not request.password:
         try:

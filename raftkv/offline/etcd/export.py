@@ -1,15 +1,15 @@
 """Export of a database as a snapshot file of etcd.
 
     layout, pieces = snapshot(read)              from one read transaction
-    for blob, remaining in blobs(layout, pieces) 32 KiB each, then the SHA-256 of all before
+    for blob, remaining in blobs(layout, pieces) 32 KiB each, then the SHA-256 of all of them
 
 As a program (``python -m raftkv.offline.etcd.export PATH INDEX IDENTITY``) it writes the messages of
-``Maintenance.Snapshot`` to its standard output, each behind its length (4 bytes, little-endian). A member runs it
-beside itself: the work takes seconds of a core, and would hold the interpreter of the member that long. The member
-keeps the state of entry INDEX in that file pinned meanwhile, so that no page that this process reads is used again;
-LMDB's lock file is not touched.
+``Maintenance.Snapshot`` to its standard output, each after its length (4 bytes, little-endian). A member runs it as a
+separate process: the work takes seconds of a core, and would hold the interpreter of the member that long. Meanwhile
+the member keeps a read transaction of the state of entry INDEX open, so that no page that this process reads is reused;
+LMDB's lock file is not used.
 
-It ends with status 0 when all was written. Otherwise the last line of its standard error says why.
+The exit status is 0 when everything was written. Otherwise the last line of its standard error gives the reason.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from raftkv.storage.revision import SEAL_BYTES, unseal
 
 # -- contents -------------------------------------------------------------------------------------------------------
 #
-# A member's database as the buckets of an etcd database. One read transaction is walked twice, once for the sizes and
-# once for the bytes (``storage.bolt``). The second walk checks the records of the key space against their checksums, so
-# that a damaged one is not exported as if it were sound.
+# A member's database as the buckets of an etcd database. One read transaction is read twice, once for the sizes and
+# once for the bytes (``storage.bolt``). The second pass checks the records of the key space against their checksums, so
+# that a damaged record is not exported as valid.
 
 
 def etcd_buckets(read: ReadTxn, *, for_size: bool = False) -> Buckets:
@@ -46,7 +46,7 @@ def etcd_buckets(read: ReadTxn, *, for_size: bool = False) -> Buckets:
 
     Arguments:
         read: the state.
-        for_size: of a record of the key space only the length counts.
+        for_size: only the lengths of the records of the key space are needed.
 
     Raises:
         CorruptRecordError: a record is damaged.
@@ -63,14 +63,14 @@ def etcd_buckets(read: ReadTxn, *, for_size: bool = False) -> Buckets:
 
 
 def _version(read: ReadTxn) -> bytes:
-    """Return the version of etcd whose fields the file has: that which a downgrade goes to, if one is under way."""
+    """Return the etcd version of the file's fields: the target of a downgrade in progress, else the current."""
     enabled, target = schema.decode_downgrade(read.get(schema.CLUSTER, schema.CLUSTER_DOWNGRADE))
     return (target if enabled else schema.CLUSTER_VERSION).encode()
 
 
 def _cluster(read: ReadTxn) -> Iterator[tuple[bytes, bytes]]:
     yield records.CLUSTER_VERSION_KEY, _version(read)
-    # Quotas are raftkv's own, and go through etcd unseen; what is used is counted again where the file is restored.
+    # Quotas are raftkv's own, and etcd ignores them; use is counted again where the file is restored.
     for key, value in read.items(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX):
         if not key.startswith(schema.CLUSTER_QUOTA_PREFIX):
             return
@@ -79,7 +79,7 @@ def _cluster(read: ReadTxn) -> Iterator[tuple[bytes, bytes]]:
 
 def _meta(read: ReadTxn) -> Iterator[tuple[bytes, bytes]]:
     for key in (schema.META_CONSISTENT_INDEX, schema.META_TERM):
-        # As etcd, which takes a 0 for an index that was not read yet.
+        # Like etcd, which takes 0 for an index that was not read yet.
         if schema.decode_integer(value := read.get(schema.META, key)):
             yield key, value or b""
     for key in (schema.META_SCHEDULED_COMPACT, schema.META_FINISHED_COMPACT):
@@ -100,29 +100,29 @@ _MADE: Final = {schema.CLUSTER: _cluster, schema.META: _meta}
 
 
 BLOB_BYTES: Final = 32 * 1024
-"""Size of the pieces that are sent, as etcd's."""
+"""Size of the pieces, as in etcd."""
 LENGTH: Final = Struct("<I")
 OTHER_FILE_STATUS: Final = 75
 DAMAGED_STATUS: Final = 65
 NICENESS: Final = 5
-"""How far the program steps back behind the member where both want the same core."""
+"""Increment of this program's nice value, so that the member has priority on a shared core."""
 
 
 def snapshot(read: ReadTxn) -> tuple[Layout, Iterator[bytes]]:
     """Return the layout of a database file with this state, and its bytes in small pieces.
 
     Raises:
-        CorruptRecordError: a record is damaged; while the pieces are fetched.
+        CorruptRecordError: a record is damaged; raised while the pieces are read.
     """
     layout = measure(etcd_buckets(read, for_size=True))
     return layout, write(etcd_buckets(read), layout)
 
 
 def blobs(layout: Layout, pieces: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Yield the file in pieces of ``BLOB_BYTES``, each with how many bytes come after it; last its SHA-256.
+    """Yield the file in pieces of ``BLOB_BYTES``, each with the number of bytes after it; last its SHA-256.
 
     Arguments:
-        layout: of the file; says its size.
+        layout: layout of the file, with its size.
         pieces: its bytes.
     """
     digest = hashlib.sha256()
@@ -163,18 +163,18 @@ def main(path: str, index: str, identity: str) -> int:
     """Write the messages for a database to the standard output.
 
     Arguments:
-        path: of the database.
-        index: the entry up to which its state goes at least.
-        identity: of the file.
+        path: the database.
+        index: an entry that its state must include.
+        identity: identity of the file.
 
     Returns:
         0; ``OTHER_FILE_STATUS`` if another file has the name now.
 
     Raises:
-        RaftKVError: it cannot be read.
+        RaftKVError: the database cannot be read.
     """
     with closing(LMDBBackend(Path(path), read_only=True)) as backend, closing(backend.begin_read()) as read:
-        # Opened under its name, and it still has that name: so this is the file.
+        # The name had this identity both when opened and now, so the opened file is the right one.
         if (read.file_identity, identity_of(Path(path))) != (identity, identity):
             return OTHER_FILE_STATUS
         found = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
@@ -188,9 +188,9 @@ def main(path: str, index: str, identity: str) -> int:
 
 
 if __name__ == "__main__":
-    # The reader is gone: the member has stopped, or given the stream up.
+    # The reader is gone: the member has stopped, or cancelled the stream.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the member
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it is meant for the member
     os.nice(NICENESS)
     try:
         sys.exit(main(*sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""A snapshot file, its contents and its HashKV: a database of etcd, and the SHA-256 of it behind it where it was saved
-over the network.
+"""A snapshot file, its contents and its HashKV: an etcd database, followed by its SHA-256 if it was saved over the
+network.
 
-A database is a multiple of 512 bytes long, so a file with 32 bytes more has the hash (etcd's own rule).
+The size of a database is a multiple of 512 bytes, so a file with 32 more bytes has the hash (etcd's own rule).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MAGIC_AT: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What ``snapshot status`` says of a file.
+    """The result of ``snapshot status``.
 
     Attributes:
         hash: CRC32C over the names, keys and values of all buckets, in order.
         revision: the newest main revision.
-        keys: keys that exist at that revision.
-        size_bytes: of the database.
+        keys: number of keys that exist at that revision.
+        size_bytes: size of the database.
         version: storage version; empty before etcd 3.6.
     """
 
@@ -57,7 +57,7 @@ def database_bytes(path: Path) -> tuple[int, bool]:
     """Return the size of the database in a file, and whether its hash follows.
 
     Raises:
-        StorageError: there is no such file.
+        StorageError: the file does not exist.
     """
     try:
         status = path.stat()
@@ -65,7 +65,7 @@ def database_bytes(path: Path) -> tuple[int, bool]:
         raise StorageError(f"stat {path}: {(error.strerror or str(error)).lower()}") from error
     if stat.S_ISDIR(status.st_mode):
         raise StorageError(f"{path} is a directory, not a snapshot file")
-    if not stat.S_ISREG(status.st_mode):  # a pipe has no end to begin with, and may never come to one
+    if not stat.S_ISREG(status.st_mode):  # a pipe has no size, and may never end
         raise StorageError(f"{path} is a pipe or a device, not a snapshot file")
     size_bytes = status.st_size
     has_hash = size_bytes % _SECTOR_BYTES == HASH_BYTES
@@ -73,10 +73,10 @@ def database_bytes(path: Path) -> tuple[int, bool]:
 
 
 def check_hash(path: Path) -> None:
-    """Refuse a file whose hash is missing or wrong, with etcd's words.
+    """Refuse a file whose hash is missing or wrong, with etcd's message.
 
     Raises:
-        StorageError: it is.
+        StorageError: the hash is missing or wrong.
     """
     size_bytes, has_hash = database_bytes(path)
     if not has_hash:
@@ -96,7 +96,7 @@ def _as_go(data: bytes) -> str:
 
 
 def is_snapshot(path: str) -> bool:
-    """Return whether a path is a file that begins as a database of etcd."""
+    """Return whether a path is a file that begins like an etcd database."""
     if not os.path.isfile(path):  # a pipe may never have a writer
         return False
     try:
@@ -111,7 +111,7 @@ def opened(path: Path) -> Iterator[BoltFile]:
     """Open the database of a snapshot file.
 
     Raises:
-        StorageError: it is none.
+        StorageError: the file is not a snapshot file.
     """
     size_bytes, _ = database_bytes(path)
     with BoltFile(path, size_bytes) as file:
@@ -119,10 +119,10 @@ def opened(path: Path) -> Iterator[BoltFile]:
 
 
 def snapshot_status(path: str | os.PathLike[str]) -> Status:
-    """Read a snapshot file from end to end, and compare it with the hash behind it where it has one.
+    """Read a whole snapshot file, and compare it with its hash if it has one.
 
     Raises:
-        StorageError: it is damaged, or is no snapshot file.
+        StorageError: the file is damaged, or is not a snapshot file.
     """
     place = Path(path)
     hashed, revision, version = 0, 0, b""
@@ -167,11 +167,11 @@ def hash_snapshot_file(path: Path, revision: int = 0) -> KVHash:
     """Hash the history in a snapshot file of raftkv or etcd, as ``Maintenance.HashKV`` does.
 
     Arguments:
-        path: of the file.
-        revision: hash the history up to it; 0: the newest.
+        path: the file.
+        revision: last revision to hash; 0: the newest.
 
     Raises:
-        StorageError: it is none, or has no such revision.
+        StorageError: the file is not a snapshot file, or does not have the revision.
     """
     read = _Snapshot(path)
     try:
@@ -181,7 +181,7 @@ def hash_snapshot_file(path: Path, revision: int = 0) -> KVHash:
 
 
 class _Snapshot:
-    """The history of a file, and how far it was compacted, in the form of a database, which does not change."""
+    """The history of a snapshot file and its compacted revision, with the interface of a database."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -189,15 +189,15 @@ class _Snapshot:
             self._meta = dict(file.items(schema.META)) if schema.META in file.buckets() else {}
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
-        """Return a compacted revision as a database has it."""
+        """Return a compacted revision in the form of a database."""
         value = self._meta.get(key)
         if value is None or bucket != schema.META or key not in _COMPACT_NAMES:
             return None
         return schema.encode_integer(compact_revision_from_etcd(value))
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over records; etcd's mark of a bumped revision, which is empty, is none."""
-        with opened(self._path) as file:  # a file that is open takes a page met twice for damage
+        """Iterate over records, without etcd's empty marks of bumped revisions."""
+        with opened(self._path) as file:  # opened again, because an open file treats a page read twice as damage
             for key, value in file.items(bucket):
                 if end is not None and key >= end:
                     return

@@ -1,10 +1,10 @@
-"""The small records of a member in etcd's form, and back: leases, alarms, members, counters.
+"""Conversion of a member's small records to etcd's form, and back: leases, alarms, members, counters.
 
     bucket     raftkv                                     etcd
     lease      id i64 -> TTL i64                          id i64 -> leasepb.Lease (1 ID, 2 TTL, 3 RemainingTTL)
     alarm      member u64, kind i32 -> nothing            etcdserverpb.AlarmMember -> nothing
     members    id u64 -> etcdserverpb.Member              id in hexadecimal -> JSON
-    cluster    quota of a prefix -> limits, what is used  the same -> limits (etcd passes over it)
+    cluster    quota of a prefix -> limits, use           the same -> limits (ignored by etcd)
     meta       compacted revision u64                     its revision key (17 bytes)
                confState: JSON, all fields, sorted        JSON, fields that are set
 
@@ -28,10 +28,10 @@ from raftkv.storage.revision import SUB_BITS, from_key, is_well_formed, pack, to
 META_STORAGE_VERSION: Final = b"storageVersion"
 CLUSTER_VERSION_KEY: Final = b"clusterVersion"
 REMOVED: Final = b"removed"
-"""The value that etcd keeps for a removed member."""
+"""Value of a removed member in etcd."""
 
 QUOTA_LIMITS: Final = Struct(">QQ")
-"""Bytes and keys that a prefix may have, 0 for no limit."""
+"""Maximum bytes and keys of a prefix, 0 for no limit."""
 
 _LEASE_ID: Final = Struct(">q")
 _TTL: Final = Struct(">q")
@@ -43,12 +43,12 @@ here) its TTL."""
 
 
 def lease_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Return a lease as etcd keeps it: with its whole TTL, as after a restart, and without its owner."""
+    """Return a lease in etcd's form: with its whole TTL, as after a restart, and without its owner."""
     return key, _Lease(TTL=_LEASE_ID.unpack(key)[0], ID=_TTL.unpack_from(value)[0]).SerializeToString()
 
 
 def lease_from_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Return a lease of etcd as raftkv keeps it.
+    """Return a lease of etcd in raftkv's form.
 
     Raises:
         StorageError: it is none.
@@ -63,14 +63,14 @@ def lease_from_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def alarm_to_etcd(key: bytes) -> tuple[bytes, bytes]:
-    """Return an alarm as etcd keeps it."""
+    """Return an alarm in etcd's form."""
     member_id, kind = _ALARM.unpack(key)
     alarm = rpc_pb2.AlarmMember(memberID=member_id, alarm=cast("rpc_pb2.AlarmType", kind))
     return alarm.SerializeToString(deterministic=True), b""
 
 
 def alarm_from_etcd(key: bytes) -> tuple[bytes, bytes]:
-    """Return an alarm of etcd as raftkv keeps it.
+    """Return an alarm of etcd in raftkv's form.
 
     Raises:
         StorageError: it is none.
@@ -83,7 +83,7 @@ def alarm_from_etcd(key: bytes) -> tuple[bytes, bytes]:
 
 
 def member_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Return a member as etcd keeps it."""
+    """Return a member in etcd's form."""
     member = rpc_pb2.Member.FromString(value)
     fields: dict[str, object] = {"id": _MEMBER_ID.unpack(key)[0], "peerURLs": list(member.peerURLs)}
     if member.isLearner:
@@ -96,12 +96,12 @@ def member_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def member_key(key: bytes) -> bytes:
-    """Return the key of a member, or of one that was removed, as etcd writes it: without leading zeros."""
+    """Return the key of a current or removed member in etcd's form: without leading zeros."""
     return b"%x" % _MEMBER_ID.unpack(key)[0]
 
 
 def conf_state_to_etcd(conf: ConfState) -> bytes:
-    """Return a configuration as etcd keeps it."""
+    """Return a configuration in etcd's form."""
     names = ("voters", "learners", "voters_outgoing", "learners_next")
     present: dict[str, object] = {name: value for name in names if (value := getattr(conf, name))}
     return json.dumps(present | {"auto_leave": conf.auto_leave}, separators=(",", ":")).encode()
@@ -111,7 +111,7 @@ def quota_from_etcd(key: bytes, value: bytes) -> admin_pb2.QuotaSetRequest:
     """Return the request that sets a quota.
 
     Raises:
-        StorageError: it is none.
+        StorageError: the record is not a quota.
     """
     prefix = key.removeprefix(schema.CLUSTER_QUOTA_PREFIX)
     limits = QUOTA_LIMITS.unpack(value) if len(value) == QUOTA_LIMITS.size else (schema.QUOTA_LIMIT_MAX + 1,)
@@ -121,7 +121,7 @@ def quota_from_etcd(key: bytes, value: bytes) -> admin_pb2.QuotaSetRequest:
 
 
 def compact_revision_to_etcd(value: bytes) -> bytes:
-    """Return a compacted revision as etcd keeps it."""
+    """Return a compacted revision in etcd's form."""
     return to_key(pack(schema.decode_integer(value) or 0, 0))
 
 
@@ -129,7 +129,7 @@ def compact_revision_from_etcd(value: bytes) -> int:
     """Return a compacted revision of etcd.
 
     Raises:
-        StorageError: it is none.
+        StorageError: the record is not a revision.
     """
     if not is_well_formed(value):
         raise StorageError(f"{value[:32].hex()} is not a compacted revision")

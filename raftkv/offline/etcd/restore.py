@@ -1,16 +1,15 @@
-"""Makes the data directory of a member out of a snapshot file.
+"""Creates the data directory of a member from a snapshot file.
 
     FILE -> DIR.restoring/member/{snap/db, wal}  (all checked, all durable)  ->  rename  ->  DIR
 
-The members that restore the same file with the same flags found a new cluster: the database starts as that of
-entry 1, which stands for everything in the file, and the log begins behind it. So a member that joins later has to be
-sent the database, and cannot be given a log that it lacks the beginning of.
+Members that restore the same file with the same flags found a new cluster: the database starts as that of entry 1,
+which stands for everything in the file, and the log begins after it. So a member that joins later must be sent the
+database, because the log alone lacks the beginning.
 
-A directory that is there, empty, stays: it may be a mount point, a link, or all that this user may write to. It is
-built in ``DIR/.restoring`` then, and what is in that gets its name, the database with its log in one step.
-
-A crash leaves ``DIR.restoring`` or ``DIR/.restoring``, which no member takes for its data and the next restore removes.
-A log elsewhere (``--wal-dir``) gets its name after the database: between the two the member refuses to start, because a
+An existing empty directory is kept: it may be a mount point, a link, or the only place where this user may write. Then
+the data is built in ``DIR/.restoring``, and its contents are renamed: the database and its log in one step.
+A crash leaves ``DIR.restoring`` or ``DIR/.restoring``, which no member uses as its data and the next restore removes.
+A log elsewhere (``--wal-dir``) is renamed after the database: in between, the member refuses to start, because a
 database without its log is not a member.
 """
 
@@ -49,15 +48,15 @@ from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, 
 from raftkv.storage.wal import WAL
 
 INDEX: Final = 1
-"""The entry that the restored state stands for."""
+"""Index of the entry for which the restored state stands."""
 TERM: Final = 1
 REVISIONS_MAX: Final = 1 << 39
 """Above all main revisions that the index can hold in a 64-bit integer with their sub-revisions."""
 TEMPORARY_SUFFIX: Final = ".restoring"
 INSIDE: Final = ".restoring"
-"""Name of what is built inside of a directory that is there."""
+"""Name of the directory under construction inside an existing directory."""
 _SPARED: Final = frozenset((INSIDE, "lost+found"))
-"""What may be in an empty one: of a restore that was killed, and what a file system has at its root."""
+"""Allowed contents of an empty directory: from an interrupted restore, and from the root of a file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,10 @@ class Restored:
     """The result of a restore.
 
     Attributes:
-        cluster_id, member_id: of the new member.
-        revision: of the store.
-        records: in the history.
-        needs_users: the cluster asks its clients for a user and password.
+        cluster_id, member_id: ids of the new member.
+        revision: revision of the store.
+        records: number of records in the history.
+        needs_users: whether authentication is enabled.
     """
 
     cluster_id: int
@@ -86,18 +85,18 @@ def restore(
     bump_revision: int = 0,
     forward: Forward | None = None,
 ) -> Restored:
-    """Make a data directory; durable on return.
+    """Create a data directory; durable on return.
 
     Arguments:
         path: the snapshot file, or a copy of a member's database (which has no hash).
         config: name, cluster and directories of the new member.
-        skip_hash_check: take a file whose hash is missing or wrong.
-        bump_revision: how much higher than in the file the revision is to be; all of the history is compacted then.
-        forward: what to do with the contents of the file before they become those of the new member.
+        skip_hash_check: accept a file whose hash is missing or wrong.
+        bump_revision: how much to raise the revision of the file; all of the history is then compacted.
+        forward: applied to the contents of the file before they become those of the new member.
 
     Raises:
-        ConfigError: the flags describe no cluster with this member in it.
-        StorageError: the file is none, or the directories are in use; nothing was changed.
+        ConfigError: the flags do not describe a cluster with this member in it.
+        StorageError: the file is not a snapshot, or the directories are in use; nothing was changed.
     """
     config.check_bootstrap()
     data_dir = Path(config.data_dir)
@@ -112,7 +111,7 @@ def restore(
         if wal_dir is not None and _absolute(wal_dir).is_relative_to(_absolute(data_dir)):
             wal_temporary = temporary / _absolute(wal_dir).relative_to(_absolute(data_dir))
             ensure_private_directory(wal_temporary.parent)
-            wal_dir = None  # it comes along
+            wal_dir = None  # it is moved together with the data directory
         elif wal_dir is not None:
             wal_temporary = held.enter_context(_building(wal_dir)) / "wal"
         restored = _build(path, config, temporary, wal_temporary, bump_revision, forward)
@@ -143,7 +142,7 @@ def _check_free(data_dir: Path, wal_dir: Path | None) -> None:
 
 
 def _advice(data_dir: Path, wal_dir: Path | None) -> str:
-    """Return what to delete after a restore that was killed before its log had its name; empty: there was none."""
+    """Return what to delete after a restore that was killed before its log was renamed; empty: nothing."""
     with suppress(OSError):
         if (data_dir / INSIDE).exists():
             return f": a restore was cut off there; delete what is in {data_dir}, and restore again"
@@ -153,7 +152,7 @@ def _advice(data_dir: Path, wal_dir: Path | None) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    """Return a path without links and dots: directories are compared by it."""
+    """Return a path without links and dots, for comparing directories."""
     return Path(os.path.realpath(path))
 
 
@@ -164,10 +163,10 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def _building(data_dir: Path) -> Iterator[Path]:
-    """Hold an empty directory beside or in the one wanted, for one process at a time; gone at the end."""
+    """Lock an empty directory next to the target, or inside it, for one process at a time; removed at the end."""
     temporary = _beside(data_dir)
     if data_dir.exists():
-        # Rights of the owner alone, as its maker would set them; another user's directory is refused in one line.
+        # Access for the owner only, as a new directory would have; another user's directory is refused in one line.
         with suppress(PermissionError):
             data_dir.chmod(DIRECTORY_MODE)
         ensure_private_directory(data_dir)
@@ -178,7 +177,7 @@ def _building(data_dir: Path) -> Iterator[Path]:
             _remove(child)
         yield temporary
     finally:
-        # Once it has its final name, another process may have made a directory of this one.
+        # After it was renamed, another process may have created a directory with this name.
         if temporary.exists() and os.path.samestat(os.fstat(lock), temporary.stat()):
             _remove(temporary)
         os.close(lock)
@@ -189,7 +188,7 @@ def _locked(directory: Path) -> int:
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one that held it may have given this directory its name, and a third have made another.
+        # The previous holder may have renamed this directory, and a third process have created another.
         if directory.exists() and os.path.samestat(os.fstat(lock), directory.stat()):
             return lock
     except BlockingIOError:
@@ -206,7 +205,7 @@ def _remove(path: Path) -> None:
 
 
 def _take_place(temporary: Path, target: Path) -> None:
-    """Give a directory its name; an empty one of that name gives way."""
+    """Rename a directory; an empty directory with the new name is replaced."""
     try:
         os.replace(temporary, target)
         sync_directory(str(target.absolute().parent))
@@ -215,7 +214,7 @@ def _take_place(temporary: Path, target: Path) -> None:
 
 
 def _take_places(temporary: Path, directory: Path) -> None:
-    """Give what was built its names in a directory that is there: the database first, which is none without its log."""
+    """Move the built files into an existing directory: the database first, which is unusable without its log."""
     for child in sorted(temporary.iterdir(), key=lambda child: child.name != "member"):
         _take_place(child, directory / child.name)
 
@@ -263,7 +262,7 @@ def _copied(path: Path, backend: LMDBBackend, bump_revision: int) -> tuple[int, 
 
 
 def _set_quotas(path: Path, backend: LMDBBackend, requests: list[admin_pb2.QuotaSetRequest]) -> None:
-    """Set the quotas of prefixes; what is used may have changed in other hands, so it is counted."""
+    """Set the quotas of prefixes, and count their use, which may have changed elsewhere."""
     if not requests:
         return
     store = _opened_store(path, backend)
@@ -281,7 +280,7 @@ def _map_size_bytes(path: Path) -> int:
 
 
 def _opened_store(path: Path, backend: LMDBBackend) -> Store:
-    """Open what was copied as a member would: the whole history is decoded and checked."""
+    """Open the copied database as a member would: the whole history is decoded and checked."""
     try:
         return Store.open(backend)
     except CorruptionError as error:
@@ -289,7 +288,7 @@ def _opened_store(path: Path, backend: LMDBBackend) -> Store:
 
 
 def _needs_users(path: Path, store: Store) -> bool:
-    """Return whether users are asked for; all of them are read, as a member would that starts."""
+    """Return whether authentication is enabled; all users are read, as a starting member would do."""
     try:
         return AuthStore(store).is_enabled
     except StorageError as error:
@@ -307,14 +306,14 @@ def _write_log(wal_dir: str, member: Restored, conf_state: ConfState) -> None:
 
 
 class _Copy:
-    """Takes the contents of one file over into a database.
+    """Copies the contents of one file into a database.
 
     Arguments:
         path: the file.
         backend: an empty database.
 
     Attributes:
-        quotas: those of prefixes.
+        quotas: quotas of prefixes.
     """
 
     def __init__(self, path: Path, backend: LMDBBackend) -> None:
@@ -326,7 +325,7 @@ class _Copy:
         self._base = Base(0, 0)
 
     def run(self, bump_revision: int) -> tuple[int, Base]:
-        """Copy; returns the number of records in the history, and where the file stands."""
+        """Copy; return the number of records in the history, and the log position of the file."""
         with opened(self._path) as file:
             count, newest = self._copy_history(file)
             self._copy_small(file)
@@ -341,7 +340,7 @@ class _Copy:
             if not is_well_formed(key) or from_key(key) >> SUB_BITS >= REVISIONS_MAX:
                 raise StorageError(f"{self._path}: cannot parse revision key: {key[:32].hex()}")
             newest = from_key(key) >> SUB_BITS
-            # etcd's mark of a revision that `--bump-revision` made: no key was changed, and it is compacted.
+            # etcd's mark of a revision made by `--bump-revision`: no key was changed, and it is compacted.
             if not value:
                 continue
             self._batch.records[key] = seal(key, self._checked(key, newest, value))
@@ -353,7 +352,7 @@ class _Copy:
         return count, newest
 
     def _checked(self, key: bytes, main: int, value: bytes) -> bytes:
-        """Return the bytes to keep for a record: hashes of the history depend on every one."""
+        """Return the bytes to keep for a record: hashes of the history depend on every byte."""
         try:
             pair = kv_pb2.KeyValue.FromString(value)
         except DecodeError:

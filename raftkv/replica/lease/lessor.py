@@ -1,21 +1,21 @@
-"""Leases on one member: what services ask for, and when leases end.
+"""Leases on one member: the operations for services, and the decisions when leases end.
 
-Puts together the applied leases (``apply/leases``), this member's view of time (``times``), the leader's decisions
-(``renewals``) and the way to the leader (``on_leader``); owns the timer and the change of roles:
+Combines the applied leases (``apply/leases``), this member's view of time (``times``), the leader's decisions
+(``renewals``) and queries to the leader (``on_leader``); has the timer and handles role changes:
 
     leader elected here -> a read is confirmed, so all entries before this term are applied -> primary
-    lease over          -> a read is confirmed, so this member has a quorum -> its end is proposed
+    lease expired       -> a read is confirmed, so this member has a quorum -> its end is proposed
     leadership lost     -> every pending keep-alive goes to the next leader
 
-A keep-alive takes the shortest way that is safe:
+A keep-alive takes the shortest safe path:
 
-    this member leads, confirmed lately; a RENEW of the lease is in the log    answered at once, from memory
-    this member leads, confirmed lately                                        answered when the next RENEW is applied
-    else                     it joins the batch of this turn, which is confirmed by a quorum or goes to the leader
+    this member leads, confirmed recently; a RENEW of the lease is in the log  answered at once, from memory
+    this member leads, confirmed recently                                      answered when the next RENEW is applied
+    otherwise                it joins the batch of this turn, which is confirmed by a quorum or sent to the leader
 
-Grants and revocations travel through the log like any write. For callers inside the member:
+Grants and revocations go through the log like any write. For callers inside the member:
 
-    lease_id = await lessor.grant(60, caller, identity)   # as LeaseGrant: TTL raised to the least, a random id
+    lease_id = await lessor.grant(60, caller, identity)   # like LeaseGrant: TTL raised to the minimum, a random id
 """
 
 from __future__ import annotations
@@ -51,32 +51,33 @@ from raftkv.rpc.shares import Identity, Shares, refusal
 #
 # The leases that this member granted, counted by identity: each has a share (``rpc/shares``).
 #
-#     granters.admit(lease_id, identity)     # before the grant is proposed; ShareError: it has its share
-#     granters.ended(lease_id)               # every lease that is gone
+#     granters.admit(lease_id, identity)     # before the grant is proposed; ShareError: its share is used up
+#     granters.ended(lease_id)               # for every lease that has ended
 #
-# A lease is not stored with its granter, so the count is made where a client asks, and forgotten with the process:
-# leases that other members granted, or this one before its start, count as taken by others. So an identity that goes to
-# each member, or comes again after each restart, gets seven eighths of the rest each time, and something is left for
-# later identities. No lease is taken back: keys depend on it.
+# A lease is not stored with its granter, so each member counts the leases that clients request from it, until it stops.
+# Leases that other members granted, or this one before its start, count as used by others. So an identity that goes to
+# each member, or returns after each restart, gets seven eighths of the rest each time, and something is left for later
+# identities. No lease is taken back, because keys depend on it.
 #
-# Bounded: one entry for each lease, and one for each grant whose outcome may still come.
+# Memory: one entry for each lease, and one for each grant without an outcome yet.
 
 LEASES_MAX: Final = 1_000_000
-"""Leases that one identity alone may have; all together have a seventh more. etcd has no limit but its memory."""
+"""Maximum number of leases of one identity alone; all together may have a seventh more. etcd is limited by memory only.
+"""
 
 UNKNOWN_MAX_S: Final = 60.0
-"""A grant that is not applied after so long is counted no more."""
+"""Seconds after which a grant that was not applied no longer counts."""
 
 _LOOKED_AT: Final = 2
-"""Grants that each further one has looked at, whether they were applied: more than come."""
+"""Number of earlier grants checked at each new one for whether they were applied: more than arrive."""
 
 
 class Granters:
-    """Counts leases by who had them granted here.
+    """Counts leases by the identity to which they were granted here.
 
     Arguments:
-        leases: as applied.
-        clock: seconds, monotonic.
+        leases: applied leases.
+        clock: monotonic seconds.
     """
 
     def __init__(self, leases: Leases, clock: Callable[[], float]) -> None:
@@ -90,16 +91,16 @@ class Granters:
         """Count a lease that is about to be granted.
 
         Arguments:
-            lease_id: of the lease.
-            identity: who asks for it.
+            lease_id: id of the lease.
+            identity: requesting identity.
 
         Raises:
-            ShareError: it has its share.
+            ShareError: its share is used up.
         """
         now = self._clock()
         self._forget_unapplied(now)
         if lease_id in self._identities or lease_id in self._leases.granted:
-            return  # it is refused when it is applied
+            return  # refused when it is applied
         others = max(0, len(self._leases.granted) - self.shares.used)
         if not self.shares.has_room(identity, 1, others):
             raise errors.ShareError(refusal(identity, f"{self.shares.limit} leases that a cluster has for one client"))
@@ -108,7 +109,7 @@ class Granters:
         self._proposed.append((now, lease_id))
 
     def ended(self, lease_id: int) -> None:
-        """Count a lease no more, if it was counted."""
+        """Stop counting a lease, if it was counted."""
         identity = self._identities.pop(lease_id, None)
         if identity is not None:
             self.shares.give_back(identity, 1)
@@ -123,27 +124,27 @@ class Granters:
 
 
 GATHER_MAX_S: Final = 0.02
-"""How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
-and those with it; no other lease may end because of that."""
+"""Seconds for which keep-alives gather while others are being sent. A keep-alive of an ending lease is answered only
+when the lease is gone, together with its batch; no other lease may end because of that."""
 
 QUORUM_LATE_S: Final = 0.5
-"""A quorum that takes so long to answer was not there meanwhile, or hardly."""
+"""If a quorum takes this long to respond, there was probably none in the meantime."""
 
 _TIMER_SLACK_S: Final = 0.001
-"""A timer that is set for the end of a lease comes when it is over, in spite of the rounding of clocks."""
+"""Delay of a timer for the end of a lease, so that rounding of clocks does not make it early."""
 
 
 SHORTEN_MAX: Final = 1_000
-"""Leases of lost owners that one call brings to the leader: it takes 5 us for each, and an owner may have 100,000."""
+"""Leases of lost owners reported to the leader in one call: it takes 5 us for each, and an owner may have 100,000."""
 
 LOST_MAX: Final = 1_000_000
-"""Such leases that wait to be told; of more the oldest end with their TTL."""
+"""Maximum number of such leases that wait to be reported; beyond it, the oldest end with their TTL."""
 
 
 class _Decision(Waiter):
-    """A decision of this leader on its way through the log.
+    """A decision of this leader that is being proposed.
 
-    A callback and no coroutine: what keep-alives wait for is answered in the turn that applied it.
+    A callback, not a coroutine, so that waiting keep-alives are answered in the turn that applied it.
     """
 
     __slots__ = ("done",)
@@ -179,20 +180,20 @@ class _Tail:
 
 
 class Lessor:
-    """Answers for leases on one member, and ends them while it leads; see the module.
+    """Handles leases on one member, and ends them while it leads; see the module docstring.
 
     Arguments:
-        node: of the member.
-        applier: knows leases, users and rights, as applied.
+        node: node of the member.
+        applier: knows applied leases, users and rights.
         ttl_min_s: shortest TTL that is granted.
-        channel: the connection to another member, None if it is unknown.
-        introduction: metadata that another member wants to see.
+        channel: returns the connection to another member, ``None`` if it is unknown.
+        introduction: returns the metadata for calls to another member.
         cork: lets keep-alives of one turn share a RENEW.
 
     Attributes:
         times: when leases end, as this member sees it.
-        granters: who had this member grant how many.
-        on_end: called with the id of every lease that is gone, in the entry that ends it.
+        granters: number of leases granted here, by identity.
+        on_end: called with the id of every ended lease, in the entry that ends it.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class Lessor:
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
         self._cork = cork
-        # When the keep-alives of this turn time out (loop time); 0: none has come.
+        # Timeout of the keep-alives of this turn (loop time); 0: none has arrived.
         self._deadline = 0.0
         self._is_recent = False
         self._arrived: list[PendingKeepAlive] = []
@@ -247,11 +248,11 @@ class Lessor:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Let time pass."""
+        """Start the timer."""
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Decide nothing more, and fail all waiting requests."""
+        """Stop deciding, and fail all waiting requests."""
         for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
             if timer is not None:
                 timer.cancel()
@@ -270,7 +271,7 @@ class Lessor:
         try:
             self._clock.beat()
             if self.times.is_primary and not self._is_primary():
-                self.leader_changed()  # lost and won again between two looks: another term
+                self.leader_changed()  # leadership was lost and won again in between: another term
             if self.times.is_primary and self._ending is None and self._expiry.has_work() and not self._node.stopped:
                 self._ending = self._on_leader.start(self._end_leases())
             self._queue_some()
@@ -278,10 +279,10 @@ class Lessor:
             self._node.fatal(error)
 
     async def _end_leases(self) -> None:
-        """Propose the end of leases that are over, when a quorum has answered since they were found to be.
+        """Propose the end of expired leases, when a quorum has answered since they were found to have expired.
 
-        If that took long, the quorum may not have been there for their owners either: then they get time to come back.
-        Of leases whose EXPIRE is on its way into the log, nothing changes.
+        If that took long, their owners may have had no quorum either: then they get time to return. Leases whose EXPIRE
+        is already being proposed are not affected.
         """
         task = asyncio.current_task()
         try:
@@ -292,13 +293,13 @@ class Lessor:
                 self._renewals.look_again()
             self._expiry.sweep()
         except errors.StatusError:
-            pass  # no quorum has answered: the next beat asks again
+            pass  # no quorum has answered: the next beat tries again
         finally:
             if self._ending is task:
                 self._ending = None
 
     def _queue_some(self) -> None:
-        """Go on with what a change of leaders has left to be queued; a beat does so too, which is often enough."""
+        """Continue queueing leases after a change of leaders; a beat does so too, which is often enough."""
         if self.times.queue_some() and self._queueing is None:
             self._queueing = self._loop.call_soon(self._queue_more)
 
@@ -315,12 +316,12 @@ class Lessor:
         return self.times.is_primary and self._node.term == self._term
 
     def applied(self) -> None:
-        """Answer keep-alives of leases that ended in the entries just applied, of very many in turns to come."""
+        """Answer keep-alives of leases that ended in the entries just applied; very many over several turns."""
         if self._renewals.over and self._renewals.applied():
             self._failing.add(self.applied, MEMBER)
 
     def leader_changed(self) -> None:
-        """Take up or lay down the decisions about leases; send waiting requests to the new leader."""
+        """Start or stop deciding about leases; send waiting requests to the new leader."""
         node = self._node
         self.flush()
         self.times.demote()
@@ -340,8 +341,8 @@ class Lessor:
         self._promotion = self._ending = None
 
     async def _promote(self, term: int, after_outage: bool) -> None:
-        """Decide about leases from now on, when everything before the term of this leader is applied: then its view
-        of renewals is complete. Tried for as long as this member takes itself for the leader."""
+        """Start deciding about leases when everything before the term of this leader is applied: then its view of
+        renewals is complete. Retried as long as this member considers itself the leader."""
         is_confirmed = False
         while not is_confirmed:
             if self._node.stopped:
@@ -349,7 +350,7 @@ class Lessor:
             with suppress(errors.StatusError):
                 await self._node.confirm_read()
                 is_confirmed = self._node.term == term
-                term = self._node.term  # another: lost and won again, and there are entries of leaders between
+                term = self._node.term  # lost and won again: there are entries of other leaders in between
         self._term = term
         self.times.promote(after_outage=after_outage)
         self._on_leader.leader_changed()
@@ -363,7 +364,7 @@ class Lessor:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
         waiter = _Decision(decision, done)
         try:
-            # Entries before an end in the log were looked at, so it goes there before anything else does.
+            # Entries before an end in the log were checked, so the end must be proposed before anything else.
             if kind == Kind.LEASE_EXPIRE:
                 self._node.submit_ahead(kind, decision.SerializeToString(), waiter)
             else:
@@ -382,14 +383,14 @@ class Lessor:
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
     def _new_deadline(self) -> float:
-        """Return until when a request that comes now is worth an answer, in loop time."""
+        """Return the loop time after which a response to a request that arrives now is useless."""
         return self._loop.time() + self._timeout_s
 
     def renew_at_once(self, lease_id: int) -> int:
-        """Renew a lease that this leader may renew from memory: no turn of the loop lies before the answer.
+        """Renew a lease that this leader may renew from memory, so that the answer needs no turn of the loop.
 
         Returns:
-            Its TTL in seconds; 0 if the keep-alive has to wait for something (``keep_alive``), or the lease is gone.
+            Its TTL in seconds; 0 if the keep-alive must wait for something (``keep_alive``), or the lease is gone.
         """
         if not self._deadline:
             self._begin_turn()
@@ -412,9 +413,9 @@ class Lessor:
             self._begin_batch()
 
     def _begin_turn(self) -> None:
-        """Find out once for all keep-alives of a turn whether they may be answered from memory.
+        """Determine once for all keep-alives of a turn whether they may be answered from memory.
 
-        Every turn of the node ends with a flush of the cork, so what holds now holds for as long as this is used.
+        Every turn of the node ends with a flush of the cork, so the result stays valid as long as it is used.
         """
         now = self._loop.time()
         self._deadline = now + self._timeout_s
@@ -422,18 +423,18 @@ class Lessor:
         self._cork.touch(self)
 
     def flush(self) -> None:
-        """End a turn that brought keep-alives: the next one is looked at anew."""
+        """End a turn with keep-alives: the next turn is checked again."""
         self._deadline = 0.0
         self._is_recent = False
 
     def _begin_batch(self) -> None:
-        # Until these are answered, others gather: to another member they cost the same, few or many.
+        # Until these are answered, others gather: sending many to another member costs the same as sending a few.
         self._gathering = self._loop.call_later(GATHER_MAX_S, self._next_batch)
         self._on_leader.start(self._renew_arrived())
 
     async def _renew_arrived(self) -> None:
-        """Renew what has arrived until this task runs, which is in the loop's next turn."""
-        # No more than one entry renews: neither the message to another member nor a turn of it grows without bound.
+        """Renew the keep-alives that have arrived when this task runs, which is in the loop's next turn."""
+        # At most as many as one entry renews, to bound the message to another member and the work of its turn.
         batch, self._arrived = self._arrived[:RENEW_MAX], self._arrived[RENEW_MAX:]
         if batch:
             await self._renew(batch)
@@ -447,7 +448,7 @@ class Lessor:
             self._begin_batch()
 
     def _send_on(self, pending: list[PendingKeepAlive]) -> None:
-        """Send keep-alives on to the present leader; those of clients here go before later arrivals."""
+        """Send keep-alives to the current leader; those of clients here go before later arrivals."""
         arrived = [one for one in pending if one.is_local]
         passed_on = [one for one in pending if not one.is_local]
         if arrived:
@@ -458,7 +459,7 @@ class Lessor:
             self._on_leader.start(self._renew(passed_on))
 
     def _fail(self, batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
-        """Fail keep-alives, some of very many in a turn."""
+        """Fail keep-alives; very many are spread over several turns."""
         self._failed.append((batch, error))
         self._failing.add(self._fail_some, MEMBER)
 
@@ -471,7 +472,7 @@ class Lessor:
             self._failing.add(self._fail_some, MEMBER)
 
     async def _renew(self, batch: list[PendingKeepAlive]) -> None:
-        """Answer keep-alives of one deadline, which are all from clients here or all from another member."""
+        """Answer keep-alives with one deadline, which are all from clients here or all from another member."""
         auth, deadline, is_local = self._auth, batch[0].deadline, batch[0].is_local
 
         def encode() -> bytes:
@@ -500,7 +501,7 @@ class Lessor:
             one.answer(ttl_s)
 
     def _admit(self, batch: list[PendingKeepAlive]) -> list[PendingKeepAlive]:
-        """Return the keep-alives that may be renewed by the users and roles of now; the others fail."""
+        """Return the keep-alives that may be renewed with the current users and roles; fail the others."""
         if not self._auth.is_enabled:
             return batch
         admitted: list[PendingKeepAlive] = []
@@ -516,7 +517,7 @@ class Lessor:
         return admitted
 
     def renew_for_member(self, batch: list[PendingKeepAlive]) -> None:
-        """Answer keep-alives that another member passed on."""
+        """Answer keep-alives that another member forwarded."""
         deadline = self._new_deadline()
         for one in batch:
             one.deadline = deadline
@@ -525,14 +526,14 @@ class Lessor:
     # -- connections that were lost ----------------------------------------------------------------------------------
 
     def connections_lost(self, lost: list[ConnectionLost]) -> None:
-        """Have the leader let leases end soon, in the background; if that fails, they end with their TTL."""
+        """Make the leader end leases soon, in the background; if that fails, they end with their TTL."""
         self._lost += lost
         if not self._is_telling:
             self._is_telling = True
             self._on_leader.start(self._tell())
 
     async def _tell(self) -> None:
-        """Tell the leader of leases whose owners were lost, some at a time, however many were lost together."""
+        """Report leases of lost owners to the leader, some at a time, however many were lost together."""
         while self._lost:
             some = [self._lost.popleft() for _ in range(min(SHORTEN_MAX, len(self._lost)))]
             with suppress(errors.StatusError):
@@ -541,7 +542,7 @@ class Lessor:
         self._is_telling = False
 
     async def shorten(self, lost: list[ConnectionLost], *, is_local: bool = True) -> None:
-        """Have leases end soon whose owner's connection was lost.
+        """End leases soon whose owner's connection was lost.
 
         Arguments:
             lost: the leases.
@@ -555,7 +556,7 @@ class Lessor:
             self._shorten(lost)
 
     def _shorten(self, lost: list[ConnectionLost]) -> None:
-        """Let leases end soon, and see to it that the first ends in time; this member leads."""
+        """Shorten leases, and set a timer for the first end; this member leads."""
         now = self._loop.time()
         if self._auth.is_enabled:
             lost = [one for one in lost if self._may_end(one)]
@@ -572,7 +573,7 @@ class Lessor:
         self._end_timers.add(timer)
 
     def _may_end(self, lost: ConnectionLost) -> bool:
-        """Whether an owner may write all keys of its lease now. A long check is left to applying."""
+        """Return whether an owner may write all keys of its lease now. A long check is left to applying."""
         try:
             self._rights.check_lease(lost.caller, lost.lease_id, write=True)
         except errors.StatusError:
@@ -584,15 +585,15 @@ class Lessor:
     async def time_to_live(
         self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool = True
     ) -> bytes | Callable[[], bytes]:
-        """Find out how long a lease has left, as the leader sees it. TTL -1: no such lease.
+        """Return the remaining time of a lease, as the leader sees it. TTL -1: the lease does not exist.
 
         Arguments:
-            request: the client's.
-            is_local: whether the client is this member's.
+            request: the client's request.
+            is_local: whether it is a client of this member.
 
         Returns:
-            The response without its header, if another member has made it; else what makes it, without the keys of the
-            lease: the caller that adds these has to look at both at one moment, in which the store ``is_whole``.
+            The response without its header, if another member has made it; otherwise a function that makes it, without
+            the keys of the lease: a caller that adds them must read both at one time, while the store ``is_whole``.
 
         Raises:
             StatusError: no leader answered.
@@ -603,7 +604,7 @@ class Lessor:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no entry is half applied: keys of a lease that ends in slices would be seen to go one by one."""
+        """Whether no entry is partly applied: otherwise keys of a lease that ends in slices would vanish one by one."""
         return self._node.applying.is_whole
 
     def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> bytes:
@@ -617,17 +618,17 @@ class Lessor:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def grant_request(self, ttl_s: int, lease_id: int = 0, *, exact: bool = False) -> rpc_pb2.LeaseGrantRequest:
-        """Make the entry that grants a lease: all that is chosen is chosen before it goes into the log.
+        """Return the entry that grants a lease: all choices are made before it is proposed.
 
         Arguments:
-            ttl_s: asked for, in seconds; raised to the least that is granted.
+            ttl_s: requested TTL in seconds; raised to the minimum.
             lease_id: 0 for a random one.
-            exact: grant as little as a second: the owner can stand an election without an answer.
+            exact: do not raise the TTL to the minimum, only to 1 s: the owner tolerates an election without an answer.
 
         Raises:
-            LeaseTTLTooLargeError: above the largest TTL.
-            LeaseExistsError: keys are attached to the id, as in a restored file that lacks their lease. They would end
-                with this one, which need not be of a user who may write them.
+            LeaseTTLTooLargeError: the TTL is above the maximum.
+            LeaseExistsError: keys are attached to the id, as in a restored file without their lease. They would end
+                with this lease, whose user may not have the right to write them.
         """
         if ttl_s > TTL_MAX_S:
             raise errors.LeaseTTLTooLargeError
@@ -641,12 +642,12 @@ class Lessor:
         """Grant a lease to a recipe of this member, and return its id.
 
         Arguments:
-            ttl_s: asked for, in seconds.
-            caller: on whose behalf.
-            identity: in whose share it falls.
+            ttl_s: requested TTL in seconds.
+            caller: user on whose behalf it is granted.
+            identity: identity in whose share it counts.
 
         Raises:
-            StatusError: the error that LeaseGrant would answer.
+            StatusError: the error that LeaseGrant would return.
         """
         request = self.grant_request(ttl_s)
         self.granters.admit(request.ID, identity)
@@ -657,14 +658,14 @@ class Lessor:
 
 
 def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> bytes:
-    """Return a LeaseShortenRequest, with the age of each answer at the moment when it leaves."""
+    """Return a LeaseShortenRequest, with the age of each answer at the time of sending."""
     now = clock()
     request = raft_pb2.LeaseShortenRequest()
     for one in lost:
         request.ids.append(one.lease_id)
         request.graces_ms.append(round(one.grace_s * 1000))
         request.ages_us.append(int((now - one.answered_at) * 1_000_000))
-        # Only users are named: a name that is empty would be a member's, which may do everything.
+        # Only users are named: an empty name would mean a member, which may do everything.
         request.users.append(b"" if one.caller is None else one.caller.user)
         request.auth_revisions.append(0 if one.caller is None else one.caller.auth_revision)
     return request.SerializeToString()

@@ -1,18 +1,18 @@
-"""Have the leader do what only the leader can: here if this member leads, else over the peer port.
+"""Queries that only the leader can answer: answered here if this member leads, otherwise sent over the peer port.
 
     response = await on_leader.ask(Question(RENEW, encode, parse, deadline))
     if response is None:
         ...                    # this member leads, and a quorum has confirmed that since the call: do it here
 
-A failed call is tried again until the question's deadline. A question goes over the peer port at most once: the member
-that gets it does not pass it on again.
+A failed call is retried until the question's deadline. A question goes over the peer port at most once: the receiving
+member does not forward it again.
 
     this member leads           -> confirmed by a quorum                          -> None
     another member leads        -> call over the peer port, again after RETRY_S   -> its response
     there is no leader          -> wait for the next change of the leader
-    the leader changes          -> what went to the old one is given up, and goes to the next
+    the leader changes          -> calls to the old one are cancelled and repeated to the new one
 
-Leaves out: what is asked (``lessor``), and how the peer port answers it (``LeaseService.for_members``).
+Not here: the content of questions (``lessor``), and how the peer port answers them (``LeaseService.for_members``).
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ TIME_TO_LIVE: Final = _PEER["LeaseTimeToLive"]
 SHORTEN: Final = _PEER["LeaseShorten"]
 
 RETRY_S: Final = 0.05
-"""Rest before the leader is asked again after a failure."""
+"""Pause in seconds before the leader is asked again after a failure."""
 
 CALL_MIN_S: Final = 0.1
 
 WOKEN_AT_ONCE: Final = 100
-"""Questions that are asked again in a turn of the loop after a change of the leader: about 10 ms."""
+"""Questions that are asked again in one turn of the loop after a change of the leader: about 10 ms."""
 
 CONFIRMED_MAX_S: Final = 0.05
 CONFIRMED_ELECTIONS: Final = 0.25
-"""How long a confirmed leader need not ask again before it answers keep-alives: at most so long, and so much of the
-election timeout. The quorum that confirmed it elects no other member for nearly a whole one. (etcd asks only when its
-own loop has stood still; server/etcdserver/v3_server.go, ensureLeadership.)"""
+"""Fraction of the election timeout for which a confirmed leader may answer keep-alives without asking again (with an
+absolute maximum). The quorum that confirmed it elects no other member for nearly a whole timeout. (etcd asks only when
+its own loop was suspended; server/etcdserver/v3_server.go, ensureLeadership.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something to be done by the leader.
+    """A request for the leader.
 
     Attributes:
-        method: of the peer service that does it.
-        encode: makes the request for another member, at the moment when it leaves.
-        parse: makes the response of its bytes; raises DecodeError or ValueError if they are none.
-        deadline: loop time after which it is no longer wanted.
-        is_local: whether it came from a client here; what another member passed on is not passed on again.
+        method: method of the peer service.
+        encode: returns the request for another member; called when it is sent.
+        parse: decodes the response; raises DecodeError or ValueError if it is malformed.
+        deadline: loop time after which the response is useless.
+        is_local: whether it came from a client here; a request forwarded by another member is not forwarded again.
     """
 
     method: Method
@@ -79,9 +79,9 @@ class OnLeader:
 
     Arguments:
         node: knows the leader, confirms leadership.
-        is_primary: whether this member decides about leases.
-        channel: to a member, None if it is unknown.
-        introduction: metadata that a member wants to see.
+        is_primary: returns whether this member decides about leases.
+        channel: returns the connection to a member, ``None`` if it is unknown.
+        introduction: returns the metadata for calls to a member.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OnLeader:
         self._recent_until = 0.0
         self._sleep = SuspendClock()
         self._changes = 0
-        # In order of their begin, not of their addresses: what a change of the leader wakes is the same in each replay.
+        # Ordered by start, not by address, so that a change of the leader wakes them in the same order in each replay.
         self._calls: dict[UnaryFuture, None] = {}
         self._pauses: dict[asyncio.Future[None], None] = {}
         self._waking = Limiter(WOKEN_AT_ONCE)
@@ -108,11 +108,11 @@ class OnLeader:
         self._is_closed = False
 
     def is_recent(self, now: float) -> bool:
-        """Return whether this member leads, and was confirmed so lately that it may answer without asking again.
+        """Return whether this member leads, and was confirmed recently enough to answer without asking again.
 
-        All that is committed must be applied, else a lease that was just granted would not be known here. And a leader
-        that hands over has itself made it possible that another is elected at once. A machine that sleeps hears of no
-        election, however long it sleeps, and the loop's clock leaves that time out.
+        All committed entries must be applied; otherwise a newly granted lease would be unknown here. A leader that
+        hands over has itself allowed another to be elected at once. A suspended machine learns of no election, however
+        long it is suspended, and the loop's clock does not count that time.
 
         Arguments:
             now: loop time.
@@ -126,14 +126,14 @@ class OnLeader:
         return node.applied == node.committed and self._is_primary() and not node.is_transferring
 
     async def ask(self, question: Question) -> Any:
-        """Have a question answered by the leader.
+        """Get an answer from the leader.
 
         Returns:
-            The response of another member that leads. None if this member does, confirmed since the call (or, if only
-            keep-alives hang on it, a moment before): the caller has to act at once, before it awaits anything.
+            The response of another member that leads. ``None`` if this member leads, confirmed since the call (or, if
+            only keep-alives depend on it, shortly before): the caller must act at once, before it awaits anything.
 
         Raises:
-            NotLeaderError: another member passed it on, and this one does not lead.
+            NotLeaderError: another member forwarded it, and this one does not lead.
             NoLeaderError: the deadline has passed, and there is no leader.
             RequestTimeoutError: the deadline has passed.
             StoppedError: the member stops.
@@ -160,12 +160,12 @@ class OnLeader:
         raise errors.StoppedError
 
     async def _is_confirmed(self, question: Question) -> bool:
-        """Return whether this member still leads when a quorum has said so since the call."""
+        """Return whether a quorum has confirmed since the call that this member still leads."""
         asked_at = self._loop.time()
-        # A TTL that is read must be that of the leader; to renew or shorten a lease does no harm for a moment longer.
+        # A TTL that is read must be the leader's; renewing or shortening a lease shortly afterwards is harmless.
         if question.method is not TIME_TO_LIVE and self.is_recent(asked_at):
             return True
-        self._sleep.has_slept()  # from here on it is of interest
+        self._sleep.has_slept()  # count suspensions from here on
         try:
             await self._node.confirm_read()
         except errors.StoppedError:
@@ -180,7 +180,7 @@ class OnLeader:
         return False
 
     async def _call(self, question: Question, leader: int, timeout_s: float) -> Any:
-        """Ask another member; None if that failed, or the leader changed meanwhile."""
+        """Ask another member; return ``None`` if that failed, or the leader changed meanwhile."""
         channel = self._channel(leader)
         if channel is None:
             return None
@@ -201,7 +201,7 @@ class OnLeader:
             self._calls.pop(call, None)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, at most until the leader changes."""
+        """Wait, but only until the leader changes."""
         over: asyncio.Future[None] = self._loop.create_future()
         timer = self._loop.call_later(seconds, _end, over)
         self._pauses[over] = None
@@ -212,13 +212,13 @@ class OnLeader:
             self._pauses.pop(over, None)
 
     def leader_changed(self) -> None:
-        """Wait no longer for what went to the old leader, and try again what waited for a new one."""
+        """Stop waiting for the old leader, and retry questions that waited for a new one."""
         self._recent_until = 0.0
         self._changes += 1
         self._waking.begin([*[call.cancel for call in self._calls], *[partial(_end, over) for over in self._pauses]])
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a background task. An error that it lets escape stops the member."""
+        """Run a background task. An error that escapes from it stops the member."""
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -231,7 +231,7 @@ class OnLeader:
             self._node.fatal(error)
 
     def close(self) -> None:
-        """Fail everything that waits: the member stops."""
+        """Fail all waiting questions, because the member stops."""
         self._is_closed = True
         self.leader_changed()
 

@@ -1,16 +1,16 @@
-"""The leader's decisions about leases, on their way through the log: renewals, and ends.
+"""The leader's decisions about leases, proposed through the log: renewals, and ends.
 
-Owns which keep-alives wait for which entry. At most one RENEW and one EXPIRE are under way; what comes meanwhile goes
-into the next, so that any number of leases costs a few entries. Where users are asked for, a lease that ends before its
-time is revoked on behalf of the user whose connection broke: applying checks the right, and a refusal gives the lease
-its time back. No clock and no socket of its own.
+This module knows which keep-alives wait for which entry. At most one RENEW and one EXPIRE are in progress; later ones
+join the next entry, so that any number of leases costs a few entries. While authentication is enabled, a lease that
+ends early is revoked on behalf of the user whose connection broke: applying checks the right, and after a refusal the
+lease gets its time back. This module has no clock and no socket of its own.
 
-    keep-alive --> renewed lately and in the log?  answer from memory
-               --> else: joins the next RENEW; answered when that is applied
-               --> lease is over: waits until it is gone, then TTL 0
+    keep-alive --> renewed recently and in the log?  answer from memory
+               --> otherwise: joins the next RENEW; answered when that is applied
+               --> lease has expired: waits until it is gone, then TTL 0
 
-``propose(kind, ids, done)`` puts a decision into the log under the term of this leader, and calls ``done`` with None
-once it is applied or with the error when it is not (or may not be).
+``propose(kind, ids, done)`` proposes a decision in the term of this leader, and calls ``done`` with ``None`` once it is
+applied, or with the error if it is not (or perhaps not).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from raftkv.replica.lease import times as lease_times
 from raftkv.replica.lease.times import LeaseClock, LeaseTimes
 
 EXPIRE_MAX: Final = 100
-"""Leases that one entry ends: applying it must not hold the loop for long."""
+"""Leases ended by one entry: applying it must not block the loop for long."""
 
 RENEW_MAX: Final = 4_000
-"""Leases that one entry renews, and keep-alives that one turn looks at: about 20 ms."""
+"""Leases renewed by one entry, and keep-alives processed in one turn: about 20 ms."""
 
 FAILED_AT_ONCE: Final = 100
-"""Keep-alives that fail in a turn of the loop: each may end a stream."""
+"""Keep-alives that fail in one turn of the loop: each may end a stream."""
 
 LOOKS_PER_SWEEP: Final = 20_000
-"""Entries that are searched for revocations before leases are ended, which takes 3 ms; a beat never brings so many."""
+"""Entries searched for revocations before leases are ended, which takes 3 ms; far more than arrive per beat."""
 
 _REVOKE: Final = bytes([Kind.LEASE_REVOKE])
 _IDENTIFIED: Final = bytes([wire.IDENTIFIED])
@@ -49,19 +49,19 @@ _IDENTIFIED: Final = bytes([wire.IDENTIFIED])
 Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
 Revoke = Callable[[int, Caller | None, Done], None]
-"""Puts the revocation of a lease into the log, on behalf of a caller."""
+"""Proposes the revocation of a lease, on behalf of a caller."""
 
 _REFUSALS: Final = (errors.PermissionDeniedError, errors.UserEmptyError, errors.AuthOldRevisionError)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PendingKeepAlive:
-    """A keep-alive that has not been answered.
+    """A keep-alive that is not answered yet.
 
     Attributes:
-        lease_id: of the lease.
-        deadline: loop time after which the answer is not wanted; set by the lessor.
-        is_local: whether it came from a client of this member, not by way of another member.
+        lease_id: id of the lease.
+        deadline: loop time after which the answer is useless; set by the lessor.
+        is_local: whether it came from a client of this member, not through another member.
     """
 
     __slots__ = ("deadline", "lease_id")
@@ -71,33 +71,33 @@ class PendingKeepAlive:
     deadline: float
 
     def answer(self, ttl_s: int) -> None:
-        """Say that the lease lives for so long from now, in seconds; 0 if it is gone."""
+        """Answer with the remaining time of the lease in seconds; 0 if it is gone."""
         raise NotImplementedError
 
     def fail(self, error: errors.StatusError) -> None:
-        """Say that there will be no answer."""
+        """Report that there will be no answer."""
         raise NotImplementedError
 
     def refusal(self) -> errors.StatusError | None:
-        """Return why it may not be renewed any more, by the users and roles of now; None: it may."""
+        """Return why it may no longer be renewed, with the current users and roles; ``None``: it may."""
         return None
 
 
 def fail_each(batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
-    """Fail keep-alives, however many they are."""
+    """Fail keep-alives, however many there are."""
     for pending in batch:
         pending.fail(error)
 
 
 class Renewals:
-    """Answers keep-alives at the leader, and puts RENEW into the log for those that need it.
+    """Answers keep-alives on the leader, and proposes RENEW for those that need it.
 
     Arguments:
         times: when leases end.
-        clock: for the time of proposals.
-        propose: see the module.
-        retry: takes keep-alives back that another leader must answer.
-        cork: calls ``flush`` at the end of a turn that brought keep-alives one by one.
+        clock: clock for the time of proposals.
+        propose: see the module docstring.
+        retry: takes back keep-alives that another leader must answer.
+        cork: calls ``flush`` at the end of a turn with single keep-alives.
         fail: fails keep-alives.
         admit: returns the keep-alives that may still be renewed, and fails the others.
     """
@@ -123,20 +123,20 @@ class Renewals:
         self._in_flight: list[PendingKeepAlive] = []
         self._expiring: dict[int, list[PendingKeepAlive]] = {}
         self.over: list[PendingKeepAlive] = []
-        """Keep-alives of leases that the entries applied have ended; they are not answered yet."""
-        # Proposals of an earlier leadership may still call back.
+        """Keep-alives of leases that applied entries have ended; not answered yet."""
+        # Distinguishes callbacks of proposals from an earlier leadership.
         self._leadership = 0
 
     def take(self, batch: Sequence[PendingKeepAlive]) -> None:
-        """Answer keep-alives, now or later; the leadership of this member was confirmed after they came."""
+        """Answer keep-alives, now or later; this member's leadership was confirmed after they arrived."""
         for pending in batch:
             self.take_one(pending)
         self.flush()
 
     def take_one(self, pending: PendingKeepAlive) -> None:
-        """Answer a keep-alive, now or later; the leadership of this member was confirmed a moment ago.
+        """Answer a keep-alive, now or later; this member's leadership was confirmed recently.
 
-        The RENEW that it may need is proposed at the end of the turn, for all that the turn brings.
+        If it needs a RENEW, that is proposed at the end of the turn, together with others of the turn.
         """
         times, lease_id = self._times, pending.lease_id
         state = times.renew(lease_id)
@@ -157,7 +157,7 @@ class Renewals:
             self._expiring.setdefault(pending.lease_id, []).append(pending)
 
     def flush(self) -> None:
-        """Put the next RENEW into the log, unless one is under way."""
+        """Propose the next RENEW, unless one is in progress."""
         if self._in_flight or not self._unlogged:
             return
         self._in_flight, self._unlogged = self._unlogged[:RENEW_MAX], self._unlogged[RENEW_MAX:]
@@ -178,8 +178,8 @@ class Renewals:
             self._retry(batch)
         else:
             self._fail(batch, error)
-        # Some of the keep-alives that came meanwhile need no entry any more: they are answered, the others are logged.
-        # While a quorum or a disk stands still very many come: no turn is to look at all of them.
+        # Some of the keep-alives that arrived meanwhile need no entry any more: these are answered, the others logged.
+        # While a quorum or a disk hangs, very many arrive: no turn should process all of them.
         waiting, rest = self._unlogged[:RENEW_MAX], self._unlogged[RENEW_MAX:]
         self._unlogged = []
         for pending in self._admit(waiting):
@@ -188,7 +188,7 @@ class Renewals:
         self.flush()
 
     def _answer_logged(self, batch: list[PendingKeepAlive]) -> None:
-        """Their RENEW is applied; a lease lives from now on, unless it ended while the entry was on its way."""
+        """Answer keep-alives whose RENEW is applied; a lease that ended while the entry was in progress is gone."""
         for pending in batch:
             state = self._times.renew(pending.lease_id)
             if state in (lease_times.GONE, lease_times.EXPIRING):
@@ -198,11 +198,11 @@ class Renewals:
                 pending.answer(self._times.ttl_s(pending.lease_id))
 
     def lease_ended(self, lease_id: int) -> None:
-        """Note that a lease is gone, in the entry being applied."""
+        """Record that a lease has ended, in the entry being applied."""
         self.over += self._expiring.pop(lease_id, ())
 
     def applied(self) -> bool:
-        """Answer some keep-alives of leases that the entries just applied have ended; whether there are more."""
+        """Answer some keep-alives of leases that the entries just applied have ended; return whether there are more."""
         if self.over:
             over, self.over = self.over[:RENEW_MAX], self.over[RENEW_MAX:]
             for pending in over:
@@ -210,7 +210,7 @@ class Renewals:
         return bool(self.over)
 
     def look_again(self) -> None:
-        """Let keep-alives that wait for the end of a lease renew it, as leases were given time; not if it is ending."""
+        """Let keep-alives that wait for the end of a lease renew it, if it got its time back and is not ending."""
         waiting, self._expiring = self._expiring, {}
         for lease_id, group in waiting.items():
             if self._times.is_ending(lease_id):
@@ -220,7 +220,7 @@ class Renewals:
         self.flush()
 
     def surrender(self) -> list[PendingKeepAlive]:
-        """Give up all keep-alives that wait, for another leader: this member leads no more."""
+        """Return all waiting keep-alives, for another leader: this member no longer leads."""
         self._leadership += 1
         expiring = [pending for group in self._expiring.values() for pending in group]
         pending = self._in_flight + self._unlogged + expiring
@@ -233,23 +233,23 @@ class Tail(Protocol):
     """The end of a leader's log."""
 
     def applied(self) -> int:
-        """Return the index of the last entry that is applied here."""
+        """Return the index of the last entry applied here."""
 
     def last_index(self) -> int:
         """Return the index of the last entry."""
 
     def entries(self, first: int, last: int) -> Sequence[Entry]:
-        """Return entries, both ends included; none of them is applied."""
+        """Return entries, both ends included; none of them may be applied."""
 
 
 class Revocations:
-    """Which leases are revoked by entries that are in the log of a leader, and not applied here.
+    """The leases that are revoked by unapplied entries in the log of a leader.
 
-    The end of a lease names its id alone. Behind a revocation the id may be granted anew, so an end that is put into
-    the log then would be the end of another lease, which its owner has just been given.
+    The entry that ends a lease contains only its id. After a revocation the id may be granted again; an end that is
+    proposed then would end that other lease, which its owner has just received.
 
     Arguments:
-        tail: of the log. Under one leadership it only grows, so each entry is looked at once.
+        tail: end of the log. During one leadership it only grows, so each entry is examined once.
     """
 
     def __init__(self, tail: Tail) -> None:
@@ -258,12 +258,12 @@ class Revocations:
         self._indexes: dict[int, int] = {}
 
     def forget(self) -> None:
-        """Forget what was seen: another leader may have replaced those entries."""
+        """Forget the examined entries: another leader may have replaced them."""
         self._seen_to = 0
         self._indexes.clear()
 
     def look(self) -> bool:
-        """Look at the entries that have come since, or at some of very many; return whether all were seen."""
+        """Examine new entries, or some of them if there are very many; return whether all were examined."""
         applied, last_index = self._tail.applied(), self._tail.last_index()
         if self._indexes:
             self._indexes = {lease_id: index for lease_id, index in self._indexes.items() if index > applied}
@@ -281,9 +281,9 @@ class Revocations:
 
 
 def _revoked(entry: Entry) -> int:
-    """Return the lease that an entry ends because a client asks for it; 0: none."""
+    """Return the lease that an entry revokes for a client; 0: none."""
     data = entry.data
-    # Before anything is copied: where users are asked for, nearly all entries are identified ones.
+    # Before anything is copied: while authentication is enabled, nearly all entries are of the kind IDENTIFIED.
     kind_at = wire.INNER_KIND_AT if data[:1] == _IDENTIFIED else 0
     if data[kind_at : kind_at + 1] != _REVOKE or entry.type != EntryType.NORMAL:
         return 0
@@ -300,19 +300,19 @@ def _revoked(entry: Entry) -> int:
 
 
 class Expiry:
-    """Puts the ends of leases into the log, at the leader.
+    """Proposes the ends of leases, on the leader.
 
-    An end that was refused, or of which nothing was heard in time, is proposed again; but only when everything that is
-    in the log by then is applied. It may be there: behind it the id may be granted anew, and a second end would be the
-    end of that lease. So it is with a lease that a client revokes at the same time (``Revocations``): ``propose`` must
-    have an end in the log, or refused, when it returns.
+    An end that was refused, or timed out without an outcome, is proposed again, but only when everything in the log at
+    that time is applied. The first end may be in the log: after it the id may be granted again, and a second end would
+    end that new lease. The same applies to a lease that a client revokes at the same time (``Revocations``):
+    ``propose`` must have an end in the log, or refused, when it returns.
 
     Arguments:
         times: when leases end.
-        propose: see the module.
-        tail: of the leader's log.
-        revoke: puts the end of a lease before its time into the log.
-        asks_users: whether users are asked for.
+        propose: see the module docstring.
+        tail: end of the leader's log.
+        revoke: proposes the early end of a lease.
+        asks_users: returns whether authentication is enabled.
         restored: called when leases got their time back: keep-alives may wait for their end.
     """
 
@@ -331,12 +331,12 @@ class Expiry:
         self._revoke = revoke
         self._asks_users = asks_users
         self._restored = restored
-        # Revocations under way, and whether one of them was refused.
+        # Revocations in progress, and whether one of them was refused.
         self._revoking = 0
         self._is_refused = False
         self._revocations = Revocations(tail)
         self._in_flight: list[int] = []
-        # Leases whose end may be in the log, up to which entry.
+        # Leases whose end may be in the log, up to ``_unsure_to``.
         self._unsure: list[int] = []
         self._unsure_to = 0
         self._leadership = 0
@@ -354,12 +354,12 @@ class Expiry:
             self._unsure = []
 
     def sweep(self) -> None:
-        """Propose the end of leases that are over, unless some are on their way; the rest follows when they are."""
+        """Propose the end of expired leases, unless some are in progress; the rest follows after those."""
         if self._in_flight or self._revoking:
             return
         self._take_up_unsure()
         if not self._times.has_due() or not self._revocations.look():
-            return  # the next sweep looks at more
+            return  # the next sweep examines more entries
         due = self._times.take_due(EXPIRE_MAX)
         revoked = [lease_id for lease_id in due if lease_id in self._revocations]
         if revoked:
@@ -398,7 +398,7 @@ class Expiry:
             self.sweep()
 
     def _doubt(self, lease_ids: Sequence[int]) -> None:
-        """Propose nothing more for these leases until every entry that is in the log by now is applied."""
+        """Propose nothing more for these leases until every entry now in the log is applied."""
         self._unsure += lease_ids
         self._unsure_to = self._tail.last_index()
 
@@ -413,7 +413,7 @@ class Expiry:
             self.sweep()
 
     def surrender(self) -> None:
-        """Forget what is under way: this member leads no more."""
+        """Forget proposals in progress: this member no longer leads."""
         self._leadership += 1
         self._in_flight = []
         self._revoking = 0

@@ -1,7 +1,7 @@
-"""When leases end: the local, volatile half of leases, which no member agrees on with another.
+"""When leases end: the local, volatile state of leases, which differs between members.
 
-Owns this member's lease clock, when it saw each lease renewed, and on the leader when each lease ends. Pure but for
-the clock it is given, so that time can be simulated.
+This module has the member's lease clock, the time when it saw each lease renewed and, on the leader, the end of each
+lease. It is pure except for the clock that is passed to it, so that time can be simulated.
 
     every member: entry GRANT or RENEW applied  -> renewed_at = now
     new leader:   ends_at = renewed_at + TTL + LOGGED_S      (``promote``, once all entries before its term are applied)
@@ -9,18 +9,18 @@ the clock it is given, so that time can be simulated.
     keep-alive:   ends_at = now + TTL
     its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it,
                                                                                 and ``restore``)
-    sweep:        ends_at <= now -> expiring: its end is on its way into the log, nothing renews it any more
+    sweep:        ends_at <= now -> expiring: its end is being proposed, it can no longer be renewed
 
-Why a new leader ends no lease early: a leader answers a keep-alive only if a RENEW of that lease was proposed less
-than ``LOGGED_S`` before, and applied. Every member saw that entry later than it was proposed, hence less than
-``LOGGED_S`` before the answer or after it. A restart sees all leases renewed at its start.
+Why a new leader ends no lease early: a leader answers a keep-alive only if a RENEW of that lease was proposed less than
+``LOGGED_S`` before, and applied. Every member saw that entry after it was proposed, hence less than ``LOGGED_S`` before
+the answer or after it. After a restart all leases count as renewed at the start.
 
-The lease clock is monotonic; the wall clock is never read. It runs with ``beat``, which is called every ``BEAT_S``:
-when a beat is late because the process stood still, all but ``STALL_S`` of the delay is left out, because keep-alives
-that came meanwhile wait in the sockets and must be read before leases end for the lack of them.
+The lease clock is monotonic; the wall clock is never read. It advances with ``beat``, which is called every ``BEAT_S``.
+When a beat is late because the process was suspended, only ``STALL_S`` of the delay counts, because keep-alives that
+arrived meanwhile wait in the sockets and must be read before leases end for lack of them.
 
-There may be a million leases, so a change of leaders touches none: what a leader knows of a lease counts under its own
-leadership alone and is made anew when the next one looks at it, and those that may end are queued in steps
+There may be a million leases, so a change of leaders modifies none: what a leader knows of a lease is valid only during
+its own leadership and is computed again when the next leader accesses it. Leases that may end are queued in steps
 (``queue_some``).
 """
 
@@ -36,19 +36,19 @@ from raftkv.apply.wire import Caller
 from raftkv.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5
-"""A renewal in the log lets the leader answer keep-alives from memory for so long."""
+"""Seconds for which a renewal in the log lets the leader answer keep-alives from memory."""
 
 PATIENCE_S: Final = 1.0
-"""How long a new leader ends no lease: an owner whose own clock has run out, but that has not given up, asks one member
-after the other, and a round may take most of this."""
+"""Seconds for which a new leader ends no lease: an owner whose own clock has run out, but that has not given up, asks
+one member after the other, and a round may take most of this time."""
 
 OUTAGE_GRACE_S: Final = 2.0
-"""How long a new leader ends no lease after an outage in which owners were turned away: they try again every quarter of
-a second, all of them."""
+"""Seconds for which a new leader ends no lease after an outage in which owners were refused: all of them retry every
+quarter of a second."""
 
 UNHEARD_TTLS: Final = 0.5
-"""A new leader shortens a lease that it has not heard of yet to no less than this part of its TTL: an owner that went
-on elsewhere, under the leader before, is heard within a third of it."""
+"""Minimum fraction of its TTL to which a new leader shortens a lease that it has had no keep-alive for: an owner that
+moved to another connection under the previous leader sends one within a third of the TTL."""
 
 BEAT_S: Final = 0.1
 STALL_S: Final = 0.5
@@ -60,28 +60,28 @@ UNLOGGED: Final = 3
 """Outcome of a keep-alive: see ``LeaseTimes.renew``."""
 
 TTL_BUCKETS_S: Final = doubling(1.0, 24)
-"""Bounds of etcd's histogram of TTLs: a second to three months."""
+"""Bounds of etcd's histogram of TTLs: one second to three months."""
 
 _STALE_MAX: Final = 1_000
 
 QUEUED_PER_STEP: Final = 5_000
-"""Leases that are queued in a row: 3 ms."""
+"""Leases queued at a time: 3 ms."""
 
 FREED_PER_STEP: Final = 50_000
 
 RECEIVED_PER_STEP: Final = 5_000
-"""Leases of a received database that are got ready in a row, and those of before that are forgotten: 4 ms."""
+"""Leases of a received database that are prepared at a time, and previous leases that are freed: 4 ms."""
 
 LOOKS_PER_STEP: Final = 2_000
-"""Leases that were renewed, and whose place in the queue is put right, in a row: 4 ms. Those that were granted together
-come up together, and all that were there when their member started."""
+"""Renewed leases whose place in the queue is corrected at a time: 4 ms. Leases that were granted together come up
+together, and so do all that existed when their member started."""
 
 
 class LeaseClock:
-    """Counts seconds of lease time: those in which this process was able to hear keep-alives.
+    """Counts seconds of lease time: time in which this process was able to receive keep-alives.
 
     Arguments:
-        monotonic: seconds that never go back.
+        monotonic: monotonic seconds.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -95,7 +95,7 @@ class LeaseClock:
         return self._before + (since if since < BEAT_S + STALL_S else BEAT_S + STALL_S)
 
     def beat(self) -> None:
-        """The process is alive: time goes on."""
+        """Advance the clock: the process is running."""
         self._before = self.now()
         self._beat_at = self.monotonic()
 
@@ -106,14 +106,14 @@ class _Lease:
     def __init__(self, ttl_s: int, now: float, leadership: int) -> None:
         self.ttl_s = ttl_s
         self.renewed_at = now
-        # Under which leadership the rest was known.
+        # The leadership in which the following values are valid.
         self.leadership = leadership
         self.ends_at = now + ttl_s
         # When the last RENEW that this leader saw applied was proposed, in seconds of the monotonic clock.
         self.logged_at = -math.inf
-        # When this leader took the last keep-alive; likewise monotonic.
+        # When this leader received the last keep-alive; also monotonic.
         self.kept_at = -math.inf
-        # Where the heap has it; an entry of the heap that says otherwise is stale.
+        # Position in the heap; a heap entry with another value is stale.
         self.queued_at = math.inf
         self.is_expiring = False
 
@@ -123,12 +123,12 @@ class LeaseTimes:
 
     Arguments:
         clock: this member's lease clock.
-        on_end: called with the id of every lease that is gone.
+        on_end: called with the id of every ended lease.
 
     Attributes:
         is_primary: whether this member decides when leases end.
-        granted_total, revoked_total, expired_total, renewed_total: since the start.
-        ttls: of leases granted since the start, in seconds.
+        granted_total, revoked_total, expired_total, renewed_total: numbers since the start.
+        ttls: TTLs of leases granted since the start, in seconds.
     """
 
     def __init__(self, clock: LeaseClock, on_end: Callable[[int], None]) -> None:
@@ -139,22 +139,22 @@ class LeaseTimes:
         self._on_end = on_end
         self._leases: dict[int, _Lease] = {}
         self._leadership = 0
-        # No lease ends before; and none that this leader has not heard of.
+        # No lease ends before ``_earliest``, and none without a keep-alive to this leader before the other.
         self._earliest = self._earliest_unheard = -math.inf
         self._heap: list[tuple[float, int]] = []
         # Leases that are not in the heap yet, and heaps of earlier leaderships that are being freed.
         self._unqueued: list[int] = []
         self._old_heaps: list[list[tuple[float, int]]] = []
-        # Looks left at the head of the heap in this step, and whether they were too few.
+        # Entries at the head of the heap that may still be examined in this step, and whether that was not enough.
         self._looks_left = 0
         self._is_head_stale = False
         # The leases read from the database that is being received, and ids of the previous leases.
         self._received: tuple[dict[int, _Lease], list[int]] | None = None
         self._gone: list[int] = []
         self._before: list[dict[int, _Lease]] = []
-        # Leases that were shortened: when they would have ended, in lease time, and on whose behalf they end before.
+        # Shortened leases: their original end, in lease time, and the caller on whose behalf they end early.
         self._shortened: dict[int, tuple[float, Caller | None]] = {}
-        # Expiring, and to be proposed again because it is not known whether the last proposal arrived.
+        # Expiring leases to be proposed again, because it is unknown whether the last proposal arrived.
         self._again: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -163,10 +163,10 @@ class LeaseTimes:
     # -- what was applied --------------------------------------------------------------------------------------------
 
     def granted(self, lease_id: int, ttl_s: int) -> None:
-        """Note that a lease exists now, as if just renewed.
+        """Record that a lease was granted, as if just renewed.
 
         Arguments:
-            lease_id: of the lease.
+            lease_id: id of the lease.
             ttl_s: its TTL in seconds.
         """
         self.granted_total += 1
@@ -177,7 +177,7 @@ class LeaseTimes:
             self._push(lease_id, lease)
 
     def renewed(self, lease_ids: Sequence[int]) -> None:
-        """Note that a RENEW of these leases was applied."""
+        """Record that a RENEW of these leases was applied."""
         now = self._clock.now()
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
@@ -185,11 +185,11 @@ class LeaseTimes:
                 lease.renewed_at = now
 
     def ended(self, lease_id: int, *, expired: bool) -> None:
-        """Note that a lease is gone.
+        """Record that a lease has ended.
 
         Arguments:
-            lease_id: of the lease.
-            expired: whether its time was over; else it was revoked.
+            lease_id: id of the lease.
+            expired: whether its time has passed; otherwise it was revoked.
         """
         self.revoked_total += 1
         self.expired_total += expired
@@ -199,9 +199,9 @@ class LeaseTimes:
         self._on_end(lease_id)
 
     def receive(self, granted: dict[int, int]) -> Generator[None, None, None]:
-        """Get ready, in steps, for ``reloaded`` with these leases; what is here does not change meanwhile.
+        """Prepare, in steps, for ``reloaded`` with these leases; the current leases do not change meanwhile.
 
-        Their renewals are not known, but were before they were received.
+        The times of their renewals are unknown, but were before they were received.
         """
         now = self._clock.now()
         leases: dict[int, _Lease] = {}
@@ -218,9 +218,9 @@ class LeaseTimes:
         self._received = leases, gone
 
     def reloaded(self, granted: dict[int, int]) -> None:
-        """Begin anew with these leases (TTLs in seconds by id): the database was replaced, or has just been opened.
+        """Start again with these leases (TTLs in seconds by id): the database was replaced, or has just been opened.
 
-        The listener hears of those that are gone, and what was known before is freed, in steps of ``queue_some``.
+        ``queue_some`` reports ended leases to ``on_end`` and frees the previous state, in steps.
         """
         received = self._take_received()
         if received is None:
@@ -238,9 +238,9 @@ class LeaseTimes:
         return received
 
     def _forget_some(self) -> None:
-        """Tell of some leases that are gone with the database of before, and free some of what was known of those."""
+        """Report some leases that ended with the previous database, and free some of its state."""
         for lease_id in self._gone[-RECEIVED_PER_STEP:]:
-            if lease_id not in self._leases:  # or it was granted anew meanwhile
+            if lease_id not in self._leases:  # or the id was granted again meanwhile
                 self._shortened.pop(lease_id, None)
                 self._on_end(lease_id)
         del self._gone[-RECEIVED_PER_STEP:]
@@ -254,11 +254,11 @@ class LeaseTimes:
     # -- leadership --------------------------------------------------------------------------------------------------
 
     def promote(self, *, after_outage: bool = False) -> None:
-        """Begin to decide: this member leads, and everything that leaders before it committed is applied.
+        """Start deciding: this member leads, and everything that earlier leaders committed is applied.
 
         Arguments:
-            after_outage: there was no leader for so long that owners were turned away, or for an unknown time because
-                this member has just started: the last known renewal says nothing of the owner.
+            after_outage: there was no leader for so long that owners were refused, or for an unknown time because this
+                member has just started: the last known renewal says nothing about the owner.
         """
         self.demote()
         self._leadership += 1
@@ -268,7 +268,7 @@ class LeaseTimes:
         self.is_primary = True
 
     def demote(self) -> None:
-        """Decide nothing more: this member does not lead, or does not know that it does."""
+        """Stop deciding: this member does not lead, or does not know that it does."""
         self.is_primary = False
         self._drop_heap()
         self._unqueued = []
@@ -276,7 +276,7 @@ class LeaseTimes:
         self._is_head_stale = False
 
     def _known(self, lease_id: int) -> _Lease | None:
-        """Return a lease as this leadership knows it: at first, that it lasts from its last renewal in the log."""
+        """Return a lease as this leadership knows it: at first, it lasts from its last renewal in the log."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.leadership != self._leadership:
             lease.leadership = self._leadership
@@ -287,18 +287,18 @@ class LeaseTimes:
         return lease
 
     def _end_of(self, lease: _Lease) -> float:
-        """Return when it ends, in lease time, if nothing happens."""
+        """Return its end in lease time, without further events."""
         earliest = self._earliest_unheard if lease.kept_at == -math.inf else self._earliest
         return max(lease.ends_at, earliest, self._earliest)
 
     # -- what the primary decides ------------------------------------------------------------------------------------
 
     def renew(self, lease_id: int) -> int:
-        """Renew a lease: a keep-alive came, and the leadership of this member was confirmed since.
+        """Renew a lease: a keep-alive arrived, and this member's leadership was confirmed since.
 
         Returns:
-            GONE: no such lease. EXPIRING: it is over and will be gone soon; nothing can save it. FRESH: renewed, and
-            the log knows of it as far as is needed. UNLOGGED: renewed here; to be answered once a RENEW is applied.
+            GONE: no such lease. EXPIRING: it has expired and will end soon, regardless of keep-alives. FRESH: renewed,
+            and the log has a recent enough RENEW. UNLOGGED: renewed here; to be answered once a RENEW is applied.
         """
         lease = self._known(lease_id)
         if lease is None:
@@ -314,17 +314,17 @@ class LeaseTimes:
         return FRESH if lease.kept_at - lease.logged_at < LOGGED_S else UNLOGGED
 
     def shorten(self, lease_id: int, grace_s: float, age_s: float, caller: Caller | None = None) -> float | None:
-        """Let a lease end soon, because the connection of its owner broke. Never makes it last longer.
+        """End a lease soon, because the connection of its owner broke. Never makes it last longer.
 
         Arguments:
-            lease_id: of the lease.
-            grace_s: how long it may live on.
-            age_s: time since the owner got its last answer over that connection. A keep-alive that is younger came
-                another way: then nothing happens.
+            lease_id: id of the lease.
+            grace_s: how long it may live on, in seconds.
+            age_s: time since the owner got its last answer over that connection. If there was a later keep-alive, it
+                came another way: then nothing happens.
             caller: on whose behalf the lease ends early.
 
         Returns:
-            Seconds until it ends now, or None if nothing has changed.
+            Seconds until it ends now, or ``None`` if nothing has changed.
         """
         lease = self._known(lease_id)
         if lease is None or lease.is_expiring or lease.kept_at > self._clock.monotonic() - age_s:
@@ -342,17 +342,17 @@ class LeaseTimes:
         return max(grace_s, self._end_of(lease) - now)
 
     def is_early(self, lease_id: int) -> bool:
-        """Return whether a lease that is over was shortened, and would not be over yet otherwise."""
+        """Return whether an expired lease was shortened, and would not have expired otherwise."""
         shortened = self._shortened.get(lease_id)
         return shortened is not None and shortened[0] > self._clock.now()
 
     def shortened_by(self, lease_id: int) -> Caller | None:
-        """Return on whose behalf a lease was shortened."""
+        """Return the caller on whose behalf a lease was shortened."""
         shortened = self._shortened.get(lease_id)
         return None if shortened is None else shortened[1]
 
     def restore(self, lease_id: int) -> None:
-        """Undo ``shorten``: the caller may not end the lease, which lasts its time."""
+        """Undo ``shorten``: the caller may not end the lease, which lasts its original time."""
         lease = self._leases.get(lease_id)
         shortened = self._shortened.pop(lease_id, None)
         if lease is None or shortened is None:
@@ -361,10 +361,10 @@ class LeaseTimes:
         self._push(lease_id, lease)
 
     def note_logged(self, lease_ids: Sequence[int], proposed_at: float) -> None:
-        """Note that a RENEW of this leader is applied.
+        """Record that a RENEW of this leader is applied.
 
         Arguments:
-            lease_ids: of the RENEW.
+            lease_ids: leases of the RENEW.
             proposed_at: when it was proposed, in seconds of the monotonic clock.
         """
         for lease_id in lease_ids:
@@ -373,26 +373,26 @@ class LeaseTimes:
                 lease.logged_at = proposed_at
 
     def is_ending(self, lease_id: int) -> bool:
-        """Return whether a lease cannot be renewed any more: it is gone, or its end is on its way."""
+        """Return whether a lease can no longer be renewed: it is gone, or its end is being proposed."""
         lease = self._known(lease_id)
         return lease is None or lease.is_expiring
 
     def postpone_expiry(self, grace_s: float) -> None:
-        """Let no lease end for ``grace_s`` seconds, but those that are expiring."""
+        """End no lease for ``grace_s`` seconds, except those that are expiring."""
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 
     def has_due(self) -> bool:
-        """Return whether a lease is over now, as far as is known: ``queue_some`` goes on looking."""
+        """Return whether a lease has expired, as far as known: ``queue_some`` continues the search."""
         self._looks_left = LOOKS_PER_STEP
         return bool(self._again) or self._due(self._clock.now()) is not None
 
     def take_due(self, count_max: int) -> list[int]:
-        """Take at most ``count_max`` leases that are over: they are expiring, and each end must be proposed."""
+        """Take at most ``count_max`` expired leases: they are expiring now, and each end must be proposed."""
         due: list[int] = []
         while self._again and len(due) < count_max:
             lease_id = self._again.popleft()
             lease = self._leases.get(lease_id)
-            # Not one that was granted anew: the end of the one before was applied after all.
+            # Not one that was granted again: the end of the previous one was applied after all.
             if lease is not None and lease.is_expiring:
                 due.append(lease_id)
         now = self._clock.now()
@@ -404,8 +404,8 @@ class LeaseTimes:
         return due
 
     def _due(self, now: float) -> int | None:
-        """Return the lease at the head of the heap, if it is over; what the heap has wrong is put right on the way, as
-        far as this step may look.
+        """Return the lease at the head of the heap, if it has expired; wrong entries of the heap are corrected on the
+        way, as far as this step allows.
         """
         self._is_head_stale = False
         heap = self._heap
@@ -426,21 +426,21 @@ class LeaseTimes:
         return None
 
     def give_back(self, lease_ids: Sequence[int]) -> None:
-        """Make leases due again whose EXPIRE failed: they stay expiring, since that may be applied yet."""
+        """Make leases due again whose EXPIRE failed: they stay expiring, because that may still be applied."""
         self._again.extend(lease_ids)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def ttl_s(self, lease_id: int) -> int:
-        """Return the seconds that a lease was granted for; 0 if it is gone."""
+        """Return the granted TTL of a lease in seconds; 0 if it is gone."""
         lease = self._leases.get(lease_id)
         return 0 if lease is None else lease.ttl_s
 
     def remaining_s(self, lease_id: int) -> float:
-        """Return the seconds until a lease ends, as this member sees it; 0 if it is over already.
+        """Return the seconds until a lease ends, as this member sees it; 0 if it has expired.
 
         Raises:
-            KeyError: there is no such lease.
+            KeyError: the lease does not exist.
         """
         lease = self._known(lease_id)
         if lease is None:
@@ -448,7 +448,7 @@ class LeaseTimes:
         return max(0.0, self._end_of(lease) - self._clock.now())
 
     def ends(self) -> Iterator[tuple[float, int]]:
-        """Yield when each lease ends, and its id; for members that do not lead, as of the last renewal in the log.
+        """Yield the end of each lease, and its id; on members that do not lead, as of the last renewal in the log.
 
         Leases may come and go while it is in use.
         """
@@ -460,10 +460,10 @@ class LeaseTimes:
     # -- the heap ----------------------------------------------------------------------------------------------------
 
     def queue_some(self) -> bool:
-        """Queue some of the leases that may end, put some places right, and free some of an earlier leadership's queue;
-        whether more is left.
+        """Queue some of the leases that may end, correct some places, and free some of an earlier leadership's queue;
+        return whether more is left.
 
-        A lease that is not queued yet, or behind very many that were renewed, ends a little later.
+        A lease that is not queued yet, or is behind very many renewed ones, ends a little later.
         """
         if self._is_head_stale:
             self._looks_left = LOOKS_PER_STEP
@@ -495,6 +495,6 @@ class LeaseTimes:
             self._heap = []
 
     def _requeue(self) -> None:
-        """Queue all anew: the first at once."""
+        """Queue all leases again: the first ones at once."""
         self._unqueued = list(self._leases)
         self.queue_some()

@@ -1,12 +1,12 @@
-"""What a replica does by itself to stay whole: it looks for damage, compares members, makes room.
+"""Automatic maintenance of a replica: looks for damage, compares members, frees space.
 
-Owns the work behind etcd's Maintenance service; ``server.maintenance`` answers its calls.
+This package does the work behind etcd's Maintenance service; ``server.maintenance`` handles its calls.
 
-    damage             known damage and what the member does about it; the scrub that looks for it
-    hashes             hashes of the history, for clients and other members; the comparison of several members: pure
+    damage             known damage and the member's reaction; the scrub that looks for damage
+    hashes             hashes of the history, for clients and other members; the pure comparison of several members
     corruption         compares members at the start, while running and after compactions; raises the CORRUPT alarm
-    defragmentation    a compact copy takes the place of the database, online
-    space              what happens when there is no room: copies are given up, the NOSPACE alarm is raised
+    defragmentation    replaces the database by a compact copy, online
+    space              reactions to a full disk: cancel copies, raise the NOSPACE alarm
 
-Work on the database (hashes, copies) is done on threads; the loop only waits for it.
+Work on the database (hashes, copies) runs on threads; the loop only waits for it.
 """

@@ -1,11 +1,11 @@
-"""Does every member hold the same history? Compared at the start, while running, and after compactions.
+"""Compares the history of all members: at the start, while running, and after compactions.
 
     at the start      this member against all others, before it serves; a difference stops it
     while running     by the leader every ``--corrupt-check-time``; a difference raises the CORRUPT alarm
     compactions       by the leader every ``--compact-hash-check-time``, at the last compacted revisions
 
-A hash that could not be compared is "unknown": logged, counted, tried again at the next time, and never taken for
-equal. The rules are in ``hashes``. Work of hashing is done on threads, on each member its own.
+A hash that could not be compared is "unknown": logged, counted, tried again the next time, and never treated as equal.
+The rules are in ``hashes``. Each member computes its hashes on threads.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from raftkv.rpc.status import RpcError
 _log = logging.getLogger(__name__)
 
 KEEP_INTERVAL_S: Final = 1.0
-"""Time between two looks at whether there was a compaction whose hash is to be kept."""
+"""Seconds between two checks for a compaction whose hash must be kept."""
 HASH_TIMEOUT_S: Final = 60.0
-"""Longest wait for another member's hash: it reads its whole history."""
+"""Longest wait in seconds for another member's hash, for which it reads its whole history."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorruptionSettings:
-    """What is compared.
+    """Settings of the comparisons.
 
     Attributes:
         at_start: whether this member is compared before it serves.
-        interval_s: time between comparisons while running; 0 for none.
+        interval_s: seconds between comparisons while running; 0 for none.
         of_compactions: whether compactions are compared.
-        compaction_interval_s: time between these.
+        compaction_interval_s: seconds between comparisons of compactions.
     """
 
     at_start: bool = False
@@ -59,13 +59,13 @@ class CorruptionSettings:
 
 
 class Members:
-    """The other members, as they are asked for hashes.
+    """The other members, as sources of hashes.
 
     Arguments:
-        membership: of the cluster.
+        membership: members of the cluster.
         me: id of this member.
-        channel: to a member, None if it is unknown.
-        introduction: metadata that a member wants to see.
+        channel: returns the connection to a member, ``None`` if it is unknown.
+        introduction: returns the metadata for calls to a member.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Members:
         self._introduction = introduction
 
     async def hashes(self, revision: int) -> list[Answer]:
-        """Ask all others, side by side."""
+        """Ask all other members, concurrently."""
         others = [one.ID for one in self._membership.list() if self.me != one.ID]
         return list(await asyncio.gather(*(self._hash(one, revision) for one in others)))
 
@@ -106,10 +106,10 @@ class CorruptionChecker(Collector):
     """Compares this member with the others.
 
     Arguments:
-        settings: what is compared, and when.
+        settings: settings of the comparisons.
         node: for leadership, reads and alarms.
-        hashes: of this member.
-        members: the others.
+        hashes: hashes of this member.
+        members: the other members.
     """
 
     def __init__(self, settings: CorruptionSettings, node: Node, hashes: Hashes, members: Members) -> None:
@@ -121,7 +121,7 @@ class CorruptionChecker(Collector):
         self._checked_compaction = 0
 
     def collect(self) -> Iterator[Metric]:
-        """How many comparisons there were, by kind and result."""
+        """Yield the number of comparisons, by kind and result."""
         text = "Comparisons of hashes with other members; unknown: some could not be compared."
         family = CounterMetricFamily("raftkv_corruption_checks", text, labels=["kind", "result"])
         for kind in ("start", "running", "compaction"):
@@ -130,7 +130,7 @@ class CorruptionChecker(Collector):
         yield family
 
     async def run(self) -> None:
-        """Compare by the clock until cancelled."""
+        """Compare periodically until cancelled."""
         settings = self._settings
         async with asyncio.TaskGroup() as group:
             if settings.interval_s > 0:
@@ -146,10 +146,10 @@ class CorruptionChecker(Collector):
                 await check()
 
     async def check_start(self) -> None:
-        """Compare this member with the others, if that is asked for.
+        """Compare this member with the others, if configured.
 
         Raises:
-            CorruptionError: its history is not that of most members.
+            CorruptionError: its history differs from that of most members.
         """
         if not self._settings.at_start:
             return
@@ -173,7 +173,7 @@ class CorruptionChecker(Collector):
             before = await self._hashes.at(0)
             answers = await self._members.hashes(before.revision)
             await self._node.confirm_read()
-            # The present is read before its hash: only a follower that is ahead of both is ahead of the leader.
+            # Its revision is read before its hash: only a follower that is ahead of both is ahead of the leader.
             after = await self._hashes.at(0)
         except errors.StatusError as error:
             self._failed("running", error)

@@ -1,15 +1,15 @@
-"""Damage in this member's own database: who looks for it, and what the member does about it.
+"""Damage in this member's own database: how it is found, and the member's reaction.
 
     scrub, copies for other members, Defragment, Snapshot, hashes, reads, watches --> Damage.found(error)
-        this member leads                    hands leadership over
+        this member leads                    transfers leadership
         the others are a quorum without it   stops, with one line that names the member and the file
-        they are not                         goes on: votes, acknowledges, serves all but what is damaged; looks again
+        they are not                         continues: votes, acknowledges, serves all undamaged data; checks again
 
-Damage that applying an entry meets stops the member at once: its state would differ from that of the others. Why it is
-like this: docs/contributing/decisions/0013-damaged-database.md.
+Damage found while applying an entry stops the member at once: its state would differ from that of the others. The
+reasons are in docs/contributing/decisions/0013-damaged-database.md.
 
-The scrub reads the database from end to end, as the system gives it: a pass an hour, on a thread that works ``SHARE``
-of the time. A state is pinned meanwhile, so a pass ends early when the database grows by much.
+The scrub reads the whole database through the page cache: one pass per hour, on a thread that works ``SHARE`` of the
+time. A read transaction is open meanwhile, so a pass ends early when the database grows much.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from raftkv.storage.mvcc import Store
 _log = logging.getLogger(__name__)
 
 PASS_EVERY_S: Final = 3600.0
-"""From the end of a pass to the next; the first begins after a part of it, another on each member."""
+"""Seconds from the end of a pass to the next; the first begins earlier, at a different time on each member."""
 SHARE: Final = 0.05
-"""Part of the time in which a pass works, its waits for the disk included: the rest is for others."""
+"""Fraction of the time in which a pass works, including its waits for the disk."""
 GROWTH_MAX_BYTES: Final = 256 << 20
-"""How much the database may grow while a pass has a state pinned."""
+"""Maximum growth of the database while a pass has its read transaction open."""
 STEADY_S: Final = 10.0
-"""How long the others must have been connected to be counted on."""
+"""Seconds for which the others must have been connected to count as reliable."""
 LOOK_S: Final = 5.0
-"""Between two looks at whether the others can do without this member."""
+"""Seconds between two checks whether the others can do without this member."""
 
 
 class GivenUpError(StorageError):
-    """A pass that ended early, and found nothing."""
+    """A pass that ended early without finding damage."""
 
 
 class Damage(Collector):
     """Known damage, and the reaction to it.
 
     Arguments:
-        node: of the member.
-        where: the file and the member, for the operator who has to look at the disk.
-        connected_since: loop time since when a peer is connected, None while it is not.
-        stop: ends the member with an error.
+        node: node of the member.
+        where: the file and the member, for the operator who must check the disk.
+        connected_since: returns the loop time at which a peer was connected; ``None`` while it is not.
+        stop: stops the member with an error.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Damage(Collector):
         self._error: CorruptionError | None = None
         self._settling: asyncio.Task[None] | None = None
         self.passes: Counter[str] = Counter()
-        """Passes of the scrub, by how they ended."""
+        """Number of passes of the scrub, by result."""
         self.clean_at_s = 0.0
-        """When the last one ended that found nothing, in seconds since 1970."""
+        """End time of the last pass that found nothing, in seconds since 1970."""
 
     def collect(self) -> Iterator[Metric]:
-        """Whether there is damage, and what the scrub did."""
+        """Yield whether there is damage, and the results of the scrub."""
         text = "Whether this member found its own database damaged: look at its disk, replace the member."
         yield GaugeMetricFamily("raftkv_database_damaged", text, float(self._error is not None))
         passes = CounterMetricFamily("raftkv_scrub_passes", "Passes over the whole database.", labels=["result"])
@@ -92,7 +92,7 @@ class Damage(Collector):
         yield GaugeMetricFamily("raftkv_scrub_clean_timestamp_seconds", text, self.clean_at_s)
 
     def found(self, error: CorruptionError) -> None:
-        """Take note of damage, and do something about it; at once, and beside the loop's other work."""
+        """Handle damage; returns at once, the reaction runs in the background."""
         known = self._error
         self._error = CorruptionError(f"the database {self._where} is damaged: {error}")
         if known is None or str(known) != str(self._error):
@@ -101,7 +101,7 @@ class Damage(Collector):
             self._settling = asyncio.get_running_loop().create_task(self._settle())
 
     def none_found(self) -> None:
-        """All of the database was read, and is what was written: what was damaged is gone."""
+        """Record that the whole database was read without damage: earlier damage is gone."""
         if self._error is not None:
             _log.warning("nothing in the database is damaged any more: what was has been compacted away")
             self._error = None
@@ -109,12 +109,13 @@ class Damage(Collector):
         self.clean_at_s = time.time()
 
     async def _settle(self) -> None:
-        """Hand leadership over, and stop as soon as the others can do without this member."""
+        """Transfer leadership, and stop as soon as the others can do without this member."""
         is_told = False
         while self._error is not None and not self._node.stopped:
             if self._has_heir():
                 await hand_over(self._node, self._connected_since)
-            # Of two members that find damage at once, as by a hash that all make, the second sees that the first left.
+            # If two members find damage at once, for example in a hash that all compute, the second sees the first
+            # stop.
             await asyncio.sleep(random.uniform(0.0, LOOK_S))
             if self._error is not None and self._is_dispensable():
                 self._stop(self._error)
@@ -128,7 +129,7 @@ class Damage(Collector):
             await asyncio.sleep(LOOK_S)
 
     def _has_heir(self) -> bool:
-        """Whether a voter has all that is committed: one that lacks some may need what is damaged."""
+        """Whether a voter has all committed entries: a voter that lacks some may need the damaged data."""
         node = self._node
         voters = (peer for peer in node.conf_state.voters if self._connected_since(peer) is not None)
         return any(node.has_log(peer, node.committed) for peer in voters)
@@ -146,7 +147,7 @@ class Damage(Collector):
         return is_quorum(steady, node.conf_state)
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Stop deciding."""
         if self._settling is not None:
             self._settling.cancel()
 
@@ -155,8 +156,8 @@ def is_quorum(members: set[int], conf: ConfState) -> bool:
     """Return whether some members can elect a leader and commit without the others.
 
     Arguments:
-        members: their ids.
-        conf: of the cluster; in a joint one both majorities are needed.
+        members: ids of the members.
+        conf: configuration of the cluster; in a joint one both majorities are needed.
     """
     majorities = [voters for voters in (conf.voters, conf.voters_outgoing) if voters]
     return all(2 * len(members.intersection(voters)) > len(voters) for voters in majorities)
@@ -166,8 +167,8 @@ class Scrub:
     """Looks for damage before a reader needs the damaged data.
 
     Arguments:
-        store: of the member.
-        damage: hears of what is found.
+        store: store of the member.
+        damage: notified of findings.
     """
 
     def __init__(self, store: Store, damage: Damage) -> None:
@@ -175,14 +176,14 @@ class Scrub:
         self._damage = damage
 
     async def run(self) -> None:
-        """Scrub by the clock until cancelled."""
+        """Scrub periodically until cancelled."""
         await asyncio.sleep(PASS_EVERY_S * random.uniform(0.1, 1.0))
         while True:
             await self.pass_once()
             await asyncio.sleep(PASS_EVERY_S)
 
     async def pass_once(self) -> None:
-        """Read the whole database once, and say what was found."""
+        """Read the whole database once, and report the result."""
         backend = self._store.backend
         size_bytes = backend.size_bytes
         began_s = time.perf_counter()
@@ -200,7 +201,7 @@ class Scrub:
             _log.info("scrubbed the database: %d bytes are what was written, in %.1f s", size_bytes, took_s)
 
     def _rest(self, given_up: Event, size_before_bytes: int, worked_s: float) -> None:
-        """Rest in proportion to what was worked, and give way to who needs room."""
+        """Pause in proportion to the work, and end the pass if others need the space."""
         backend = self._store.backend
         if given_up.wait(worked_s * (1 / SHARE - 1)):
             raise GivenUpError("the member stops")

@@ -1,14 +1,14 @@
-"""Defragment: an online compacting copy of the database takes its place, while the member reads and writes on.
+"""Defragment: replaces the database by a compacted copy online, while the member continues to read and write.
 
-    room on the disk? -> copy, on a thread -> catch up, on a thread, until little is left
-        -> the writer brings over the rest and renames (commits wait in memory) -> the loop goes on with the copy
+    space on the disk? -> copy, on a thread -> catch up, on a thread, until little is left
+        -> the writer copies the rest and renames (commits wait in memory) -> the loop continues with the copy
 
-Owns one run at a time. A call that comes during a run waits for the next one, which begins after the call and is shared
-by all that wait: what was free when a call came is given back when that call is answered. A run begins only while a
-caller waits for it, and goes on when its caller has gone; but not when every caller has lost the right to it.
+There is one run at a time. A call during a run waits for the next run, which begins after the call and is shared by all
+waiting callers: pages that were free at the time of a call are released when the call returns. A run begins only while
+a caller waits for it, and continues after its caller has left, but not after every caller has lost the right to it.
 
-Up to the rename the database is unchanged by any failure: no room, too much committed meanwhile, a database received
-from the leader, the end of the member. A crash leaves a copy, which the next start removes.
+Up to the rename no failure changes the database: no space, too many commits meanwhile, a database received from the
+leader, the stop of the member. A crash leaves a copy, which the next start removes.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from raftkv.storage.mvcc import Store
 _log = logging.getLogger(__name__)
 
 ROUND_SMALL: Final = 2_000
-"""Changes that are few enough for the last round, in which commits wait."""
+"""Number of changes that are few enough for the last round, in which commits wait."""
 ROUNDS_MAX: Final = 20
-"""Rounds after which the last one begins with what is left; each has only what came during the one before."""
+"""Rounds after which the last one begins with the rest; each round has only the changes made during the previous one.
+"""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the end of the member waits for the end of a run."""
+"""Time in seconds that a stopping member waits for the end of a run."""
 TOLD_IN_A_TURN: Final = 100
-"""Callers that are answered in a turn of the loop: about 2 ms."""
+"""Callers answered in one turn of the loop: about 2 ms."""
 
 
 class Defragmenter(Collector):
     """Defragments the database of a member.
 
     Arguments:
-        store: of the member.
-        directory: of the database, for the copy.
+        store: store of the member.
+        directory: directory of the database, for the copy.
         on_fatal: called with an error, after which the member must stop.
-        observe: gets the seconds that a run took.
-        check_room: refuses a copy of so many bytes in the directory.
-        on_damage: called when the database turns out to be damaged; it is as it was.
+        observe: called with the duration of a run in seconds.
+        check_room: refuses a copy of a given size in the directory.
+        on_damage: called when the database is found to be damaged; it is unchanged then.
 
     Attributes:
-        on_done: called with the bytes before and after a run, and its seconds.
+        on_done: called with the sizes before and after a run, and its duration in seconds.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Defragmenter(Collector):
         self.on_done: list[Callable[[int, int, float], None]] = []
 
     def collect(self) -> Iterator[Metric]:
-        """Whether a run is under way, for ``/metrics``."""
+        """Yield whether a run is in progress, for ``/metrics``."""
         is_running = float(self._under_way is not None)
         yield GaugeMetricFamily(
             "etcd_disk_defrag_inflight",
@@ -94,17 +95,18 @@ class Defragmenter(Collector):
         """Defragment, in a run that begins after the call.
 
         Arguments:
-            is_allowed: whether the caller still may; asked when the run begins, and before the copy takes its place.
+            is_allowed: returns whether the caller still may; called when the run begins, and before the copy takes
+                over.
 
         Raises:
             PermissionDeniedError: no caller that shares the run still may.
-            SpaceError: there is no room for the copy.
-            StorageError: the copy failed, was given up, or the database was exchanged meanwhile.
+            SpaceError: there is no space for the copy.
+            StorageError: the copy failed, was cancelled, or the database was replaced meanwhile.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._after(self._current))
             self._next.add_done_callback(_seen)
-        # A caller that leaves takes no part of the run with it, and thousands who stay hear of its end some a turn.
+        # A caller that leaves does not cancel the run; thousands of waiting callers are notified some per turn.
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._callers.append((told, is_allowed))
         self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run), MEMBER))
@@ -153,13 +155,13 @@ class Defragmenter(Collector):
             callback(before_bytes, store.size_bytes, took_s)
 
     async def close(self) -> None:
-        """End what is under way; the database is as it was, or defragmented."""
+        """End the run in progress; the database is unchanged, or defragmented."""
         self._is_closed = True
         if self._under_way is not None:
             self._under_way.give_up()
         tasks = {task for task in (self._current, self._next) if task is not None}
         if tasks:
-            # A disk that is full keeps the commit waiting that the end of a run waits for.
+            # A full disk delays the commit that the end of a run waits for.
             _, waiting = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
             for task in waiting:
                 task.cancel()
@@ -168,7 +170,7 @@ class Defragmenter(Collector):
 
 
 def _check(checks: list[Callable[[], bool]]) -> None:
-    """Refuse a run that no caller waits for, or may ask for any more."""
+    """Refuse a run for which no caller waits, or that no caller may request any more."""
     if not checks:
         raise StorageError("every caller left before it began")
     if not any(is_allowed() for is_allowed in checks):
@@ -176,7 +178,7 @@ def _check(checks: list[Callable[[], bool]]) -> None:
 
 
 def _prepare(defragmentation: Defragmentation) -> None:
-    """Copy, and catch up until little is left; on a thread."""
+    """Copy, and catch up until little is left; runs on a thread."""
     defragmentation.copy()
     for _ in range(ROUNDS_MAX):
         if defragmentation.catch_up() <= ROUND_SMALL:
@@ -191,7 +193,7 @@ def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 def _tell(told: asyncio.Future[None], run: asyncio.Task[None]) -> None:
-    """Tell the waiters of a run how it ended."""
+    """Report the result of a run to its waiters."""
     if run.cancelled():
         told.cancel()
     elif not told.done():
@@ -199,6 +201,6 @@ def _tell(told: asyncio.Future[None], run: asyncio.Task[None]) -> None:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Retrieve an error whose caller may be gone, so that asyncio does not log it."""
+    """Retrieve an error whose caller may have left, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

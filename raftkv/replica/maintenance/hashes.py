@@ -1,12 +1,12 @@
-"""Hashes of this member's history: made on a thread, kept for the last compactions, and compared with those of others.
+"""Hashes of this member's history: computed on a thread, kept for the last compactions, and compared between members.
 
-    hash_ = await hashes.at(revision)         # 0: the present
-    await hashes.keep()                        # of the present compact revision, if it is not kept yet
+    hash_ = await hashes.at(revision)         # 0: the current revision
+    await hashes.keep()                        # at the current compact revision, if it is not kept yet
 
-A hash at a compacted revision can be made until the next compaction. The last ``KEPT_MAX`` are kept, so that a member
-can answer for a compaction that others ask about when it is one ahead of them.
+A hash at a compacted revision can be computed until the next compaction. The last ``KEPT_MAX`` are kept, so that a
+member that is one compaction ahead can still answer for an earlier one.
 
-Owns the peer port's HashKV, too. ``damage`` acts on damage that a hash meets.
+This module also serves HashKV on the peer port. ``damage`` acts on damage found by a hash.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from raftkv.storage.mvcc import Store
 #                    that a quorum confirmed
 #     of_compaction  all members' at one compacted revision     members outside the majority; id 0 if there is none
 #
-# Two hashes can be compared only if they are of one revision with one compact revision. A hash that cannot be compared
-# (no answer, compacted since, not yet there, another compact revision) makes the result UNKNOWN, never EQUAL.
+# Two hashes can be compared only if they have the same revision and compact revision. A hash that cannot be compared
+# (no response, compacted meanwhile, not yet there, another compact revision) makes the result UNKNOWN, never EQUAL.
 
 MEMBER_UNKNOWN = 0
-"""Member id of an alarm that is about the cluster: the wrong member is unknown."""
+"""Member id of an alarm about the cluster: it is unknown which member is wrong."""
 
 
 class Result(enum.Enum):
@@ -67,13 +67,13 @@ class Hash:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of another member.
+    """The response of another member.
 
     Attributes:
-        member_id: who.
-        hash: its hash; None if it gave none.
-        present: its revision when it answered.
-        failure: why it gave none.
+        member_id: id of the member.
+        hash: its hash; ``None`` if it gave none.
+        present: its revision when it responded.
+        failure: why it gave no hash.
     """
 
     member_id: int
@@ -87,8 +87,8 @@ class Finding:
     """The result of a comparison.
 
     Attributes:
-        suspects: members that an alarm is about.
-        reasons: a line for everything that is not as it should be.
+        suspects: members for which an alarm is raised.
+        reasons: one line for each problem.
         compared: members whose hashes could be compared.
     """
 
@@ -99,38 +99,38 @@ class Finding:
 
     @property
     def result(self) -> Result:
-        """The verdict. One difference is enough; equality needs all."""
+        """The result. One difference is enough; equality requires all members."""
         if self.suspects:
             return Result.DIFFERENT
         return Result.EQUAL if self.is_complete else Result.UNKNOWN
 
     def unknown(self, member_id: int, why: str) -> None:
-        """Note that a member could not be compared."""
+        """Record that a member could not be compared."""
         self.is_complete = False
         self.reasons.append(f"member {member_id:x} could not be compared: {why}")
 
     def suspect(self, member_id: int, why: str) -> None:
-        """Note that a member's data are wrong, or may be."""
+        """Record that a member's data is wrong, or may be."""
         if member_id not in self.suspects:
             self.suspects.append(member_id)
         self.reasons.append(f"member {member_id:x}: {why}")
 
 
 def _majority(groups: Mapping[int, Sequence[int]], count: int) -> int | None:
-    """Return the hash that most members have, of so many in all; None if no hash has a majority."""
+    """Return the hash of more than half of ``count`` members; ``None`` if no hash has a majority."""
     return next((hash_ for hash_, members in groups.items() if 2 * len(members) > count), None)
 
 
 def at_start(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
     """Compare this member with the others before it serves.
 
-    etcd's member does not serve if it differs from any other. Here one that agrees with most others serves: to have it
-    begin anew, because the disk of another is damaged, would take the quorum from good data.
+    An etcd member does not serve if it differs from any other. Here a member that agrees with most others serves: if it
+    had to start again because another member's disk is damaged, the good data would lose its quorum.
 
     Arguments:
         me: id of this member.
         mine: its hash.
-        answers: of the others, at the same revision.
+        answers: responses of the others, at the same revision.
     """
     finding, groups = Finding(), {mine.hash: [me]}
     for answer in answers:
@@ -153,14 +153,14 @@ def at_start(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
 
 
 def while_running(me: int, before: Hash, after: Hash, present: int, answers: Sequence[Answer]) -> Finding:
-    """Compare the followers with the leader, which is wrong where most members have another hash.
+    """Compare the followers with the leader, which is wrong if most members have another hash.
 
     Arguments:
         me: id of this member, which leads.
-        before: its hash, of the revision that the followers were asked for.
-        after: its hash of the present, made when a quorum had confirmed a read after their answers.
+        before: its hash at the revision that the followers were asked for.
+        after: its hash at the current revision, computed after a quorum had confirmed a read after their responses.
         present: its revision then.
-        answers: of the followers.
+        answers: responses of the followers.
     """
     finding, groups = Finding(), {before.hash: [me]}
     if (after.revision, after.compact_revision) == (before.revision, before.compact_revision) and after != before:
@@ -196,7 +196,7 @@ def of_compaction(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
     Arguments:
         me: id of this member, which leads.
         mine: its hash.
-        answers: of the others.
+        answers: responses of the others.
     """
     finding, groups = Finding(), {mine.hash: [me]}
     for answer in answers:
@@ -223,7 +223,7 @@ def of_compaction(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
 
 
 KEPT_MAX: Final = 10
-"""Compactions whose hashes are kept, as in etcd."""
+"""Number of compactions whose hashes are kept, as in etcd."""
 HASH_S: Final = doubling(0.01, 15)
 PEER_HASH_KV: Final = SERVICES["raftkvpb.Peer"]["HashKV"]
 
@@ -231,10 +231,10 @@ T = TypeVar("T")
 
 
 async def scan(job: Callable[[threading.Event], T]) -> T:
-    """Read a whole database on a thread; who is cancelled has it end, and knows when it has ended.
+    """Read a whole database on a thread; if the caller is cancelled, cancel the job and wait for its end.
 
     Arguments:
-        job: is given the event that ends it.
+        job: called with the event that cancels it.
     """
     given_up = threading.Event()
     return await on_thread(lambda: job(given_up), given_up.set)
@@ -244,9 +244,9 @@ class Hashes:
     """The hashes of a member.
 
     Arguments:
-        store: of the member.
-        member_id: for the answers to other members.
-        on_damage: called with damage that a hash has met.
+        store: store of the member.
+        member_id: id of this member, for responses to other members.
+        on_damage: called with damage found by a hash.
     """
 
     def __init__(self, store: Store, member_id: int, on_damage: Callable[[errors.CorruptionError], None]) -> None:
@@ -254,25 +254,25 @@ class Hashes:
         self._member_id = member_id
         self._on_damage = on_damage
         self._kept: OrderedDict[int, Hash] = OrderedDict()
-        # For other members and checks: a scan at a time, each takes a good part of a processor.
+        # For other members and checks: one scan at a time, because each uses much of a processor.
         self._turn = asyncio.Lock()
         self.clients_turn = asyncio.Lock()
-        """The same for what clients ask for, so that however many ask, members wait for none of them."""
+        """The same for requests of clients, so that members never wait for them."""
         self.durations = Buckets(HASH_S)
-        """Durations of hashes of the present; ``durations_at`` has those of a revision."""
+        """Durations of hashes at the current revision; ``durations_at`` has those at a given revision."""
         self.durations_at = Buckets(HASH_S)
 
     @property
     def kept(self) -> list[Hash]:
-        """Hashes of the last compactions, the newest first."""
+        """Return the hashes of the last compactions, the newest first."""
         return list(reversed(self._kept.values()))
 
     async def compute(self, revision: int) -> KVHash:
-        """Hash on a thread, once everything up to a revision is committed; 0 is the present.
+        """Compute a hash on a thread, once everything up to a revision is committed; 0 is the current revision.
 
         Raises:
-            CompactedError, FutureRevisionError: there is no such revision.
-            UnwrittenError: the database has no room for what was written.
+            CompactedError, FutureRevisionError: the revision cannot be read.
+            UnwrittenError: the database has no space for the unwritten changes.
         """
         job: Callable[..., KVHash] = await when_durable(self._store, partial(self._store.hash_kv, revision))
         began_s = time.perf_counter()
@@ -286,10 +286,10 @@ class Hashes:
         return found
 
     async def at(self, revision: int) -> Hash:
-        """Return the hash at a revision, a kept one if there is; 0 is the present.
+        """Return the hash at a revision, a kept one if possible; 0 is the current revision.
 
         Raises:
-            CompactedError, FutureRevisionError: there is no such revision.
+            CompactedError, FutureRevisionError: the revision cannot be read.
         """
         kept = self._kept.get(revision)
         if kept is not None:
@@ -299,26 +299,26 @@ class Hashes:
         return Hash(found.hash, found.compact_revision, found.revision)
 
     async def keep(self) -> None:
-        """Hash the present compact revision, unless that is done or nothing was ever compacted."""
+        """Keep the hash at the current compact revision, unless that is done or nothing was ever compacted."""
         revision = self._store.compact_revision
         if revision <= 0 or revision in self._kept:
             return
         try:
             found = await self.at(revision)
         except (errors.CompactedError, errors.UnwrittenError, errors.DamagedError):
-            return  # the next compaction came first, or the disk is full, or damaged
+            return  # the next compaction came first, or the disk is full or damaged
         if found.compact_revision != revision:
-            return  # hashed before the compaction was on disk
+            return  # computed before the compaction was on disk
         self._kept[revision] = found
         while len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
 
     def forget(self) -> None:
-        """Another database is in place: what was kept is of the one before."""
+        """Drop the kept hashes, because another database is in place."""
         self._kept.clear()
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
-        """Handlers of what other members ask, by path."""
+        """Return the handlers for requests of other members, by path."""
         return {PEER_HASH_KV.path: self._answer}
 
     async def _answer(self, data: bytes, _call: UnaryCall) -> bytes:

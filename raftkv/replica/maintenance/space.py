@@ -1,7 +1,7 @@
-"""A member without room gives up the copies that can be made again, and raises the NOSPACE alarm.
+"""Reacts to a full disk: cancels copies that can be made again, and raises the NOSPACE alarm.
 
-Owns the one proposal of the alarm that may be under way. When there is no room is decided by ``node.admission``
-(quota, free disk) and ``node.housekeeping`` (commits of the database that fail).
+At most one proposal of the alarm is in progress. ``node.admission`` (quota, free disk space) and
+``node.housekeeping`` (failed commits of the database) decide when there is no space.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MEANINGS: Final[dict[int, str]] = {
 
 
 def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
-    """Tell in the log of this member of an alarm of any: its clients are refused, and its operator looks here.
+    """Log an alarm of any member in the log of this one: its clients are refused, so its operator looks here.
 
     Arguments:
-        member_id, kind, is_raised: as of ``apply.alarms.OnChange``.
+        member_id, kind, is_raised: as in ``apply.alarms.OnChange``.
     """
     name = alarm_name(kind)
     if not is_raised:
@@ -45,11 +45,11 @@ def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
 
 
 class Space:
-    """Makes room, and tells the cluster when there is none.
+    """Frees space, and raises the alarm when there is none.
 
     Arguments:
-        node, alarms: of the member.
-        sent, received: databases on their way.
+        node, alarms: parts of the member.
+        sent, received: database transfers.
     """
 
     def __init__(self, node: AwaitableNode, alarms: Alarms, sent: SnapshotSender, received: SnapshotReceiver) -> None:
@@ -61,19 +61,19 @@ class Space:
         self._is_told = False
 
     def make_room(self) -> bool:
-        """Give up all copies of databases: they are made again later, and writes must go on.
+        """Cancel all copies of databases: they are made again later, and writes must continue.
 
         Returns:
-            Whether there was anything to give up.
+            Whether there were any.
         """
         given_up = self._sent.give_up("the disk is full")
         return self._received.give_up() or given_up
 
     def raise_no_space(self, reason: str) -> None:
-        """Raise the NOSPACE alarm, unless this member has raised it already or that is under way.
+        """Raise the NOSPACE alarm, unless this member has raised it already or is doing so.
 
         Arguments:
-            reason: for the log, which has one line for an alarm, however often it is tried.
+            reason: for the log, which has one line per alarm, however often it is retried.
         """
         if self._alarms.is_raised(self._node.settings.member_id, rpc_pb2.NOSPACE):
             return
@@ -88,6 +88,6 @@ class Space:
         request = rpc_pb2.AlarmRequest(
             action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._node.settings.member_id, alarm=rpc_pb2.NOSPACE
         )
-        with contextlib.suppress(StatusError):  # what finds no space next raises it again
+        with contextlib.suppress(StatusError):  # the next write without space raises it again
             await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
             self._is_told = False

@@ -1,10 +1,10 @@
-"""From a wish for other members to the members after it: rules, the log, the answer.
+"""Membership changes: the rules before a change is proposed, the proposal, and the result.
 
     members = await changes.add(member, call.caller)     # applied here; StatusError: refused, before or in the log
 
-Owns the rules, and the path that all kinds of changes share; ``apply.membership`` decides when a change is applied. A
-leader that is to be removed transfers the leadership first, so that the cluster is not without one for an election
-timeout.
+This module has the rules, and the path that all kinds of changes share; ``apply.membership`` decides when a change is
+applied. A leader that is to be removed transfers leadership first, so that the cluster is not without a leader for an
+election timeout.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from raftkv.rpc.status import RpcError
 
 # -- rules ----------------------------------------------------------------------------------------------------------
 #
-# The rules, as pure functions: etcd's conditions on the cluster before a change of its members is proposed. They keep
-# an operator from losing the quorum by accident; a change that passes them is checked again when it is applied
-# (``apply.membership``). All look at one ``View``, the asked member's own.
+# The rules, as pure functions: etcd's conditions on the cluster before a membership change is proposed. They protect an
+# operator from losing the quorum by accident; a change that passes them is checked again when it is applied
+# (``apply.membership``). All of them use one ``View``, that of the member that got the request.
 #
-#     add a voter        a quorum of the voters with the new one is started, and connected here for 5 s, without it
+#     add a voter        a quorum of the voters including the new one is started, and connected here for 5 s, without it
 #     add a learner      the same quorum is connected
-#     remove a voter     a quorum of those that are left is started; a quorum is connected, unless it is away itself
+#     remove a voter     a quorum of the remaining voters is started; a quorum is connected, unless the voter is away
 #     remove a learner   always
 #     promote            a quorum of the voters with the new one is started; the learner has 90 % of the leader's log
-#     replace            as promote and remove; a quorum of the voters before and of those after is connected
+#     replace            as promote and remove; a quorum of the old and of the new voters is connected
 #
-# A member is *started* once it has published its name. ``--strict-reconfig-check=false`` leaves out all but the last.
+# A member is *started* once it has published its name. ``--strict-reconfig-check=false`` skips all but the last rule.
 
 HEALTH_INTERVAL_S: Final = 5.0
-"""How long members must be connected to count as healthy (etcd: HealthInterval)."""
+"""Seconds for which members must be connected to count as healthy (etcd: HealthInterval)."""
 
 READY_PERCENT: Final = 90
-"""How much of the leader's log a learner must have to be promoted (etcd: readyPercent)."""
+"""Percentage of the leader's log that a learner must have to be promoted (etcd: readyPercent)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class View:
     """The cluster as a member sees it.
 
     Attributes:
-        member_id: of this member.
-        members: all, by id.
-        connected_since: time at which a peer was connected, None while it is not.
-        now: the present, on the same clock.
+        member_id: id of this member.
+        members: all members, by id.
+        connected_since: returns the time at which a peer was connected; ``None`` while it is not.
+        now: current time on the same clock.
     """
 
     member_id: int
@@ -67,15 +67,15 @@ class View:
     now: float
 
     def voters(self) -> list[rpc_pb2.Member]:
-        """Return those that vote."""
+        """Return the voters."""
         return [member for member in self.members.values() if not member.isLearner]
 
     def connected(self) -> int:
-        """Return how many voters were connected all the last ``HEALTH_INTERVAL_S``, with this member itself."""
+        """Return the number of voters connected for at least ``HEALTH_INTERVAL_S``, including this member."""
         return sum(self.is_connected(member.ID) for member in self.voters())
 
     def is_connected(self, member_id: int) -> bool:
-        """Return whether a member was connected all the last ``HEALTH_INTERVAL_S``."""
+        """Return whether a member has been connected for at least ``HEALTH_INTERVAL_S``."""
         if member_id == self.member_id:
             return True
         since = self.connected_since(member_id)
@@ -83,11 +83,11 @@ class View:
 
 
 def check_add(is_learner: bool, view: View) -> None:
-    """Refuse to add a member when that could lose the quorum.
+    """Refuse to add a member if that could lose the quorum.
 
     Arguments:
-        is_learner: whether it is to be one.
-        view: of the asked member.
+        is_learner: whether the new member is a learner.
+        view: view of the member that got the request.
 
     Raises:
         NotEnoughStartedMembersError, UnhealthyError: it could.
@@ -95,23 +95,23 @@ def check_add(is_learner: bool, view: View) -> None:
     voters = view.voters()
     if not is_learner:
         started = sum(bool(member.name) for member in voters)
-        # One started member of two to be: the way from one member to more, for which there is no other.
+        # One started member of two: the only way to extend a single-member cluster.
         if not (started == 1 and len(voters) == 1) and started < _quorum(len(voters) + 1):
             raise errors.NotEnoughStartedMembersError
-    # The new one may never come. (etcd before 3.6.11 wants all voters to be connected.)
+    # The new member may never start. (etcd before 3.6.11 requires all voters to be connected.)
     if len(voters) > 1 and view.connected() < _quorum(len(voters) + 1):
         raise errors.UnhealthyError
 
 
 def check_remove(member_id: int, view: View) -> None:
-    """Refuse to remove a member when that could lose the quorum.
+    """Refuse to remove a member if that could lose the quorum.
 
     Arguments:
-        member_id: of the one to go, known or not.
-        view: of the asked member.
+        member_id: id of the member to remove, known or not.
+        view: view of the member that got the request.
 
     Raises:
-        NotEnoughStartedMembersError, UnhealthyError: it could.
+        NotEnoughStartedMembersError, UnhealthyError: the quorum could be lost.
     """
     member = view.members.get(member_id)
     if member is not None and member.isLearner:
@@ -120,7 +120,7 @@ def check_remove(member_id: int, view: View) -> None:
     left = [each for each in voters if member_id != each.ID]
     if sum(bool(each.name) for each in left) < _quorum(len(left)):
         raise errors.NotEnoughStartedMembersError
-    # One that is away is no part of the quorum that works now.
+    # A disconnected member is not part of the current quorum.
     if member_id != view.member_id and view.connected_since(member_id) is None:
         return
     if view.connected() - 1 < _quorum(len(voters) - 1):
@@ -128,10 +128,10 @@ def check_remove(member_id: int, view: View) -> None:
 
 
 def check_promote(view: View) -> None:
-    """Refuse to make a learner a voter when that could lose the quorum.
+    """Refuse to make a learner a voter if that could lose the quorum.
 
     Raises:
-        NotEnoughStartedMembersError: it could.
+        NotEnoughStartedMembersError: the quorum could be lost.
     """
     voters = view.voters()
     started = 1 + sum(bool(member.name) for member in voters)
@@ -140,15 +140,15 @@ def check_promote(view: View) -> None:
 
 
 def check_replaced(old_id: int, new_id: int, view: View) -> None:
-    """Refuse what is no learner in the place of what is no voter.
+    """Refuse a replacement unless the new member is a learner and the old one a voter.
 
     Arguments:
-        old_id, new_id: who goes, who comes.
-        view: of the leader.
+        old_id, new_id: ids of the old and of the new member.
+        view: view of the leader.
 
     Raises:
-        MemberNotFoundError: one of them is unknown, or the old one has no vote to give.
-        MemberNotLearnerError: the new one votes already.
+        MemberNotFoundError: one of them is unknown, or the old one is not a voter.
+        MemberNotLearnerError: the new one is already a voter.
     """
     old, new = view.members.get(old_id), view.members.get(new_id)
     if old is None or new is None or old.isLearner:
@@ -158,11 +158,11 @@ def check_replaced(old_id: int, new_id: int, view: View) -> None:
 
 
 def check_replace(old_id: int, new_id: int, view: View) -> None:
-    """Refuse to let a learner take the place of a voter when that could lose the quorum of either half.
+    """Refuse to replace a voter by a learner if that could lose the quorum of either half.
 
     Arguments:
         old_id, new_id: a voter, and a learner in sync.
-        view: of the leader.
+        view: view of the leader.
 
     Raises:
         NotEnoughStartedMembersError, UnhealthyError: it could.
@@ -177,14 +177,14 @@ def check_replace(old_id: int, new_id: int, view: View) -> None:
 
 
 def check_in_sync(match: int, leader_match: int, is_connected: bool) -> None:
-    """Refuse a learner that does not have the log yet.
+    """Refuse a learner whose log lags too far.
 
     Arguments:
-        match, leader_match: how far the logs of the learner and of the leader are known to reach.
-        is_connected: whether the leader reaches it now.
+        match, leader_match: known last indexes of the logs of the learner and of the leader.
+        is_connected: whether the leader is connected to it now.
 
     Raises:
-        LearnerNotReadyError: it lags, or is away.
+        LearnerNotReadyError: the learner lags, or is disconnected.
     """
     if not is_connected or match * 100 < leader_match * READY_PERCENT:
         raise errors.LearnerNotReadyError
@@ -199,24 +199,24 @@ REPLACE: Final = SERVICES["raftkvpb.Peer"]["MemberReplace"]
 RETRY_S: Final = 0.05
 
 FIRST_KNOWN_IN: Final = (0, 2)
-"""The first version of raftkv that applies changes of members."""
+"""The first version of raftkv that applies membership changes."""
 
 Change = raft_pb2.MemberChange
 Members = list[rpc_pb2.Member]
 
 
 class _AnswerLost(Exception):
-    """The leader was asked and has not answered."""
+    """The leader was asked and has not responded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """How this member reaches the others.
+    """Connections of this member to the others.
 
     Attributes:
-        connected_since: loop time since when a peer is connected, None while it is not.
-        channel: to a member, None if it is unknown.
-        introduction: metadata that a member wants to see.
+        connected_since: returns the loop time at which a peer was connected; ``None`` while it is not.
+        channel: returns the connection to a member, ``None`` if it is unknown.
+        introduction: returns the metadata for calls to a member.
         wait_until_dispensable: returns when the others know of the removal of this member, if they need to.
     """
 
@@ -227,17 +227,17 @@ class PeerAccess:
 
 
 class Changes:
-    """Checks and proposes changes of the members.
+    """Checks and proposes membership changes.
 
     Arguments:
         node: proposes, and knows the leader.
         membership: the members as applied here.
-        ways: to other members.
-        cluster_id: of the cluster.
+        ways: connections to other members.
+        cluster_id: id of the cluster.
         strict: whether changes that could lose the quorum are refused (``--strict-reconfig-check``).
-        learners_max: learners that may be added (``--max-learners``).
-        check_capable: refuses what needs a version that not all started members run: an older one would follow Raft's
-            configuration and not the members.
+        learners_max: maximum number of learners (``--max-learners``).
+        check_capable: refuses a change if any started member runs a version that does not know it: such a member would
+            follow Raft's configuration and not the members.
     """
 
     def __init__(
@@ -260,17 +260,17 @@ class Changes:
         self._check_capable = check_capable
         self._loop = asyncio.get_running_loop()
         self.promotions = 0
-        """Learners that this member has made voters, leading."""
+        """Number of learners that this member, as leader, has made voters."""
 
     async def add(self, member: rpc_pb2.Member, caller: Caller | None) -> Members:
-        """Add a member, voter or learner; returns all.
+        """Add a member, voter or learner; return all members.
 
         Arguments:
-            member: the new one.
-            caller: who asks for it.
+            member: the new member.
+            caller: caller of the request.
 
         Raises:
-            StatusError: as etcd's MemberAdd.
+            StatusError: as in etcd's MemberAdd.
         """
         if self._strict:
             check_add(member.isLearner, self._view())
@@ -279,14 +279,14 @@ class Changes:
         return await self._propose(record)
 
     async def remove(self, member_id: int, caller: Caller | None) -> Members:
-        """Remove a member; returns the others.
+        """Remove a member; return the others.
 
         Arguments:
-            member_id: of the member.
-            caller: who asks for it.
+            member_id: id of the member.
+            caller: caller of the request.
 
         Raises:
-            StatusError: as etcd's MemberRemove.
+            StatusError: as in etcd's MemberRemove.
         """
         if self._strict:
             check_remove(member_id, self._view())
@@ -298,28 +298,28 @@ class Changes:
         return members
 
     async def update(self, member_id: int, peer_urls: tuple[str, ...], caller: Caller | None) -> Members:
-        """Give a member other peer URLs; returns all.
+        """Change the peer URLs of a member; return all members.
 
         Arguments:
-            member_id: of the member.
-            peer_urls: checked.
-            caller: who asks for it.
+            member_id: id of the member.
+            peer_urls: new URLs, already checked.
+            caller: caller of the request.
 
         Raises:
-            StatusError: as etcd's MemberUpdate.
+            StatusError: as in etcd's MemberUpdate.
         """
         return await self._propose(_one(caller, Change.UPDATE, rpc_pb2.Member(ID=member_id, peerURLs=peer_urls)))
 
     async def promote(self, member_id: int, caller: Caller | None, is_local: bool = True) -> Members:
-        """Make a learner a voter; returns all.
+        """Make a learner a voter; return all members.
 
         Arguments:
-            member_id: of the learner.
-            caller: who asks for it.
-            is_local: whether it came from a client here; what another member passed on is not passed on again.
+            member_id: id of the learner.
+            caller: caller of the request.
+            is_local: whether it came from a client here; a request forwarded by another member is not forwarded again.
 
         Raises:
-            StatusError: as etcd's MemberPromote.
+            StatusError: as in etcd's MemberPromote.
         """
 
         def is_done() -> bool:
@@ -331,16 +331,16 @@ class Changes:
         return await self._at_leader(act, is_done, PROMOTE, request, caller, is_local)
 
     async def replace(self, old_id: int, new_id: int, caller: Caller | None, is_local: bool = True) -> Members:
-        """Let a learner take the place of a member in one joint change; returns all, once that change is complete.
+        """Replace a member by a learner in one joint change; return all members once that change is complete.
 
         Arguments:
-            old_id: who goes.
-            new_id: the learner, in sync.
-            caller: who asks for it.
-            is_local: as for ``promote``.
+            old_id: id of the member to remove.
+            new_id: id of the learner, in sync.
+            caller: caller of the request.
+            is_local: as in ``promote``.
 
         Raises:
-            StatusError: as etcd's MemberPromote of the one and MemberRemove of the other.
+            StatusError: as in etcd's MemberPromote of the new and MemberRemove of the old member.
         """
 
         def is_done() -> bool:
@@ -360,12 +360,12 @@ class Changes:
         caller: Caller | None,
         is_local: bool,
     ) -> Members:
-        """Do here what only the leader can judge, or have the leader do it.
+        """Execute a change here if this member leads, or on the leader.
 
         Arguments:
-            act: does it on a leader; None if another leads by now.
-            is_done: whether it has been done, as far as is applied here.
-            method, request, caller: for the leader.
+            act: does it on a leader; returns ``None`` if another member leads by now.
+            is_done: returns whether it has been done, according to the state applied here.
+            method, request, caller: request for the leader.
             is_local: whether it came from a client here.
         """
         deadline, may_be_done = self._loop.time() + self._node.settings.request_timeout_s, False
@@ -382,7 +382,7 @@ class Changes:
             except _AnswerLost:
                 may_be_done = True
             except errors.StatusError:
-                # The attempt whose answer was lost may be why there is nothing left to be done.
+                # An earlier attempt, whose response was lost, may have done the change already.
                 if may_be_done and await self._finds(is_done):
                     return self._membership.list()
                 raise
@@ -422,7 +422,7 @@ class Changes:
             Change(kind=Change.REMOVE, member=rpc_pb2.Member(ID=old_id)),
         ]
         await self._propose(_record(caller, *parts))
-        # Until the joint configuration is left, the old member may be needed: it must not be switched off before.
+        # Until the joint configuration is left, the old member may be needed: it must not be switched off earlier.
         async with self._in_time():
             await node.wait_until(lambda: old_id in self._membership.removed)
             await self._ways.wait_until_dispensable()
@@ -430,7 +430,7 @@ class Changes:
 
     @contextlib.asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
-        """Raise ``RequestTimeoutError`` out of a block that takes too long: what it waits for may still come."""
+        """Raise ``RequestTimeoutError`` from a block that takes too long; the awaited event may still happen."""
         try:
             async with asyncio.timeout(self._node.settings.request_timeout_s):
                 yield
@@ -448,10 +448,10 @@ class Changes:
     async def _ask_leader(
         self, method: Method, request: Message, caller: Caller | None, timeout_s: float
     ) -> Members | None:
-        """Have the leader do it; None if it could not be asked, or leads no more.
+        """Make the leader do it; return ``None`` if it could not be asked, or no longer leads.
 
         Raises:
-            _AnswerLost: it may do it, or have done it, and its answer is lost.
+            _AnswerLost: the leader may do it, or have done it, but its response is lost.
         """
         leader = self._node.leader
         channel = self._ways.channel(leader) if leader != NONE else None
@@ -469,7 +469,7 @@ class Changes:
         try:
             await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
-                raise _AnswerLost  # another leads, and this one may be cut off
+                raise _AnswerLost  # another member leads, and this one may be partitioned
             return list(method.response.FromString(asked.result()).members)
         except RpcError as error:
             refusal = _refusal(error.text)
@@ -485,13 +485,13 @@ class Changes:
             gone.cancel()
 
     async def _hand_over(self, leader: int, caller: Caller | None) -> bool:
-        """Let another voter lead instead of one that is to go, if one can at once; else this costs an election.
+        """Transfer leadership from a leader that is to be removed, if another voter can lead at once.
 
         Returns:
-            Whether another leads now.
+            Whether another member leads now. If not, the removal costs an election.
 
         Raises:
-            StatusError: the caller may not change the members: asked by the users of now, as applying will.
+            StatusError: the caller may not change the members: checked with the current users, as applying will do.
         """
         node, me = self._node, self._node.settings.member_id
         await node.confirm_read()
@@ -538,19 +538,19 @@ _BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {
         errors.PermissionDeniedError,
     )
 }
-"""Answers of the leader that the client receives; others are tried again."""
+"""Responses of the leader that are passed to the client; others are retried."""
 
 
 def _refusal(text: str) -> errors.StatusError | None:
-    """Return what a leader has refused, in its words; None: it is to be asked again."""
-    if text.startswith(errors.ConfChangeRefusedError.text):  # why follows
+    """Return the leader's refusal as an error; ``None``: ask the leader again."""
+    if text.startswith(errors.ConfChangeRefusedError.text):  # followed by the reason
         return errors.ConfChangeRefusedError(text)
     known = _BY_TEXT.get(text)
     return None if known is None else known()
 
 
 CALLER: Final = "raftkv-caller"
-"""Metadata of what a member passes on to the leader: the user in hexadecimal, a dot, the auth revision."""
+"""Metadata of requests forwarded to the leader: the user in hexadecimal, a dot, the auth revision."""
 
 
 def _caller_metadata(caller: Caller | None) -> tuple[tuple[str, str], ...]:
@@ -558,13 +558,13 @@ def _caller_metadata(caller: Caller | None) -> tuple[tuple[str, str], ...]:
 
 
 def forwarded_caller(metadata: Mapping[str, str | bytes]) -> Caller | None:
-    """Return on whose behalf another member asks; None: unknown.
+    """Return the caller on whose behalf another member sends a request; ``None``: unknown.
 
     Arguments:
-        metadata: of its call.
+        metadata: metadata of the call.
 
     Raises:
-        MalformedEntryError: it is not what a member says.
+        MalformedEntryError: the metadata is malformed.
     """
     text = metadata.get(CALLER)
     if text is None:

@@ -1,22 +1,23 @@
-"""How a member becomes known to the cluster, and how it learns that it was removed.
+"""How a member publishes itself to the cluster, and how it learns that it was removed.
 
-Publication tells the cluster how this member is reached: its name, client URLs and version, as an entry of the log.
+Publication tells the cluster how to reach this member: its name, client URLs and version, as an entry of the log.
 
     await publication.publish()     # at the start: returns when the cluster knows
-    publication.again()             # a member ran a version that did not keep all of it, and was upgraded
-    await promote_itself(...)       # with --auto-promote: the leader lets this learner vote once it is in sync
+    publication.again()             # a member with a version that did not store all of it was upgraded
+    await promote_itself(...)       # with --auto-promote: the leader promotes this learner once it is in sync
 
-Once a member is known with other values, as after a restart with other ``--advertise-client-urls``, it publishes anew.
+When a member is known with other values, for example after a restart with other ``--advertise-client-urls``, it
+publishes again.
 
-Departure stops a member that was removed:
+Departure stops a removed member:
 
-    its own log says so     it applies its removal and stops a moment later, so that the others receive its last
-                            messages; if they are so few that they may need its vote, it stops when they know
-    the others say so       they refuse its connections: it missed the end of its log, or was started with old data
+    its own log shows it    it applies its removal and stops shortly afterwards, so that the others receive its last
+                            messages; if so few remain that they may need its vote, it stops when they know
+    the others report it    they refuse its connections: it missed the end of its log, or was started with old data
 
-A removed member that is needed starts again after a crash. A request to it for its own removal is answered when the
-others know: an operator may switch it off then. The others know for certain: an id that has left is kept for ever, and
-only committed entries add one.
+A removed member that is still needed starts again after a crash. A request to a member for its own removal is answered
+when the others know: an operator may switch it off then. Their knowledge is certain: ids of removed members are kept
+for ever, and only committed entries add one.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class Publication:
     """Publishes the attributes of one member.
 
     Arguments:
-        node: of the member.
+        node: node of the member.
         membership: the members as applied here.
-        attributes: to be known to the cluster.
+        attributes: attributes to publish.
     """
 
     def __init__(self, node: Node, membership: Membership, attributes: Attributes) -> None:
@@ -68,12 +69,12 @@ class Publication:
         self._again: asyncio.Task[None] | None = None
 
     async def publish(self) -> None:
-        """Return when the cluster knows what this member says of itself."""
+        """Return when the cluster knows the attributes of this member."""
         while not self._is_known():
             await self._propose()
 
     def again(self) -> None:
-        """Publish once more in the background, even if the cluster seems to know it."""
+        """Publish again in the background, even if the cluster seems to know the attributes."""
         if self._again is None or self._again.done():
             self._again = asyncio.get_running_loop().create_task(self._until_done())
 
@@ -106,12 +107,12 @@ class Publication:
 
 
 async def promote_itself(node: Node, membership: Membership, promote: Callable[[], Awaitable[object]]) -> None:
-    """Let this learner vote as soon as the leader finds it in sync (``--auto-promote``).
+    """Promote this learner as soon as the leader finds it in sync (``--auto-promote``).
 
     Arguments:
-        node: of the member.
+        node: node of the member.
         membership: the members as applied here.
-        promote: asks the leader; raises StatusError where it refuses.
+        promote: asks the leader; raises StatusError if it refuses.
     """
     said = ""
     while (own := membership.members.get(node.settings.member_id)) is not None and own.isLearner:
@@ -126,21 +127,21 @@ async def promote_itself(node: Node, membership: Membership, promote: Callable[[
 
 
 STOP_DELAY_S: Final = 1.0
-"""A removed member goes on for so long (etcd: the same), to pass on the commit of its removal."""
+"""Seconds for which a removed member continues (as in etcd), to spread the commit of its removal."""
 
 
 NEEDED_BY_MAX: Final = 2
-"""Voters left, up to which they may need the vote of one that was removed, until they know that its removal is
-committed: it waits for their word, which ends its connections."""
+"""Number of remaining voters up to which they may need the vote of a removed member until they know that its removal is
+committed: it waits until they refuse its connections."""
 
 
 class Departure:
-    """Waits for the end of this member.
+    """Waits for the removal of this member.
 
     Arguments:
-        member_id: of this member.
+        member_id: id of this member.
         membership: the members as applied here.
-        leave: called once, when the member has to stop.
+        leave: called once, when the member must stop.
         hears_leader: tells whether a leader counts this member as one of its own.
     """
 
@@ -157,11 +158,11 @@ class Departure:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the log applied here says that this member was removed."""
+        """Whether the log applied here contains the removal of this member."""
         return self._member_id in self._membership.removed
 
     def conf_changed(self) -> None:
-        """The members changed: perhaps this one is none any more."""
+        """Check after a membership change whether this member was removed."""
         if self.is_removed and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(STOP_DELAY_S, self._end_unless_needed)
 
@@ -180,12 +181,12 @@ class Departure:
         return True
 
     async def wait_until_dispensable(self) -> None:
-        """Return when the others know that this member was removed, if they may need its vote until they do."""
+        """Return when the others know of the removal of this member, if they may need its vote until then."""
         if self.is_removed and self.may_be_needed:
             await self._over.wait()
 
     def close(self) -> None:
-        """The member stops anyway."""
+        """Stop waiting, because the member stops anyway."""
         self._is_over = True
         self._over.set()
         if self._timer is not None:
@@ -198,7 +199,7 @@ class Departure:
 
     @property
     def may_be_needed(self) -> bool:
-        """Whether the voters that are left may still need the vote of this member, which was removed."""
+        """Whether the remaining voters may still need the vote of this removed member."""
         return sum(not member.isLearner for member in self._membership.members.values()) <= NEEDED_BY_MAX
 
     def _end_unless_needed(self) -> None:
@@ -214,32 +215,33 @@ class Departure:
 
 # -- readiness ------------------------------------------------------------------------------------------------------
 #
-# When a member that starts may serve clients: not before it is as far as it has ever shown itself to be.
+# When a starting member may serve clients: not before its state is at least as new as any that it has ever shown.
 #
-#     a configuration with voters                 always waited for: who joins has none before the leader's database
-#     applied again what was committed here       always waited for: the log and the mark say how far
+#     a configuration with voters                 always awaited: a joining member has none before the leader's database
+#     applied again what was committed here       always awaited: the log and the mark show how far
 #     a quorum confirmed a read after that, and
-#     the cluster knows this member's URLs        waited for at most ``--wait-cluster-ready-timeout``, as in etcd
+#     the cluster knows this member's URLs        awaited for at most ``--wait-cluster-ready-timeout``, as in etcd
 #
-# The first is enough after a kill: what a member shows, it has applied, and the mark keeps how far that was. The second
-# covers a power cut, which may have cost the mark its last moments: all that this member had applied was committed, so
-# the index that a quorum confirms is not before it. A member that finds no quorum in that time serves what it has, to
-# callers that ask for no more (serializable reads, Status); all else waits for the quorum as at any other time.
+# The first conditions suffice after a kill: clients see only applied entries, and the mark stores how far that was. The
+# quorum covers a power cut, which may have lost the last updates of the mark: everything that this member had applied
+# was committed, so the index that a quorum confirms is not before it. A member that finds no quorum in that time serves
+# its state to callers that require no more (serializable reads, Status); all other requests wait for the quorum as at
+# any other time.
 #
 # Until then the client port is bound and connections queue in the kernel, as with etcd: a client waits for its first
-# answer instead of being refused.
+# response instead of being refused.
 
 
 class Readiness:
-    """Decides the moment, once.
+    """Decides once when the member is ready for clients.
 
     Arguments:
-        node: of the member.
+        node: node of the member.
         publish: returns when the cluster knows the member's client URLs.
         timeout_s: longest wait for a quorum.
 
     Attributes:
-        is_ready: whether the moment has come.
+        is_ready: whether the member is ready.
     """
 
     def __init__(self, node: Node, publish: Callable[[], Awaitable[None]], timeout_s: float) -> None:
@@ -269,7 +271,7 @@ class Readiness:
 
     @staticmethod
     def announce() -> None:
-        """Say that connections are accepted: etcd's line and nothing else in it, since scripts wait for it."""
+        """Log that connections are accepted: etcd's line and nothing else in it, because scripts wait for it."""
         _log.info("ready to serve client requests")
 
     async def _confirm(self) -> None:

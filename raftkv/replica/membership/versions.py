@@ -1,17 +1,17 @@
-"""Which version each member runs, and what may be asked of the cluster because of it.
+"""The version of each member, and the features that the cluster can use because of it.
 
-A member says its version twice: in the metadata of every stream that it opens to another member (``introduction``),
-which holds as long as the stream does, and in the record that it publishes through the log, which every member keeps
-(``apply/membership``). The introduction counts before the record: a member may have been started with another version.
+A member states its version twice: in the metadata of every stream that it opens to another member (``introduction``),
+valid as long as the stream, and in the record that it publishes through the log, which every member stores
+(``apply/membership``). The introduction has priority: a member may have been started with another version.
 
-    versions.check_capable((0, 2))        # before an entry is proposed whose kind 0.2 knows first
+    versions.check_capable((0, 2))        # before proposing an entry of a kind that is known from 0.2 on
 
 An entry that a member does not know stops it, so kinds of entries from 128 on (``apply/wire``) are proposed only
 when every member is known to run a version that knows them. A member of unknown version (it was added, and has never
 been started; or it is older than this rule) counts as the oldest. Nothing else depends on versions.
 
-The wire has a format number of its own, which changes only when an older member could not read what is sent. A
-receiver refuses a newer one with the version of raftkv that reads it.
+The wire format has its own number, which changes only when an older member could not read the messages. A receiver
+refuses a newer format with the raftkv version that reads it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from raftkv.errors import NotCapableError
 
 # -- unknown peers ----------------------------------------------------------------------------------------------------
 #
-# Unknown peers: callers on the peer port whose id is not that of a member as far as this member knows. Such a caller
-# may have become a member by an entry that is not applied here yet, so its introduction is kept as a member's is. On a
-# port without TLS any caller can claim any id, so at most ``UNKNOWN_PEERS_MAX`` are kept: beyond that, the oldest is
-# forgotten.
+# Unknown peers: callers on the peer port whose id is not that of a known member. Such a caller may have become a member
+# by an entry that is not applied here yet, so its introduction is stored like a member's. On a port without TLS any
+# caller can claim any id, so at most ``UNKNOWN_PEERS_MAX`` are stored: beyond that, the oldest is forgotten.
 
 UNKNOWN_PEERS_MAX: Final = 64
 
@@ -38,7 +37,7 @@ def forget_oldest_unknown(kept: dict[int, Any], members: Container[int]) -> None
     """Forget the oldest unknown peer if there are too many for one more.
 
     Arguments:
-        kept: by the id of the peer, in the order of their introductions.
+        kept: stored values by peer id, in the order of their introductions.
         members: ids that are always kept.
     """
     unknown = [one for one in kept if one not in members]
@@ -52,7 +51,7 @@ WIRE_KEY: Final = "raftkv-wire"
 VERSION_LENGTH_MAX: Final = 64
 
 WIRE_FORMAT: Final = 1
-"""Format of what members send each other; those that do not state one speak the first."""
+"""Format of the messages between members; members that state none use the first."""
 
 WIRE_NEEDS: Final = "0.1"
 """The first version of raftkv that reads it."""
@@ -68,12 +67,12 @@ class Versions:
     """The versions of all members, as one member knows them.
 
     Arguments:
-        members: those of the cluster.
-        member_id: of this member.
+        members: members of the cluster.
+        member_id: id of this member.
 
     Attributes:
-        on_upgraded: called when a member comes back with a version that keeps what others publish: what was published
-            while it ran one that did not is to be published again.
+        on_upgraded: called when a member returns with a version that stores what others publish: values that were
+            published while its old version ran must be published again.
     """
 
     def __init__(self, members: Membership, member_id: int) -> None:
@@ -82,11 +81,11 @@ class Versions:
         self._heard = {member_id: __version__}
 
     def heard(self, member_id: int, metadata: Mapping[str, Any]) -> None:
-        """Note how a member introduced itself.
+        """Record the introduction of a member.
 
         Arguments:
-            member_id: of the member.
-            metadata: of its call.
+            member_id: id of the member.
+            metadata: metadata of its call.
         """
         before, version = self._heard.get(member_id), str(metadata.get(VERSION_KEY, ""))[:VERSION_LENGTH_MAX]
         if before is None:
@@ -96,27 +95,27 @@ class Versions:
             self.on_upgraded()
 
     def lowest_version(self) -> tuple[int, int]:
-        """Return major and minor version of the oldest member; ``OLDEST`` while that of any is unknown."""
+        """Return major and minor version of the oldest member; ``OLDEST`` if any is unknown."""
         return min(map(self._version_of, self._members.members), default=OLDEST)
 
     def check_started_capable(self, needed: tuple[int, int]) -> None:
-        """Refuse what a member that has ever run does not understand; for changes of members themselves.
+        """Refuse a feature that any member that has ever run does not know; for membership changes themselves.
 
         Arguments:
-            needed: as of ``check_capable``, which says what is raised. No older version can join.
+            needed: as in ``check_capable``, which documents the errors. No older version can join.
         """
         started = [each for each, member in self._members.members.items() if member.clientURLs]
         if min(map(self._version_of, started), default=needed) < needed:
             raise NotCapableError
 
     def check_capable(self, needed: tuple[int, int]) -> None:
-        """Refuse what not all members understand.
+        """Refuse a feature that not all members know.
 
         Arguments:
-            needed: major and minor of the first version that does.
+            needed: major and minor of the first version that knows it.
 
         Raises:
-            NotCapableError: a member runs an older one, or an unknown one.
+            NotCapableError: a member runs an older or unknown version.
         """
         if self.lowest_version() < needed:
             raise NotCapableError
@@ -132,15 +131,15 @@ def _nothing() -> None:
 
 
 def introduction() -> tuple[tuple[str, str], ...]:
-    """Make the metadata by which a member tells others its version and the format of what it sends."""
+    """Return the metadata with which a member states its version and the format of its messages."""
     return ((VERSION_KEY, __version__), (WIRE_KEY, f"{WIRE_FORMAT}/{WIRE_NEEDS}"))
 
 
 def wire_refusal(metadata: Mapping[str, Any]) -> str:
-    """Return why this version cannot read what a call brings, and what to do; empty if it can.
+    """Return why this version cannot read the messages of a call, and what to do; empty if it can.
 
     Arguments:
-        metadata: of the call.
+        metadata: metadata of the call.
     """
     stated = str(metadata.get(WIRE_KEY, "1"))
     match = _WIRE.fullmatch(stated)

@@ -1,9 +1,9 @@
-"""What a member refuses before anything else happens: no leader, learner, too large, too far behind, no space.
+"""Refuses requests before anything else is done: no leader, learner, too large, too far behind, no space.
 
-Owns the reading of the metadata of calls (``hasleader``, the staleness bound of a read), the size limit of writes, and
-the quota. Applying is deterministic and cannot look at this member's disk; so space is checked here, where a write
-enters the cluster, and once a second for what other members took. The first member that finds none raises the NOSPACE
-alarm through the log, which then refuses on all.
+Reads the metadata of calls (``hasleader``, the staleness bound of a read), and checks the size limit of writes and the
+quota. Applying is deterministic and cannot look at this member's disk. So space is checked here, where a write enters
+the cluster, and once a second for the writes that entered at other members. The first member without space raises the
+NOSPACE alarm through the log; then all members refuse.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from raftkv.rpc.status import Headers, RpcError
 _log = logging.getLogger(__name__)
 
 STALENESS_METADATA: Final = b"raftkv-max-staleness-ms"
-"""Metadata of a read that may be served from a state that is certainly not older than so many milliseconds."""
+"""Metadata of a read that may be served from a state that is certainly not older than this many milliseconds."""
 
 _STALENESS_DIGITS_MAX: Final = 15
 _METADATA: Final = frozenset((b"hasleader", b"client-api-version", STALENESS_METADATA))
 
 BARE_HEADERS_MAX: Final = 256
-"""Headers of calls that are remembered because they have none of our metadata: the engine of a connection makes one
-object of a block of headers that comes again, so that most calls bring one that was looked at already."""
+"""Number of remembered header blocks without metadata of ours: a connection uses one object for a header block that
+repeats, so most calls bring a block that was checked already."""
 
 REQUEST_OVERHEAD_BYTES: Final = 18
-"""What etcd's own framing of a proposal adds to the request that its size limit counts."""
+"""Bytes that etcd's framing of a proposal adds to a request and counts in the size limit."""
 
 PUT_OVERHEAD_BYTES: Final = 256
-"""What the quota charges for a write beside its bytes (etcd: kvOverhead)."""
+"""Bytes that the quota charges for a write in addition to its own (etcd: kvOverhead)."""
 
 CLIENT_VERSIONS_MAX: Final = 64
 CLIENT_VERSION_BYTES_MAX: Final = 32
-"""Versions of clients that are counted apart; more, or longer ones, count as unknown."""
+"""Longest client version that is counted separately; longer ones, and too many different ones, count as unknown."""
 
 DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
-"""Free disk below which writes are refused: room for the log, a database commit, and deletes that free space."""
+"""Free disk space below which writes are refused: space for the log, a database commit, and deletes that free space."""
 
 
 class Admission:
-    """The checks, against this member's state.
+    """The admission checks, with this member's state.
 
     Arguments:
-        node: for the leader and the role.
-        applier: for the alarms.
+        node: knows the leader and the role.
+        applier: knows the alarms.
         max_request_bytes: etcd's max-request-bytes.
-        quota_bytes: None for no quota.
-        size_bytes: the database's present size.
-        data_dir: whose free disk is watched.
-        raise_no_space: starts the proposal of the alarm, for a reason.
-        make_room: gives up what takes room and can come again; whether there was any.
-        free_bytes: free disk of a directory.
+        quota_bytes: quota of the database; ``None``: none.
+        size_bytes: returns the current size of the database.
+        data_dir: directory whose free disk space is checked.
+        raise_no_space: starts the proposal of the alarm, with a reason.
+        make_room: deletes files that can be made again; returns whether there were any.
+        free_bytes: returns the free disk space of a directory.
 
     Attributes:
-        throttle: limits how fast requests come; None: nothing does.
+        throttle: limits the rate of requests; ``None``: no limits.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Admission:
         self._free_bytes = free_bytes
         self._disk_free_bytes = 0
         self.client_versions: dict[tuple[bool, bytes], int] = {}
-        """Calls whose metadata name a version of the client: whether it is unary, and the version."""
+        """Number of calls by client version in their metadata: whether they are unary, and the version."""
         self.is_learner = False
         self.throttle: Throttle | None = None
         self._bare_headers: dict[int, Headers] = {}
@@ -102,26 +102,26 @@ class Admission:
         self.watch_disk()
 
     def conf_changed(self) -> None:
-        """Note whether this member votes; one that is in no configuration yet is treated as a learner."""
+        """Update whether this member votes; a member in no configuration yet is treated as a learner."""
         conf_state, member_id = self._node.conf_state, self._node.settings.member_id
         self.is_learner = member_id not in conf_state.voters and member_id not in conf_state.voters_outgoing
 
     @property
     def disk_free_bytes(self) -> int:
-        """Free disk, as of the last look."""
+        """Free disk space, as of the last check."""
         return self._disk_free_bytes
 
     def watch_disk(self) -> None:
-        """Look at the free disk; called about once a second, since asking costs a system call."""
+        """Check the free disk space; called about once a second, because it costs a system call."""
         try:
             self._disk_free_bytes = self._free_bytes(self._data_dir)
         except OSError as error:
             _log.warning("cannot see how much room the disk has: %s", errors.explain(error))
 
     def watch_quota(self) -> None:
-        """Raise the alarm if writes that other members took have brought this one to its quota; theirs may be larger.
+        """Raise the alarm if writes that entered at other members have filled this one's quota; theirs may be larger.
 
-        Only growth since the last look raises it: who disarms the alarm first, and then makes room, has it off.
+        Only growth since the last check raises the alarm: an operator may disarm it first and free space afterwards.
         """
         size_bytes, last_bytes = self._size_bytes(), self._watched_bytes
         self._watched_bytes = size_bytes
@@ -129,18 +129,18 @@ class Admission:
             self._raise_no_space(self._over_quota())
 
     def check_metadata(self, call: ServerCall) -> float | None:
-        """Refuse a caller that insists on a leader when there is none, or whose version is no text.
+        """Refuse a caller that requires a leader when there is none, or whose version is not text.
 
         Returns:
-            The staleness bound of a read, in seconds; None: the caller states none.
+            The staleness bound of a read, in seconds; ``None``: the call states none.
         """
         headers = call.headers
-        # An object that is kept here is the only one with its id.
+        # As long as the object is kept here, no other object has its id.
         if id(headers) in self._bare_headers:
             return None
         staleness_s_max, is_bare = None, True
         for name, value in headers:
-            # The RPC layer has hashed the names already, and few are ours.
+            # The RPC layer has hashed the names already, and most are not ours.
             if name in _METADATA:
                 is_bare = False
                 if name == b"hasleader":
@@ -171,8 +171,8 @@ class Admission:
         """Refuse a read that this member cannot serve.
 
         Arguments:
-            call: whose metadata are checked.
-            serializable: whether any state will do.
+            call: call whose metadata are checked.
+            serializable: whether any state is sufficient.
         """
         self.check_metadata(call)
         if self.is_learner and not serializable:
@@ -181,14 +181,14 @@ class Admission:
             self.throttle.admit(call)
 
     def check_bounded_read(self, call: ServerCall, serializable: bool, request: Any = None) -> float | None:
-        """Refuse a read that this member cannot serve, where the caller may state a bound.
+        """Refuse a read that this member cannot serve; the caller may state a staleness bound.
 
         Arguments:
-            call, serializable: as for ``check_read``. With a bound, learners serve too.
-            request: whose keys may be below a prefix that has a limit; None: it has none.
+            call, serializable: as in ``check_read``. With a bound, learners serve too.
+            request: request whose keys may have a prefix with a rate limit; ``None``: no keys.
 
         Returns:
-            The staleness bound, in seconds; None: the caller states none.
+            The staleness bound, in seconds; ``None``: the call states none.
         """
         staleness_s_max = self.check_metadata(call)
         if self.is_learner and not serializable and staleness_s_max is None:
@@ -198,12 +198,12 @@ class Admission:
         return staleness_s_max
 
     def check_write(self, call: ServerCall, kind: int, data: bytes, request: Any) -> None:
-        """Refuse a write that this member cannot take.
+        """Refuse a write that this member cannot accept.
 
         Arguments:
-            call: whose metadata are checked.
+            call: call whose metadata are checked.
             kind, data: the request.
-            request: the same parsed.
+            request: the parsed request.
         """
         self.check_metadata(call)
         if self.is_learner:
@@ -218,12 +218,12 @@ class Admission:
             self._check_space(cost_bytes)
 
     def check_size(self, size_bytes: int) -> None:
-        """Refuse a request of so many bytes if that is too many. Raises RequestTooLargeError."""
+        """Refuse a request that is too large. Raises RequestTooLargeError."""
         if size_bytes + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
             raise errors.RequestTooLargeError
 
     def _may_lack_space(self, cost_bytes: int) -> bool:
-        """Look at what is known, so that a write for which there is room is asked for nothing more."""
+        """Check the known state, so that a write with enough space needs no further checks."""
         return (
             self._applier.alarms.no_space
             or self._disk_free_bytes - cost_bytes < DISK_RESERVE_BYTES
@@ -232,7 +232,7 @@ class Admission:
 
     def _check_space(self, cost_bytes: int) -> None:
         if self._applier.alarms.no_space:
-            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which is the graver
+            if self._applier.alarms.corrupt:  # with both alarms, applying reports this more serious one
                 raise errors.CorruptClusterError
             raise errors.NoSpaceError
         if self._is_over_quota(self._size_bytes() + cost_bytes):
@@ -251,14 +251,14 @@ class Admission:
         raise errors.NoSpaceError
 
     def finds_no_room(self) -> bool:
-        """Return whether the disk is at its reserve, looked at now."""
+        """Check now whether the free disk space is below the reserve."""
         self.watch_disk()
         return self._is_below_reserve(0)
 
     def _is_disk_full(self, cost_bytes: int) -> bool:
         if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
             return False
-        # Room may have been made since the last look.
+        # Space may have become free since the last check.
         self.watch_disk()
         return self._is_below_reserve(cost_bytes)
 
@@ -266,8 +266,8 @@ class Admission:
         left_bytes = self._disk_free_bytes - cost_bytes
         if left_bytes >= DISK_RESERVE_BYTES:
             return False
-        # A copy of a database for one member that lags is no reason to stop the writes of all. It may take a moment
-        # until its room is free, so a part of the reserve is for that.
+        # A database copy for one lagging member is no reason to stop all writes. Freeing its space may take a moment,
+        # so half of the reserve covers that.
         return not (self._make_room() and left_bytes >= DISK_RESERVE_BYTES // 2)
 
 
@@ -286,14 +286,14 @@ def _is_text(value: bytes) -> bool:
 
 
 def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
-    """Return the request, for handlers that refuse by raising.
+    """Return the parsed request, for handlers that refuse by raising.
 
     Arguments:
-        message: its type.
-        data: its bytes; None, if the client has ended a stream without one.
+        message: message type.
+        data: its bytes; ``None`` if the client has ended a stream without a message.
 
     Raises:
-        RpcError: the bytes are none.
+        RpcError: the bytes are not such a message.
     """
     if data is None:
         raise RpcError(errors.INTERNAL, "a request is missing")
@@ -305,10 +305,10 @@ def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
 
 @contextmanager
 def refusals(node: AwaitableNode | None = None) -> Iterator[None]:
-    """Within the block, a refusal of this member ends the call with its own code and text.
+    """Within the block, convert a refusal of this member into the end of the call, with its own code and text.
 
     Arguments:
-        node: hears of damage that a read met, which is refused too; None: nothing is read.
+        node: notified of damage that a read found, which is refused too; ``None``: nothing is read.
 
     Raises:
         RpcError: in place of every StatusError.

@@ -1,21 +1,22 @@
-"""Applying of committed entries, each at once or, if it is much work, in slices between everything else on the loop.
+"""Applies committed entries, each at once or, if it is much work, in slices between other work of the loop.
 
-    applying.take(entries)      # applied now, or queued behind an entry that is under way
+    applying.take(entries)      # applied now, or queued behind an entry in progress
 
-Nearly every entry is applied at once, and those of a Ready are one unit of the store with one applied index. An entry
-that is much work (``Applier.begin`` says so) is a unit of its own: what came before it is finished and answered, it
-then gets ``SLICE_S`` of each pass of the loop until it is done. Meanwhile ticks, messages, the log and the sending go
-on, so no leader is deposed; committed entries are queued; readers see the state before it (the store sees to
-that, by revision), and nothing is committed to the database.
+Nearly every entry is applied at once, and the entries of a Ready are one unit of the store with one applied index. An
+entry that is much work (as ``Applier.begin`` decides) is a unit of its own: the entries before it are finished and
+answered, then it gets ``SLICE_S`` of each pass of the loop until it is done. Meanwhile ticks, messages, the log and
+sending continue, so no leader is deposed; committed entries are queued; readers see the state before the entry (the
+store ensures that, by revision), and nothing is committed to the database.
 
-Very many short entries are too much for one turn of the node too: after ``TURN_S`` what was applied is finished and
-answered as a unit, and the next turn goes on.
+Very many short entries are also too much for one turn of the node: after ``TURN_S`` the applied entries are finished
+and answered as a unit, and the next turn continues.
 
-What is applied is in memory until the database has it. Entries come faster than that where puts keep large values,
-which do not travel with them: so they wait while the database is ``NodeSettings.unwritten_max_bytes`` behind.
+Applied changes stay in memory until the database has them. Entries may come faster than the database writes, where puts
+keep large values that are not part of the entry: so entries wait while the database is
+``NodeSettings.unwritten_max_bytes`` behind.
 
-A received snapshot replaces an entry under way with everything behind it, as it contains them; the end of the member
-leaves the disk at the entry before.
+A received snapshot replaces an entry in progress and everything after it, because it contains them; when the member
+stops, the disk stays at the entry before.
 """
 
 from __future__ import annotations
@@ -46,34 +47,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.015
-"""How long a pass of the loop works on an entry: others get their turn each time."""
+"""Seconds per pass of the loop for an entry in progress, so that other work gets its turn."""
 
 TURN_S: Final = 0.008
-"""How long a turn applies short entries; to answer them takes about as long again."""
+"""Seconds for which a turn applies short entries; answering them takes about as long again."""
 
 PUT_BYTES_BITS: Final = 12
-"""A put counts as one entry more for each 4 KiB of it."""
+"""A put counts as one additional entry for each 4 KiB of its size."""
 
 _PUT: Final = bytes([Kind.PUT])
 _NORMAL: Final = EntryType.NORMAL
 ENTRIES_PER_LOOK: Final = 32
-"""Entries between two looks at the clock."""
+"""Number of entries between two readings of the clock."""
 
 CATCH_UP_S: Final = 0.02
-"""Rest between two looks at how far the database is behind."""
+"""Pause in seconds between two checks of how far the database is behind."""
 
 SLOW_S: Final = 0.1
-"""An entry that takes longer is counted as slow, and the log says whose it was (etcd: warning-apply-duration)."""
+"""Duration in seconds above which an entry counts as slow and is logged with its caller (etcd: warning-apply-duration).
+"""
 APPLY_S: Final = doubling(0.0001, 20)
 
 Answers = list[tuple[Waiter, Outcome]]
 
 
 class ApplyTimes:
-    """How long entries take to be applied, by what they do and whether they were refused.
+    """Durations of applying entries, by kind and by whether they were refused.
 
-    Those of a run are counted together: one look at the clock for all, and what each took on average. Counting an entry
-    costs 0.1 us, a run 1 us.
+    The entries of a run are counted together: the clock is read once for all, and each counts the average. Counting an
+    entry costs 0.1 us, a run 1 us.
 
     Attributes:
         run: entries of the run under way, by kind (``apply.wire.Kind``), which is negative for a refused one.
@@ -88,15 +90,15 @@ class ApplyTimes:
 
     @property
     def txns(self) -> int:
-        """Txns that were applied here, with those that were refused."""
+        """Number of txns applied here, including refused ones."""
         buckets = self.buckets
         return sum([buckets[kind].count for kind in (Kind.TXN, -Kind.TXN) if kind in buckets])
 
     def end_run(self, began_s: float) -> None:
-        """All entries of the run are applied.
+        """Record that all entries of the run are applied.
 
         Arguments:
-            began_s: when it began, by ``perf_counter``.
+            began_s: start of the run, by ``perf_counter``.
         """
         run = self.run
         if run:
@@ -109,9 +111,9 @@ class ApplyTimes:
         """Count entries of a kind.
 
         Arguments:
-            kind: negative for those that were refused.
-            seconds: that each took.
-            count: how many.
+            kind: negative for refused entries.
+            seconds: duration of each.
+            count: number of entries.
         """
         buckets = self.buckets.get(kind)
         if buckets is None:
@@ -138,8 +140,8 @@ class Applying:
     """Applies committed entries in order, the long ones in slices.
 
     Arguments:
-        node: whose entries these are.
-        wake: asks for a turn of the node: the core may hand out more.
+        node: node of the entries.
+        wake: requests a turn of the node: the core may return more entries.
     """
 
     def __init__(self, node: Node, wake: Callable[[], None]) -> None:
@@ -156,7 +158,7 @@ class Applying:
         self.times = ApplyTimes()
 
     def begin_turn(self) -> int:
-        """Go on, as a turn of the node begins, with what the last one left; return how many entries were applied."""
+        """Continue, at the start of a turn, with the rest of the last one; return the number of applied entries."""
         self._until = perf_counter() + TURN_S
         self._entries_left = ENTRIES_PER_LOOK
         if not self._is_paused:
@@ -168,11 +170,11 @@ class Applying:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no entry is half applied."""
+        """Whether no entry is in progress."""
         return self._under_way is None
 
     def take(self, entries: list[Entry]) -> None:
-        """Apply what is committed, in order."""
+        """Apply committed entries, in order."""
         first = entries[0].index
         if first != self._taken + 1:
             raise errors.InvariantError(f"entry {first} follows applied index {self._taken}")
@@ -182,13 +184,13 @@ class Applying:
             self._run()
 
     def replaced(self, index: int) -> None:
-        """A received database, of entry ``index``, takes the place of the state: forget what was on its way there."""
+        """Drop all pending entries: a received database, of entry ``index``, replaces the state."""
         self._queue.clear()
         self._taken = index
         self._drop(errors.RequestTimeoutError())
 
     def close(self) -> None:
-        """The member stops."""
+        """Stop, with the member."""
         self._queue.clear()
         self._drop(errors.StoppedError())
 
@@ -200,7 +202,7 @@ class Applying:
                 under_way.waiter.fail(error)
 
     def _run(self) -> None:
-        """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
+        """Apply queued entries, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
         queue, node, applier = self._queue, self._node, self._node.applier
         while queue and self._under_way is None and not self._is_paused:
             if self._is_far_ahead():
@@ -230,7 +232,7 @@ class Applying:
                     self._charge(answers, perf_counter() - began_s)
 
     def _charge(self, answers: Answers, seconds: float) -> None:
-        """Count the time of a run for those who asked for it; nearly always it is one."""
+        """Charge the time of a run to the callers of its entries; nearly always there is only one."""
         uses, part_s = self._node.uses, seconds / len(answers)
         identity, count = answers[0][0].identity, 0
         for waiter, _ in answers:
@@ -245,8 +247,8 @@ class Applying:
         return perf_counter() >= self._until
 
     def _is_far_ahead(self) -> bool:
-        """Whether the database has to catch up first. One without room does so only by what is still to be applied; one
-        whose map is full, as soon as its last reader has left.
+        """Whether the database must catch up first. A database without space catches up only if more is applied; one
+        whose map is full, as soon as its last reader has ended.
         """
         store = self._node.applier.store
         if store.unwritten_bytes <= self._node.settings.unwritten_max_bytes:
@@ -260,7 +262,7 @@ class Applying:
             self._loop.call_later(CATCH_UP_S, self._go_on)
 
     def _go_on(self) -> None:
-        """Look again whether the database has caught up."""
+        """Check again whether the database has caught up."""
         self._is_waiting = False
         if self._node.stopped:
             return
@@ -273,10 +275,10 @@ class Applying:
         self._wake()
 
     def _apply(self, entry: Entry, answers: Answers, before: Entry | None) -> bool:
-        """Apply one request; False if it is under way now, and what came before it is answered."""
+        """Apply one request; return False if it is in progress now, and the entries before it are answered."""
         request = wire.decode(entry.data)
         if request is None:
-            return True  # no caller can wait for it
+            return True  # no caller waits for it
         kind, request_id, body = request
         does = entry.data[INNER_KIND_AT] if kind == wire.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
         waiter = self._node.proposals.pop(request_id)
@@ -304,7 +306,7 @@ class Applying:
         return True
 
     def _slice(self, under_way: _UnderWay) -> None:
-        """Go on with the entry under way, for a while."""
+        """Continue with the entry in progress, for a while."""
         if self._under_way is not under_way or self._node.stopped:
             return
         began_s, waiter = perf_counter(), under_way.waiter
@@ -335,7 +337,7 @@ class Applying:
 
 
 def _weight(entry: Entry) -> int:
-    """Return how many small puts an entry may be worth: what is no put may be hundreds of operations, or keys."""
+    """Return the number of small puts that an entry may cost: other kinds may have hundreds of operations, or keys."""
     data = entry.data
     if (
         data
@@ -347,7 +349,7 @@ def _weight(entry: Entry) -> int:
 
 
 def _work(work: Work, until: float) -> Outcome | None:
-    """Work until a moment of ``perf_counter``, one piece at least; the outcome if that was the end."""
+    """Work until a time of ``perf_counter``, one piece at least; return the outcome if it is complete."""
     try:
         next(work)
         while perf_counter() < until:
@@ -359,26 +361,26 @@ def _work(work: Work, until: float) -> Outcome | None:
 
 
 class Backlog:
-    """What is committed and not applied: how much of it there may be, and which callers wait when there is too much.
+    """The entries that are committed and not applied: limits their size, and makes callers wait when they are too many.
 
-    A member commits what the others have, however slowly it applies itself: behind one entry that takes minutes, or a
-    database whose disk hangs. Its entries are in memory until they are applied and in the database. So above
-    ``NodeSettings.unapplied_max_bytes`` it takes no more, as if appends were lost: the leader probes it until it takes
-    one, waits for it if there is no quorum without it, and sends it the database if its own log is cut before. Empty
-    appends are left lying too: a refusal would bring the whole database, which cannot be installed while something is
-    being applied, each time anew. Heartbeats say what is committed.
+    A member commits what the other members have, however slowly it applies: because of an entry that takes minutes, or
+    a database whose disk hangs. Its entries are in memory until they are applied and in the database. So above
+    ``NodeSettings.unapplied_max_bytes`` it ignores appends, as if they were lost: the leader probes the member until it
+    accepts one, waits for it if there is no quorum without it, and sends it the database if the leader's log no longer
+    has the entries. Empty appends are ignored too: a rejection would cause a transfer of the whole database each time,
+    which cannot be installed while an entry is in progress. Heartbeats still report the commit index.
 
-    This ends by itself: committed entries are applied without anything more from any leader.
+    This ends without further messages: committed entries are applied without any leader.
 
-    A client is refused earlier, as in etcd, since its answer would come with the application here.
+    A client is refused earlier, as in etcd, because its response depends on applying here.
 
     Arguments:
-        log: of the core.
-        settings: its limits.
+        log: log of the core.
+        settings: limits.
 
     Attributes:
-        is_long: whether this member applies so much later than it commits that it should take no writes of clients.
-        appends_dropped: messages of leaders that were left lying.
+        is_long: whether this member applies so much later than it commits that it should accept no writes of clients.
+        appends_dropped: number of ignored messages of leaders.
     """
 
     def __init__(self, log: RaftLog, settings: NodeSettings) -> None:
@@ -390,18 +392,18 @@ class Backlog:
 
     @property
     def size_bytes(self) -> int:
-        """What is committed and not applied."""
+        """Size of the entries that are committed and not applied."""
         return self._log.unapplied_bytes()
 
     def tick(self) -> None:
-        """Compare what is applied with what was committed at the last tick: what came since may be one large batch."""
+        """Compare the applied index with the commit index of the last tick: newer entries may be one large batch."""
         log, settings = self._log, self._settings
         entries = self._committed_at_tick - log.applied
         self._committed_at_tick = log.committed
         self.is_long = entries > settings.unapplied_max or self.size_bytes > settings.unapplied_max_bytes
 
     def takes(self, message: Message) -> bool:
-        """Return whether there is room for a message of another member."""
+        """Return whether a message of another member may be accepted."""
         if message.type != MessageType.APPEND or self.size_bytes <= self._settings.unapplied_max_bytes:
             return True
         self.appends_dropped += 1

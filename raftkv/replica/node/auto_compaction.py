@@ -1,16 +1,16 @@
-"""Compaction by the clock: the leader proposes to forget old history.
+"""Automatic compaction: the leader proposes to drop old history.
 
-Owns when and to which revision; the proposal goes the way of a client's. Two policies, as in etcd
-(server/etcdserver/api/v3compactor):
+This module decides when and to which revision to compact; the proposal is made like a client's. Two policies, as in
+etcd (server/etcdserver/api/v3compactor):
 
-- *periodic* keeps a span of time. Each member samples its revision every tenth of ``min(retention, 1 h)``, followers
-  too, so that a new leader knows where the history stood a retention ago. The first compaction comes after a whole
-  retention, the next each ``min(retention, 1 h)``, always to what was sampled a retention ago.
-- *revision* keeps a number of revisions: every 5 minutes to the current one less that number.
+- *periodic* keeps the history of a time span. Each member, also followers, samples its revision every tenth of
+  ``min(retention, 1 h)``, so that a new leader knows the revision of one retention ago. The first compaction comes
+  after a whole retention, the next ones every ``min(retention, 1 h)``, always to the sample of one retention ago.
+- *revision* keeps a number of revisions: every 5 minutes it compacts to the current one minus that number.
 
     policy.target(now, revision) -> revision to compact to, or None     # called every policy.interval_s
 
-Policies read no clock. A compaction that fails is tried again at the next sample.
+Policies do not read clocks. A failed compaction is retried at the next sample.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REVISION_INTERVAL_S: Final = 300.0
 
 
 class PeriodicPolicy:
-    """Keeps the history of a span of time.
+    """Keeps the history of a time span.
 
     Arguments:
         retention_s: the span.
@@ -45,7 +45,7 @@ class PeriodicPolicy:
     def __init__(self, retention_s: float, now: float) -> None:
         self._period_s = min(retention_s, PERIOD_MAX_S)
         self.interval_s = self._period_s / SAMPLES_PER_PERIOD
-        # The oldest of so many samples is a retention old.
+        # The oldest sample in a full queue is one retention old.
         self._samples: deque[int] = deque(maxlen=int(retention_s / self.interval_s + 0.5) + 1)
         self._due_at = now + retention_s
         self._compacted = 0
@@ -53,7 +53,7 @@ class PeriodicPolicy:
     def target(self, now: float, revision: int) -> int | None:
         """Implement ``Policy.target``."""
         self._samples.append(revision)
-        # Half an interval of tolerance: a timer that fires a little early must not cost a whole one.
+        # Half an interval of tolerance: a timer that fires a little early must not cost a whole interval.
         is_due = now + self.interval_s / 2 >= self._due_at
         return self._samples[0] if is_due and self._samples[0] > self._compacted else None
 
@@ -90,13 +90,13 @@ Policy = PeriodicPolicy | RevisionPolicy
 
 
 class AutoCompaction:
-    """Carries out a policy on a member.
+    """Runs a policy on a member.
 
     Arguments:
-        policy: decides.
-        proposer: puts compactions into the log.
-        is_leader: whether this member leads.
-        revision: the current revision.
+        policy: decides the target.
+        proposer: proposes compactions.
+        is_leader: returns whether this member leads.
+        revision: returns the current revision.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class AutoCompaction:
         self._is_compacting = False
 
     async def run(self) -> None:
-        """Work until cancelled. Samples are taken while a compaction is under way, too."""
+        """Work until cancelled. Samples are also taken during a compaction."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             while True:
@@ -120,7 +120,7 @@ class AutoCompaction:
                 await asyncio.sleep(self._policy.interval_s)
 
     def sample(self, now: float) -> int | None:
-        """Take a sample; the revision to compact to, if it is time, none is under way, and this member leads.
+        """Take a sample; return the revision to compact to, if it is due, none is in progress, and this member leads.
 
         Arguments:
             now: monotonic seconds.

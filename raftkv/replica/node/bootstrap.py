@@ -1,40 +1,39 @@
-"""How a member comes up: a new one from its flags, an old one from its data directory.
+"""The start of a member: a new one from its flags, an old one from its data directory.
 
     DATA/member/wal/            write-ahead log
-    DATA/member/snap/db         database, and snapshots on their way
-    DATA/member/snap/applied    how far the log was applied when the member was last seen (``storage/applied_mark``)
+    DATA/member/snap/db         database, and snapshots being transferred
+    DATA/member/snap/applied    applied index when the member last ran (``storage/applied_mark``)
 
-The log is made last: where there is one, the member exists, and from then on flags about the cluster are ignored,
-as etcd does, and the ids are those in the log. A database with history but without its log is refused, because such
-a member would have forgotten its votes and acknowledgements.
+The log is created last: if it exists, the member exists, and from then on flags about the cluster are ignored, as in
+etcd, and the ids are those in the log. A database with history but without its log is refused, because such a member
+would have forgotten its votes and acknowledgements.
 
 A member that joins a running cluster (``Origin``) begins with the cluster's id and members, an empty log and no
-configuration: it stands for no election, and gets everything else as a database from the leader.
+configuration: it does not stand for election, and receives everything else as a database from the leader.
 
-A restart reads the database first: its applied index is where replay of the log begins. It ends, before the member
-serves any client, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
-last marker lies beyond the database is that of a member that was stopped while it installed a snapshot; the
-installation is finished, or, if what was received is damaged by now, forgotten.
+A restart reads the database first: replay of the log begins after its applied index. It ends, before the member serves
+any client, at the highest index that is known to be committed, from the log, the database or the mark. If the last
+marker of the log is beyond the database, the member was stopped while it installed a snapshot; the installation is
+finished or, if the received file is damaged by now, undone.
 
 ONE MEMBER GOES ON ALONE: ``--force-new-cluster``, for a cluster that has lost its quorum for good.
 
     log      ... 7 8 | 9 10              8: the last entry that is known to be committed; 9 and 10 are discarded
              ... 7 8 | leave  remove 2  remove 3      entries that this member writes and commits by itself
 
-As etcd does it: keys, leases, ids and the id of the cluster stay; what was not known to be committed is discarded; all
-other members are removed for good, by entries of the log like any others, so a restart without the flag goes on from
-there, and members can be added again (under new ids).
+As in etcd: keys, leases, ids and the id of the cluster stay; entries that are not known to be committed are discarded;
+all other members are removed for good, by ordinary log entries, so a restart without the flag continues from there, and
+members can be added again (with new ids).
 
 Invariants
 
-- The entries and the commit index that covers them are one frame of the log: after a crash at any moment either
-  nothing has changed or all of it has.
-- A member that decides alone already has nothing to discard: all that is durable here is committed.
+- The new entries and the commit index that covers them are one frame of the log: after a crash at any time either
+  nothing or everything has changed.
+- A member that is already the only voter has nothing to discard: all durable entries are committed.
 - The steps are those that a leader may propose: one voter at a time, a joint configuration is left first, a learner
-  votes before the last voter goes.
+  becomes a voter before the last voter is removed.
 
-Danger: acknowledged writes that this member does not have are lost for good. The members that are
-removed must never run again.
+Danger: acknowledged writes that this member does not have are lost for good. The removed members must never run again.
 """
 
 from __future__ import annotations
@@ -77,18 +76,18 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
     """Make this member the only one of its cluster; durable on return.
 
     Arguments:
-        member_id: of this member.
-        wal, log: on disk and in memory, with everything that is known to be committed marked so.
+        member_id: id of this member.
+        wal, log: log on disk and in memory, with the known commit index.
         store: the database.
 
     Raises:
         StorageError: this member does not belong to the cluster.
-        MemberRemovedError: it was removed.
+        MemberRemovedError: this member was removed.
     """
     state, _ = log.initial_state()
     future = _Future.at(log, store, state.commit)
     if future.config.all_voters() == {member_id}:
-        # It needed no other vote: it may have acknowledged an entry as soon as that was durable here.
+        # As the only voter it needed no other vote: it may have acknowledged entries as soon as they were durable here.
         state = HardState(state.term, state.vote, log.last_index())
         future = _Future.at(log, store, state.commit)
     if member_id in future.membership.removed:
@@ -125,7 +124,7 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
 
 
 class _Records:
-    """The buckets of the members as they will be, in memory."""
+    """The future contents of the member buckets, in memory."""
 
     def __init__(self, store: Store) -> None:
         self._buckets = {
@@ -147,11 +146,10 @@ class _Records:
 
 @dataclass(slots=True)
 class _Future:
-    """Configuration and members as they are once entries are applied, and the changes that follow.
+    """Configuration and members after unapplied entries are applied, and the changes that follow.
 
-    Where users are asked for, an entry that is not applied yet may be refused because of who caused it, and that is not
-    known here. So members that such an entry names are dealt with in either case: a change that has no effect by
-    then is refused.
+    While authentication is enabled, an unapplied entry may be refused because of its caller, which is not known here.
+    So members that such an entry names are handled in both cases: a change without effect is refused.
     """
 
     config: Configuration
@@ -161,7 +159,7 @@ class _Future:
 
     @classmethod
     def at(cls, log: MemoryLog, store: Store, index: int) -> _Future:
-        """Return what they are after an entry that is not applied yet."""
+        """Return the configuration and members after an unapplied entry."""
         future = cls(confchange.restore(store.conf_state), Membership(_Records(store)))
         for entry in log.entries(store.applied_index + 1, index + 1, NO_LIMIT) if index > store.applied_index else ():
             if entry.type != EntryType.NORMAL:
@@ -169,7 +167,7 @@ class _Future:
         return future
 
     def apply(self, data: bytes) -> None:
-        """Do what a member does with an entry that changes the configuration (``Node.apply_conf_change``)."""
+        """Simulate what a member does with an entry that changes the configuration (``Node.apply_conf_change``)."""
         decision = self.membership.decide(data)
         if decision.has_caller:
             self.in_doubt.update(decision.removed, (member.ID for member in decision.members))
@@ -182,7 +180,7 @@ class _Future:
         self.membership.execute(decision, self.config.conf_state())
 
     def leave_all_but(self, member_id: int) -> list[int]:
-        """Note the changes after which one member is alone; who is removed by them."""
+        """Add the changes after which only one member is left; return the members that they remove."""
         if self.config.joint:
             self._change(ConfChange())
         kinds = raft_pb2.MemberChange
@@ -204,16 +202,16 @@ def _step(kind: raft_pb2.MemberChange.Kind, member_id: int) -> ConfChange:
 
 
 MAP_MIN_BYTES: Final = 16 * 1024**3
-"""Address space reserved for the database at least; the file itself only grows with its data."""
+"""Minimum address space reserved for the database; the file itself only grows with its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a member without data begins as.
+    """The initial state of a member without data.
 
     Attributes:
-        cluster_id, member_id: of this member.
-        members: who it knows at first.
+        cluster_id, member_id: ids of this member.
+        members: initially known members.
         voters: the configuration at index 0; empty for a member that joins a running cluster.
     """
 
@@ -225,15 +223,15 @@ class Origin:
 
 @dataclass(slots=True)
 class Durable:
-    """What a member has on its disks, opened.
+    """The opened files of a member.
 
     Attributes:
-        cluster_id, member_id: as the log says.
+        cluster_id, member_id: ids in the log.
         wal: open log.
         log: its entries, for the core.
         backend, store: the database.
-        mark: how far the log was applied, noted before it is shown.
-        snapshots: directory of databases on their way.
+        mark: applied mark, written before clients see the effects.
+        snapshots: directory of databases being transferred.
     """
 
     cluster_id: int
@@ -253,7 +251,7 @@ class Durable:
 
 
 def is_new(config: ServerConfig) -> bool:
-    """Return whether a member has no data yet. If it is to join a running cluster, it needs an ``Origin`` from there.
+    """Return whether a member has no data yet. To join a running cluster, it then needs an ``Origin`` from there.
 
     Raises:
         StorageError: its directory is etcd's.
@@ -268,11 +266,11 @@ def _wal_dir(config: ServerConfig) -> str:
 
 
 def open_writer(loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> ThreadWriter:
-    """Start the thread that writes the database; what it reports is heard on the loop.
+    """Start the thread that writes the database; its reports run on the loop.
 
     Arguments:
-        loop: of the member.
-        on_failure: called with what a report raises: its listener has not heard of the outcome, and may wait for ever.
+        loop: loop of the member.
+        on_failure: called with an error raised by a report: its listener did not get the outcome, and may wait forever.
     """
 
     def hear(report: Callable[[], None]) -> None:
@@ -287,18 +285,18 @@ def open_writer(loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseExcep
 def open_durable(
     config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseException], None], origin: Origin | None = None
 ) -> Durable:
-    """Open what is there, or begin.
+    """Open the data of a member, or create it.
 
     Arguments:
-        config: where it lies, and what a new member is to be.
+        config: paths, and the settings of a new member.
         writer: writes batches of the database.
         on_fatal: called with an error of the writer, after which the member must stop.
-        origin: what a new member that joins a running cluster begins as.
+        origin: initial state of a new member that joins a running cluster.
 
     Raises:
-        ConfigError: the flags do not describe a cluster with this member in it, or name another than the data.
+        ConfigError: the flags do not describe a cluster with this member in it, or name another member than the data.
         StorageError: a directory or file cannot be used, or belongs to another process.
-        CorruptionError: what is on disk is not what was written.
+        CorruptionError: data on disk is damaged.
     """
     wal_dir = _wal_dir(config)
     snapshots = Path(config.data_dir) / "member" / "snap"
@@ -311,10 +309,10 @@ def open_durable(
         ensure_private_directory(directory)
     if origin is not None and not WAL.exists(wal_dir):
         _begin(config, origin, wal_dir, snapshots)
-    # Before the log is opened, which cuts a torn tail: of data that a later version wrote nothing is changed.
+    # Before the log is opened, which cuts a torn tail: data of a later version must stay unchanged.
     check_mark_format(snapshots / MARK_NAME)
     _check_database_format(snapshots / "db")
-    with contextlib.ExitStack() as opened:  # and closed again, if any of it cannot be used
+    with contextlib.ExitStack() as opened:  # closes all of it if any of it cannot be used
         wal, recovered = WAL.open(wal_dir, disk=_wal_disk(config))
         opened.callback(wal.close)
         if recovered.repair is not None:
@@ -328,7 +326,7 @@ def open_durable(
         take_mark(log, mark, may_be_lost=config.unsafe_no_fsync)
         metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
         if store.applied_index > 0 and metadata.cluster_id != cluster_id.cluster_id(Membership(store).members):
-            hide_beginning(log, store.conf_state)  # some members are no founders
+            hide_beginning(log, store.conf_state)  # some members are not founders
         if config.force_new_cluster:
             go_on_alone(metadata.member_id, wal, log, store)
         else:
@@ -338,10 +336,10 @@ def open_durable(
 
 
 def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:
-    """Refuse data whose owner is one member, where name and peer URLs of the flags are those of another.
+    """Refuse data of one member if both name and peer URLs in the flags are those of another.
 
-    As of a disk in the wrong machine: the others look for the owner elsewhere, and do not answer this one. Either alone
-    may be meant, so both are asked for: flags about the cluster count at the first start only.
+    This happens with a disk in the wrong machine: the others look for the owner elsewhere, and do not answer this one.
+    One of the two alone may be intended, so both must match: flags about the cluster count only at the first start.
     """
     own = members.get(member_id)
     urls = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))
@@ -362,7 +360,7 @@ def _check_database_format(path: Path) -> None:
     try:
         schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
     except StorageError as refusal:
-        # A number that is not what was written asks for a version that there may never be.
+        # A damaged format number would name a version that may never exist: report the damage instead.
         with contextlib.suppress(StorageError):
             LMDBBackend(path, read_only=True).close()
         raise refusal
@@ -376,7 +374,7 @@ def _wal_disk(config: ServerConfig) -> Disk:
 
 
 def _founder(config: ServerConfig) -> Origin:
-    """Return the state that a member begins with when it founds a cluster."""
+    """Return the initial state of a member that founds a cluster."""
     config.check_bootstrap()
     if config.initial_cluster_state != "new":
         raise ConfigError(
@@ -389,13 +387,13 @@ def _founder(config: ServerConfig) -> Origin:
 
 
 def _begin(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) -> None:
-    """Write the state that a new member starts with, the log last; of starts at the same moment one alone does."""
+    """Write the initial state of a new member, the log last; of several concurrent starts only one does so."""
     metadata = raft_pb2.WALMetadata(cluster_id=origin.cluster_id, member_id=origin.member_id)
     prepare = partial(_write_first_state, config, origin, wal_dir, snapshots)
     try:
         wal = WAL.create(wal_dir, metadata.SerializeToString(), prepare=prepare)
     except WALExistsError:
-        return  # made by another start, a moment ago
+        return  # a concurrent start made it
     with contextlib.closing(wal), contextlib.closing(LMDBBackend(snapshots / "db", _map_size_bytes(config))) as backend:
         store = Store.open(backend)
         store.meta_put(schema.CLUSTER, schema.CLUSTER_LOG_MADE, b"")
@@ -412,7 +410,7 @@ def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snaps
                 f"the write-ahead log in {wal_dir} is missing, but {backend.path} belongs to a member that had one "
                 f"(entries up to {store.applied_index}): bring the log back, or remove the data directory"
             )
-        # Of a first start that made no log, perhaps for want of room, and perhaps with other flags.
+        # Left by a first start that made no log, perhaps without disk space, and perhaps with other flags.
         for key, _ in store.meta_items(schema.MEMBERS):
             store.meta_delete(schema.MEMBERS, key)
         Membership(store).bootstrap(origin.members)
@@ -425,10 +423,10 @@ def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snaps
 def _open_database(
     config: ServerConfig, snapshots: Path, wal: WAL, recovered: Recovered
 ) -> tuple[LMDBBackend, Recovered]:
-    """Return the database, after finishing an installation that was interrupted, and the log that goes with it.
+    """Return the database, after finishing an interrupted installation, and the log that belongs to it.
 
-    A received database that is damaged by now is not installed: the member goes back to its own, which the leader
-    knows, because it was told of nothing else.
+    A received database that is damaged by now is not installed: the member goes back to its own, which is the state
+    that the leader knows, because the installation was never acknowledged.
     """
     backend, marker = LMDBBackend(snapshots / "db", _map_size_bytes(config)), recovered.snapshot
     try:
@@ -486,14 +484,14 @@ def _applied_index(backend: LMDBBackend) -> int:
 
 
 def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
-    """Make the log that the core reads, agreeing with what is applied already.
+    """Create the log for the core, consistent with the applied state.
 
     Arguments:
-        recovered: what the write-ahead log holds.
-        store: what is applied.
+        recovered: contents of the write-ahead log.
+        store: the applied state.
 
     Raises:
-        CorruptionError: the log ends before what is in the database, or is another one.
+        CorruptionError: the log ends before the database, or belongs to another one.
     """
     log = MemoryLog()
     if recovered.snapshot.index > 0:
@@ -509,23 +507,23 @@ def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
             f"{store.applied_term} in the database"
         )
     state = recovered.hard_state
-    # The commit index on disk may lag: what is applied was committed.
+    # The commit index on disk may lag: applied entries were committed.
     log.set_hard_state(HardState(state.term, state.vote, max(state.commit, store.applied_index)))
     log.set_conf_state(store.conf_state)
     return log
 
 
 def take_mark(log: MemoryLog, mark: AppliedMark, *, may_be_lost: bool = False) -> None:
-    """Let what had been applied, and so may have been shown, be committed in the log.
+    """Commit in the log what had been applied, and so may have been visible to clients.
 
     Arguments:
-        may_be_lost: the log was not synced, so it may lack what had been applied.
+        may_be_lost: the log was not synced, so it may lack applied entries.
 
     Raises:
-        CorruptionError: it lacks that, and should not.
+        CorruptionError: the log lacks applied entries that it should have.
     """
     if mark.index < log.first_index():
-        return  # from before the log was cut: the database has it
+        return  # older than the cut of the log: the database has these entries
     if mark.index > log.last_index() or log.term(mark.index) != mark.term:
         text = f"the log ends at {log.last_index()}, but entry {mark.index} of term {mark.term} had been applied"
         if not may_be_lost:

@@ -1,20 +1,21 @@
-"""Membership changes on their way into the log: one at a time, those of followers behind this member's own.
+"""Proposes membership changes one at a time; a leader's own changes come before those of followers.
 
-Raft takes a change only when the one before it is applied on the leader, and makes an empty entry of any other; etcd's
-client then waits until its own deadline. Here the leader keeps such a change back until its turn comes, so two that are
-asked for at once are applied one after the other, each decided by the members that the one before it left.
+Raft accepts a change only after the previous one is applied on the leader, and turns any other into an empty entry;
+etcd's client then waits until its own deadline. Here the leader keeps such a change until its turn comes. So two
+concurrent changes are applied one after the other, and each is checked against the members that the previous one left.
 
-    a member is asked    add -> queue --leader here, nothing pending--> log -> applied -> its waiter
+    request on a member  add -> queue --leader here, nothing pending--> log -> applied -> its waiter
                                 \\-- leader elsewhere --> message --> forwarded -> queue of the leader
 
-What was handed to the log, or passed on, is lost if its leader is, or the connection to it. So it is handed on again,
-as long as a caller waits for it, once another leader is known or there is another connection:
+A proposed or forwarded change is lost together with its leader, or with the connection to it. So it is sent again, as
+long as a caller waits for it, when there is another leader or a new connection:
 
-- not before an entry of that leader is applied here, for what the one before it had in its log may be committed yet;
-- not if a database was received since: what it did to the members, no entry tells;
-- a leader takes a request once in its term, and only a leader takes one of others. A copy may come late all the
-  same, to one that leads again; the members that it asks for are there or gone for good by then, so it is refused. Not
-  so new URLs of a member, which would undo later ones: they are handed on once.
+- not before an entry of that leader is applied here, because entries in the previous leader's log may still be
+  committed;
+- not if a database was received since, because then no entry shows its effect on the members;
+- a leader accepts a request only once in its term, and only a leader accepts forwarded ones. A copy may still arrive
+  late, at a member that leads again; by then the members that it names exist or are gone for good, so it is refused.
+  The exception are new URLs of a member, which would undo later ones: they are sent only once.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import NONE, ConfChange, ConfState, Entry, Message, StateRole
 
 WAITING_MAX: Final = 100
-"""Changes that may wait for their turn; of more, this member's own are refused and those of others dropped."""
+"""Maximum number of waiting changes; beyond it, this member's own are refused and forwarded ones are dropped."""
 
 TAKEN_MAX: Final = 10_000
-"""Requests of other members that a leader knows to have taken in its term."""
+"""Number of forwarded requests that a leader remembers to have accepted in its term."""
 
 Way = tuple[int, int, float | None]
-"""The leader to which a change was handed: its term, its id, and since when there is a connection to it."""
+"""The leader to which a change was sent: its term, its id, and the start time of the connection to it."""
 
 
 class _Handed(NamedTuple):
-    """A change of this member's that is in a log, or on its way to one.
+    """A change of this member that is in a log, or being sent to one.
 
     Attributes:
-        request_id: of the waiter.
-        change: what was handed on.
-        way: where to.
-        applied: index up to which entries were applied here then.
+        request_id: id of the waiter.
+        change: the change.
+        way: the leader to which it was sent.
+        applied: index up to which entries were applied here at that time.
     """
 
     request_id: int
@@ -60,13 +61,13 @@ class _Handed(NamedTuple):
 
 
 class ConfChanges:
-    """Keeps changes until the core may take them.
+    """Queues changes until the core accepts them.
 
     Arguments:
         raw: the core.
-        is_wanted: whether a caller here still waits for a request id.
-        check_way: raises ``ProposalDropped`` while what is passed on to the leader would be lost.
-        connected_since: when the connection to a member began; None: there is none.
+        is_wanted: returns whether a caller here still waits for a request id.
+        check_way: raises ``ProposalDropped`` while a message to the leader would be lost.
+        connected_since: returns the start time of the connection to a member; ``None``: not connected.
         clock: seconds, monotonic.
         patience_s: how long members wait for the outcome: what others passed on is dropped then, as ``Forwarded``.
     """
@@ -97,21 +98,21 @@ class ConfChanges:
         return len(self._own) + len(self._handed) + len(self._forwarded)
 
     def check_room(self) -> None:
-        """Raise ``TooManyRequestsError`` if no more may wait."""
+        """Raise ``TooManyRequestsError`` if the queue is full."""
         if len(self) >= WAITING_MAX:
             raise errors.TooManyRequestsError
 
     def add(self, request_id: int, change: ConfChange) -> None:
-        """Queue a change that was asked for here.
+        """Queue a change that was requested on this member.
 
         Arguments:
-            request_id: of the waiter.
-            change: with that id in its context.
+            request_id: id of the waiter.
+            change: the change, with that id in its context.
         """
         self._own.append((request_id, change))
 
     def forwarded(self, entries: list[Entry]) -> int:
-        """Queue what a follower passed on to this leader; how many were dropped."""
+        """Queue changes that a follower forwarded to this leader; return the number of dropped ones."""
         if self._raw.raft.role != StateRole.LEADER:
             return len(entries)
         dropped = 0
@@ -121,8 +122,8 @@ class ConfChanges:
             except ConfChangeError:
                 dropped += 1
                 continue
-            # Without a context it would change who votes alone, and ask for no right. Only Raft's own end of a joint
-            # change is like that, which each leader proposes itself.
+            # Without a context it would only change the voters, without a check of rights. Only Raft's own entry that
+            # leaves a joint configuration is like that, and each leader proposes that itself.
             if len(self) >= WAITING_MAX or not change.context:
                 dropped += 1
             elif self._takes(_request_id(change)):
@@ -130,19 +131,19 @@ class ConfChanges:
         return dropped
 
     def _takes(self, request_id: int) -> bool:
-        """Note a request of another member; False: this leader has taken it before."""
+        """Remember a request of another member; return False if this leader has accepted it before."""
         term = self._raw.raft.term
         if term != self._taken_in_term or len(self._taken) >= TAKEN_MAX:
             self._taken_in_term = term
             self._taken.clear()
         if request_id in self._taken:
             return False
-        if request_id:  # others have none
+        if request_id:  # other requests have no id
             self._taken.add(request_id)
         return True
 
     def propose(self) -> bool:
-        """Hand the core what it may take now; whether that was anything."""
+        """Propose the changes that the core may accept now; return whether there were any."""
         raft = self._raw.raft
         self._hand_on_again()
         self._forget_unwanted()
@@ -164,7 +165,7 @@ class ConfChanges:
         return True
 
     def _pass_on(self) -> bool:
-        """Send this follower's own to the leader."""
+        """Send this follower's own changes to the leader."""
         passed_on = False
         while self._own:
             try:
@@ -187,7 +188,7 @@ class ConfChanges:
         return raft.term, raft.leader, self._connected_since(raft.leader)
 
     def _hand_on_again(self) -> None:
-        """Queue again, in front, what may be lost, and certainly does not come by an earlier leader any more."""
+        """Queue again, in front, changes that may be lost and can no longer be committed by an earlier leader."""
         if not self._handed:
             return
         raft, way = self._raw.raft, self._way()
@@ -208,12 +209,12 @@ class ConfChanges:
 
 
 def has_change(message: Message) -> bool:
-    """Return whether what a member passes on has a change of members in it."""
+    """Return whether a forwarded message contains a membership change."""
     return any(map(confchange.is_conf_change, message.entries))
 
 
 def _may_come_late(change: ConfChange) -> bool:
-    """Return whether a second copy of one of this member's changes is refused, however late it comes."""
+    """Return whether a second copy of one of this member's changes is refused, however late it arrives."""
     record = raft_pb2.MembershipChange.FromString(change.context)
     return all(part.kind != raft_pb2.MemberChange.UPDATE for part in record.changes)
 
@@ -226,14 +227,14 @@ def _request_id(change: ConfChange) -> int:
 
 
 def hide_beginning(log: MemoryLog, conf_state: ConfState) -> None:
-    """Have members without data be sent the database instead of the log from entry 1 on.
+    """Make members without data receive the database instead of the log from entry 1 on.
 
-    The founders begin with members and a configuration (and, if they were restored from a backup, with keys) that are
-    in no entry. A member that is added later has none of that, so the log alone would make another state of it.
+    The founders begin with members and a configuration (and, after a restore from a backup, with keys) that are in no
+    entry. A member that is added later lacks these, so the log alone would give it a different state.
 
     Arguments:
-        log: in memory; entry 1 is applied.
-        conf_state: the present configuration.
+        log: log in memory; entry 1 is applied.
+        conf_state: the current configuration.
     """
     if log.first_index() == 1:
         if log.snapshot().index == 0:

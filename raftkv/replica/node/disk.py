@@ -1,23 +1,24 @@
-"""Where a Ready becomes durable: the write-ahead log, synced inline, by the kernel, or by a thread of its own.
+"""Makes Readys durable: writes the log, and syncs it inline, by the kernel in the background, or on a thread.
 
-Owns the only calls of ``WAL.append`` and ``WAL.sync`` while a member runs. Batches become durable in the order they
-are submitted, and their callback runs on the event loop, never before the fsync that covers them returned.
+This module has the only calls of ``WAL.append`` and ``WAL.sync`` while a member runs. Batches become durable in the
+order of their submission, and their callback runs on the event loop, never before the fsync that covers them returned.
 
-A short fsync is cheapest done inline. A long one would hold the loop, so while the usual sync (the median, which a
-burst of slow ones does not move) is above ``INLINE_SYNC_MAX_S`` the kernel syncs beside the loop (``KernelSync``), and
-all that gathered meanwhile shares the next sync. Slow syncs come in bursts, as when the database is written too. So
-after one that took ``SLOW_SYNC_S`` the kernel syncs for ``SLOW_S``; each time that the loop then tries again and soon
-meets another slow one, that time doubles (``SyncTimes``). The kernel also syncs while a commit of the database has
-gone on for ``BUSY_S``, because a sync would wait for megabytes of another file.
+A short fsync is cheapest inline. A long one would block the loop. So while the usual sync (the median, which a burst of
+slow syncs does not change) takes longer than ``INLINE_SYNC_MAX_S``, the kernel syncs in the background
+(``KernelSync``), and all batches that arrive meanwhile share the next sync. Slow syncs come in bursts, for example
+while the database is written too. So after a sync that took ``SLOW_SYNC_S`` the kernel syncs for ``SLOW_S``; each time
+that the loop then tries again and soon meets another slow sync, that time doubles (``SyncTimes``). The kernel also
+syncs while a commit of the database has taken longer than ``BUSY_S``, because a sync would wait for megabytes of
+another file.
 
 The thread does what takes long to write, however short syncs are: batches of megabytes, deletions of segments. It also
 does everything else on systems where the kernel cannot sync in this way, and while a failpoint is armed, which must act
-in the place where it is passed. A thread costs more than the kernel: some twenty system calls, and two threads that
-want one interpreter. With the kernel a put takes 0.78 of the processor time that it takes with a thread at one client,
-0.88 at 100 clients, 0.96 at 100 connections with 10 clients each.
+at the place where it is reached. A thread costs more than the kernel: about twenty system calls, and two threads that
+compete for one interpreter. With the kernel a put takes 0.78 of the processor time that it takes with a thread at one
+client, 0.88 at 100 clients, 0.96 at 100 connections with 10 clients each.
 
-A failed write or sync is final: after fsync reported an error the kernel may have dropped the dirty pages, so trying
-again could acknowledge what is not on disk. The member stops.
+A failed write or sync is final: after fsync reported an error the kernel may have dropped the dirty pages, so a retry
+could acknowledge data that is not on disk. The member stops.
 """
 
 from __future__ import annotations
@@ -39,35 +40,35 @@ from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 
 INLINE_SYNC_MAX_S: Final = 0.001
-"""Usual duration of a sync up to which it is done on the event loop."""
+"""Usual duration of a sync, in seconds, up to which it runs on the event loop."""
 
 SLOW_SYNC_S: Final = 0.005
-"""A sync that takes longer is slow."""
+"""Duration in seconds above which a sync is slow."""
 
 SLOW_S: Final = 0.25
-"""How long syncs are left to the kernel after a slow one, at first."""
+"""Seconds for which the kernel does the syncs after a slow one, at first."""
 
 SLOW_MAX_S: Final = 16.0
-"""And at most: the time doubles while slow syncs come again soon."""
+"""Maximum of that time, which doubles while slow syncs soon repeat."""
 
 RELAPSE_S: Final = 2.0
-"""A slow sync so soon after that time means that they go on."""
+"""A slow sync within this time after the end of that period means that slow syncs continue."""
 
 BUSY_S: Final = 0.01
-"""How long a commit of the database may have gone on before syncs are left to the kernel."""
+"""Duration of a database commit, in seconds, after which the kernel does the syncs."""
 
 INLINE_BYTES_MAX: Final = 64 * 1024
-"""A batch above this is not synced inline however short syncs are: so much can take a disk a hundred times as long."""
+"""Maximum size of a batch that is synced inline: a larger one can take a disk a hundred times as long."""
 
 SHORT_BYTES_MAX: Final = 1024 * 1024
-"""Batches above this in total go to the thread: checksums and writing would hold the loop."""
+"""Total size above which batches go to the thread: checksums and writing would block the loop."""
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A larger batch is written as several frames, of which every prefix is a log as good as any."""
+"""A larger batch is written as several frames; every prefix of them is a valid log."""
 
 _STEP_MIN_S: Final = 0.000_01
 _STEP_SHARE: Final = 0.05
-"""How far one sync moves the estimate of the median: this share of it, at least the minimum."""
+"""Fraction by which one sync moves the estimate of the median (with a minimum step)."""
 
 
 class Log(Protocol):
@@ -77,16 +78,16 @@ class Log(Protocol):
         """Write records; they are not durable before ``sync``.
 
         Arguments:
-            hard_state: None: it has not changed.
-            entries: behind those written before.
+            hard_state: ``None``: unchanged.
+            entries: entries after those written before.
         """
 
     def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
-        """Mark what is durable elsewhere.
+        """Record what is durable elsewhere.
 
         Arguments:
-            meta: the point up to which it is.
-            hard_state: written with the marker, unless None.
+            meta: the position up to which everything is durable.
+            hard_state: written with the marker, unless ``None``.
         """
 
     def release(self, index: int) -> int:
@@ -96,17 +97,17 @@ class Log(Protocol):
         """Make everything durable."""
 
     def start_sync(self, start: Callable[[int], bool]) -> bool:
-        """Begin to make everything durable; whether that is under way, or done.
+        """Start to make everything durable; return whether a sync is in progress (otherwise it is done).
 
         Arguments:
-            start: begins to sync a descriptor; whether that is under way.
+            start: starts to sync a descriptor; returns whether a sync is in progress.
         """
 
     def end_sync(self, finish: Callable[[], None]) -> None:
-        """End what was begun.
+        """End the started sync.
 
         Arguments:
-            finish: waits for it, and raises its failure.
+            finish: waits for the sync, and raises its error.
         """
 
 
@@ -114,25 +115,26 @@ class BesideSync(Protocol):
     """The part of ``KernelSync`` used here."""
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read when the sync is finished."""
+        """Return a descriptor that becomes readable when the sync is finished."""
 
     def start(self, fd: int) -> bool:
-        """Begin to sync a descriptor; whether that is under way."""
+        """Start to sync a descriptor; return whether a sync is in progress."""
 
     def finish(self) -> None:
-        """Wait for the sync, and raise its failure."""
+        """Wait for the sync, and raise its error."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batch:
-    """One Ready's records and what to do once they are durable."""
+    """The records of one Ready, and the actions after they are durable."""
 
     __slots__ = ("done", "entries", "hard_state", "must_sync", "size_bytes")
     is_short: ClassVar[bool] = True
-    """Whether writing it takes as long as its bytes do; if not, it is the thread's, however short syncs are."""
+    """Whether the time to write it depends only on its size; otherwise it goes to the thread, however short syncs are.
+    """
 
     def __init__(
         self, hard_state: HardState | None, entries: Sequence[Entry], must_sync: bool, done: Callable[[], None]
@@ -156,10 +158,10 @@ class Batch:
 
 
 class Marker(Batch):
-    """A marker that everything up to ``meta`` is durable in the database; the log before it is released."""
+    """A marker that everything up to ``meta`` is durable in the database; the earlier log is released."""
 
     __slots__ = ("meta",)
-    is_short = False  # to delete a segment of 64 MiB takes some 30 ms
+    is_short = False  # deleting a segment of 64 MiB takes about 30 ms
 
     def __init__(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
         super().__init__(None, (), True, done)
@@ -174,7 +176,7 @@ class Marker(Batch):
 
 
 class Restore(Batch):
-    """A marker that the log begins anew behind a received database, and what of the log came with it."""
+    """A marker that starts the log again after a received database, and the log entries that came with it."""
 
     __slots__ = ("meta",)
     is_short = False  # writing it syncs
@@ -186,7 +188,7 @@ class Restore(Batch):
         self.meta = meta
 
     def write(self, log: Log) -> None:
-        """Write the marker, which from then on says that the received database holds."""
+        """Write the marker, after which the received database is valid."""
         failpoint("raftBeforeSaveSnap")
         log.save_snapshot(self.meta, self.hard_state if not self.entries else None)
         if self.entries:
@@ -196,7 +198,7 @@ class Restore(Batch):
 
 
 class SyncTimes:
-    """What is known of how long syncs take: whether the loop may wait for the next."""
+    """Statistics of sync durations, which decide whether the loop may wait for the next sync."""
 
     def __init__(self) -> None:
         self._usual_s = 0.0
@@ -204,14 +206,14 @@ class SyncTimes:
         self._slow_s = SLOW_S
 
     def is_fast(self, now: float) -> bool:
-        """Return whether a sync that begins now should be short."""
+        """Return whether a sync that starts now should be short."""
         return self._usual_s < INLINE_SYNC_MAX_S and now > self._slow_until
 
     def note(self, started: float, ended: float) -> None:
-        """Learn from a sync.
+        """Record the duration of a sync.
 
         Arguments:
-            started, ended: of one clock, as the others.
+            started, ended: times of one clock, the same for all calls.
         """
         seconds = ended - started
         if seconds > SLOW_SYNC_S:
@@ -237,7 +239,7 @@ class Disk:
             is under way.
 
     Attributes:
-        observer: called likewise, while the dashboard is open.
+        observer: called in the same way, while the dashboard is open.
     """
 
     def __init__(
@@ -257,15 +259,15 @@ class Disk:
         self.observer: Callable[[float], None] | None = None
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.writes = Buckets(DISK_S)
-        """Durations of writing what is synced together, in seconds."""
+        """Durations of writing the batches of one sync, in seconds."""
         self._outstanding = 0
         self._beside = beside
         self._is_refused = False
-        """The kernel has refused a sync: it is not asked again, or the loop would do each one."""
+        """Whether the kernel has refused a sync: it is not tried again, because the loop would do each one."""
         self._syncing: list[Batch] | None = None
-        """Batches that are written and that the kernel syncs; nothing is written meanwhile."""
+        """Written batches that the kernel is syncing; nothing is written meanwhile."""
         self._gathered: list[Batch] = []
-        """Batches that came since."""
+        """Batches that arrived since."""
         self._sync_started = 0.0
         if beside is not None:
             loop.add_reader(beside.fileno(), self._synced)
@@ -275,7 +277,7 @@ class Disk:
 
     @property
     def outstanding(self) -> int:
-        """Batches submitted and not yet durable."""
+        """Number of batches submitted and not yet durable."""
         return self._outstanding
 
     def submit(self, batch: Batch) -> None:
@@ -288,7 +290,7 @@ class Disk:
         self._outstanding += 1
         if self._syncing is not None:
             self._gathered.append(batch)
-        # What the thread has comes first: the log is written by one of them at a time.
+        # Batches of the thread come first: only one of the two writes the log at a time.
         elif self._outstanding > 1 or not self._go_beside([batch]):
             self._leave_to_thread([batch])
 
@@ -296,7 +298,7 @@ class Disk:
         return self._times.is_fast(time.perf_counter()) and time.monotonic() - self._busy_since_s() <= BUSY_S
 
     def _go_beside(self, batches: list[Batch]) -> bool:
-        """Write batches and have the kernel sync them, if that suits them; whether so."""
+        """Write batches and let the kernel sync them, if they are suitable; return whether it does."""
         if self._beside is None or self._is_refused or failpoints.armed or not _are_short(batches):
             return False
         self._write_to_log(batches)
@@ -311,7 +313,7 @@ class Disk:
         return not self._is_refused
 
     def _synced(self) -> None:
-        """The kernel has synced: report, and go on with what gathered."""
+        """Handle the end of the kernel's sync: report, and continue with the gathered batches."""
         if self._syncing is None or self._beside is None:
             return
         try:
@@ -323,7 +325,7 @@ class Disk:
             self._on_failure(error)
 
     def _report(self) -> None:
-        """What is under way is durable. What its callbacks submit comes behind what has gathered."""
+        """Report the synced batches. Batches that their callbacks submit come after the gathered ones."""
         for batch in self._syncing or ():
             self._outstanding -= 1
             batch.done()
@@ -336,7 +338,7 @@ class Disk:
             self._queue.put(batch)
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread; callbacks still pending on the loop are not awaited."""
+        """Finish the submitted batches and end the thread; callbacks still pending on the loop are not awaited."""
         if self._beside is not None:
             self._loop.remove_reader(self._beside.fileno())
             if self._syncing is not None:
@@ -346,7 +348,7 @@ class Disk:
         self._worker.join()
 
     def _end(self, beside: BesideSync) -> None:
-        """Wait for what the kernel syncs; what gathered is the thread's."""
+        """Wait for the kernel's sync; the thread writes the gathered batches."""
         try:
             self._log.end_sync(beside.finish)
         except Exception as error:
@@ -368,10 +370,10 @@ class Disk:
         self.writes.observe(time.perf_counter() - began)
 
     def note_sync(self, started: float) -> None:
-        """Count a sync that has ended, and learn from it how long they take.
+        """Count a finished sync, and record its duration.
 
         Arguments:
-            started: of ``time.perf_counter``.
+            started: start of the sync, by ``time.perf_counter``.
         """
         ended = time.perf_counter()
         seconds = ended - started
@@ -381,7 +383,7 @@ class Disk:
             self.observer(seconds)
 
     def _run(self) -> None:
-        """The thread: take everything that waits, write it, sync once, report; after a failure write nothing more."""
+        """Run the thread: take all waiting batches, write them, sync once, report; after a failure write no more."""
         is_last = failed = False
         while not is_last:
             batches, is_last = self._take()
@@ -396,7 +398,7 @@ class Disk:
                 self._loop.call_soon_threadsafe(self._finish, batches)
 
     def _take(self) -> tuple[list[Batch], bool]:
-        """Take all batches that wait, and return whether the thread ends behind them."""
+        """Take all waiting batches; return them, and whether the thread ends after them."""
         batches: list[Batch] = []
         item = self._queue.get()
         while item is not None:
@@ -417,5 +419,5 @@ class Disk:
 
 
 def _are_short(batches: Sequence[Batch]) -> bool:
-    """Return whether writing them, one after the other, does not hold the loop for long."""
+    """Return whether writing the batches, one after the other, blocks the loop only briefly."""
     return all(batch.is_short for batch in batches) and sum(batch.size_bytes for batch in batches) <= SHORT_BYTES_MAX

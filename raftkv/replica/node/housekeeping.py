@@ -1,12 +1,12 @@
-"""What a member does beside serving: commits to disk, compaction in slices, cutting the log, watching the disk.
+"""Periodic work of a member: database commits, compaction in slices, cutting the log, checking the free disk space.
 
-Runs on the loop in small steps. None of it is needed for an acknowledgement to be safe; all of it is needed for a
+It runs on the loop in small steps. None of it is needed for the safety of acknowledgements; all of it is needed for a
 member that runs for months.
 
 CUTTING THE LOG: when what the database has is marked in it, and what of it is kept behind the marker.
 
-The log of a member is in memory and on disk. Both would grow with every entry, so it is cut whenever it has so many
-entries behind its last marker, or holds so many bytes: entries may be a million times larger than others.
+The log of a member is in memory and on disk. Both would grow with every entry. So the log is cut when it has a certain
+number of entries after its last marker, or a certain size: some entries may be a million times larger than others.
 
     entries   ... 4990 | 4991 ........ 5000 | 5001 ...... 5400 | 5401 ..... 5460
                  gone  |  kept for slow     ^ marker           ^ durable in the database
@@ -14,12 +14,13 @@ entries behind its last marker, or holds so many bytes: entries may be a million
 
 Invariants
 
-- Only what is durable in the database is marked; only what is marked is dropped, in memory and, in whole segments, on
-  disk.
-- Memory: at most ``snapshot_bytes + catchup_bytes`` and what the database does not have yet, but for a copy on its way.
-- While a copy is on its way the entries after it stay, up to ``LOG_HELD_*``; then the copy is given up.
+- Only entries that are durable in the database are marked; only marked entries are dropped, in memory and, in whole
+  segments, on disk.
+- Memory: at most ``snapshot_bytes + catchup_bytes`` and the entries that the database does not have yet, except while a
+  database copy is being sent.
+- While a copy is being sent, the entries after it are kept, up to ``LOG_HELD_*``; beyond that the copy is cancelled.
 
-Leaves out: the copies (``replica/snapshots``); when the database writes (``housekeeping``).
+Not here: the copies (``replica/snapshots``); when the database writes (``housekeeping``).
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ _log = logging.getLogger(__name__)
 
 LOG_HELD_ENTRIES_MAX: Final = 500_000
 LOG_HELD_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Entries kept in memory and on disk for a member that is being sent the database. When more is written meanwhile, the
-send is given up, and the log is cut: the member gets a newer database later."""
+"""Maximum size of entries kept in memory and on disk for a member that is being sent the database. When more is written
+meanwhile, the transfer is cancelled and the log is cut: the member gets a newer database later."""
 
 DROPPED_AT_ONCE_MAX: Final = 5_000
-"""Entries that one step drops: to free them takes some 2 ms, and nothing writes 50,000 a second."""
+"""Entries dropped per step: freeing them takes about 2 ms, and write rates stay below 50,000 entries per second."""
 
 DROPPED_AT_ONCE_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of entries after which a step drops no more, likewise: memory goes back to the system at some 0.1 ms a MiB."""
+"""Bytes of entries dropped per step: returning memory to the system takes about 0.1 ms per MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How much of the log there may be.
+    """Limits of the size of the log.
 
     Attributes:
-        snapshot_entries: applied entries after which the log is marked and cut.
-        snapshot_bytes: bytes of the log, beyond those kept for slow followers, after which it is too.
-        catchup_entries, catchup_bytes: entries kept behind the marker for slow followers, whichever are fewer.
+        snapshot_entries: number of applied entries after which the log is marked and cut.
+        snapshot_bytes: size of the log, beyond the entries kept for slow followers, after which it is cut too.
+        catchup_entries, catchup_bytes: entries kept before the marker for slow followers, whichever are fewer.
     """
 
     snapshot_entries: int
@@ -78,9 +79,9 @@ class LogCut:
     """Cuts the log of one member.
 
     Arguments:
-        node, store, disk: of the member.
-        retention: how much may be kept.
-        snapshots: while one is being sent the entries after it must stay, up to ``LOG_HELD_*``.
+        node, store, disk: parts of the member.
+        retention: limits of the log.
+        snapshots: while it sends a database, the entries after that must stay, up to ``LOG_HELD_*``.
     """
 
     def __init__(self, node: Node, store: Store, disk: Disk, retention: Retention, snapshots: SnapshotSender) -> None:
@@ -90,11 +91,11 @@ class LogCut:
         self._retention = retention
         self._snapshots = snapshots
         self._marking = False
-        # The end and the size of the log when the copy began that it is held for.
+        # End and size of the log at the beginning of the copy for which the log is kept.
         self._held_from: tuple[int, int] | None = None
 
     def step(self) -> None:
-        """Mark what the database holds, if that is due, and drop what is not needed: after each commit."""
+        """Write a marker for the entries in the database, if due, and drop unneeded entries; call after each commit."""
         self._drop()
         if not self._marking and not self._is_held() and self._is_due():
             log, durable = self._node.log, self._store.durable_index
@@ -109,11 +110,11 @@ class LogCut:
             new <= 0 or log.size_bytes < retention.snapshot_bytes + retention.catchup_bytes
         ):
             return False
-        # The configuration of that moment is known once the database has caught up.
+        # The configuration at that index is known only when the database has caught up with its last change.
         return durable >= self._node.conf_changed_at
 
     def _is_held(self) -> bool:
-        """Whether the log must stay for a member that is being sent the database; not for ever, as it is in memory."""
+        """Whether the log must be kept for a member that is being sent the database; limited, as it is in memory."""
         log = self._node.log
         if not self._snapshots.holds_log():
             self._held_from = None
@@ -131,12 +132,12 @@ class LogCut:
         self._marking = False
         log = self._node.log
         if meta.index <= log.snapshot().index:
-            return  # a received snapshot replaced the log meanwhile
+            return  # a received snapshot has replaced the log meanwhile
         log.create_snapshot(meta.index, meta.conf_state)
         self._drop()
 
     def _drop(self) -> None:
-        """Drop what lies before the marker and is too much to keep; the rest of much of it in the next steps."""
+        """Drop entries before the marker that exceed the limits; a large number is dropped over several steps."""
         log, retention = self._node.log, self._retention
         marked, first = log.snapshot().index, log.first_index()
         too_old, size_bytes = marked - retention.catchup_entries, log.size_bytes
@@ -154,18 +155,18 @@ class LogCut:
 
 
 SPACE_FAILURES_MAX: Final = 3
-"""Commits in a row that fail for want of room on a disk that has some (of address space, for example)."""
+"""Commits in a row that may fail for lack of space although the disk has some (lack of address space, for example)."""
 
 DISK_WATCH_S: Final = 1.0
 
 
 class CompactionTimes:
-    """How long compactions take, in milliseconds, as etcd counts them.
+    """Durations of compactions, in milliseconds, as etcd counts them.
 
     Attributes:
-        slices: of each slice, for which everything else waits.
-        wholes: of each compaction, pauses between its slices included.
-        ended_at: when the last one ended, in seconds since 1970; 0: none has since the start.
+        slices: durations of the slices, during which everything else waits.
+        wholes: durations of whole compactions, including pauses between slices.
+        ended_at: end time of the last compaction, in seconds since 1970; 0: none since the start.
     """
 
     def __init__(self) -> None:
@@ -176,7 +177,7 @@ class CompactionTimes:
 
     @contextmanager
     def slice(self) -> Iterator[None]:
-        """Take the time of a slice."""
+        """Measure the duration of a slice."""
         began_s = time.perf_counter()
         if self._began_s is None:
             self._began_s = began_s
@@ -184,7 +185,7 @@ class CompactionTimes:
         self.slices.observe((time.perf_counter() - began_s) * 1e3)
 
     def over(self) -> None:
-        """Nothing is compacted any more."""
+        """Record the end of the last scheduled compaction."""
         if self._began_s is not None:
             self.wholes.observe((time.perf_counter() - self._began_s) * 1e3)
             self.ended_at, self._began_s = time.time(), None
@@ -194,13 +195,13 @@ class Housekeeping:
     """The periodic work of a member.
 
     Arguments:
-        node, store, wal, admission: of the member.
+        node, store, wal, admission: parts of the member.
         commit_interval_s: longest time between commits of the database.
-        compaction_pause_s: rest between two slices of a compaction.
-        compaction_keys: keys that a slice looks at.
-        log_cut: cuts the log behind what the database has.
-        on_no_space: called, with what is in the way, while the database or the log finds no room.
-        auto_compaction: compacts by the clock, if the member was asked to.
+        compaction_pause_s: pause between two slices of a compaction.
+        compaction_keys: number of keys per slice.
+        log_cut: cuts the part of the log that the database has.
+        on_no_space: called with the reason while the database or the log finds no space.
+        auto_compaction: compacts automatically, if configured.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class Housekeeping:
         self.compactions = CompactionTimes()
 
     async def run(self) -> None:
-        """Work until cancelled; an error ends the member."""
+        """Work until cancelled; an error stops the member."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit())
@@ -251,10 +252,10 @@ class Housekeeping:
             self._log_cut.step()
 
     def _note_space(self) -> None:
-        """Have writes refused while the database finds no room: its batch is kept in memory and tried again.
+        """Make the member refuse writes while the database finds no space: its batch is kept in memory and retried.
 
-        A failure may be older than room that was made since, so the disk is looked at again. A full map grows as soon
-        as the last reader has left the database: no reason to refuse anything.
+        Space may have become free after the failure, so the disk is checked again. A full map grows as soon as the last
+        reader of the database has ended, which is no reason to refuse writes.
         """
         error = self._store.space_error
         if error is None or isinstance(error, MapFullError):
@@ -267,7 +268,7 @@ class Housekeeping:
                 self._on_no_space(str(error))
 
     async def _compact(self) -> None:
-        """A slice of compaction, then a pause for the clients; and so on while there is something to compact."""
+        """Run a slice of compaction, then pause for the clients; repeat while there is something to compact."""
         while True:
             await asyncio.sleep(self._compaction_pause_s if self._store.is_compacting else self._commit_interval_s)
             if self._store.is_compacting:
@@ -288,5 +289,5 @@ class Housekeeping:
         try:
             await asyncio.to_thread(self._wal.prepare_next)
         except WALSpaceError as error:
-            # There is room in the present segment, for what makes room.
+            # The current segment still has space for requests that free space.
             self._on_no_space(str(error))

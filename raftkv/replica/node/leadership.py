@@ -1,11 +1,11 @@
-"""What follows when a leader is lost or found, and how leadership is handed over.
+"""Reactions to the loss or election of a leader, and the transfer of leadership.
 
-    LeaderGuard    ends streams that insist on a leader once there has been none for three election timeouts
-    LostLeader     stands for election soon after the process of the leader is gone
-    LeaderLog      writes leaders found and lost to the log
-    hand_over      gives leadership away, before a leader stops
+    LeaderGuard    ends streams that require a leader after three election timeouts without one
+    LostLeader     campaigns soon after the process of the leader has ended
+    LeaderLog      logs when leaders are found and lost
+    hand_over      transfers leadership before a leader stops
 
-Nothing here runs while requests are served, and nothing here is needed for safety.
+Nothing here runs on the path of requests, and nothing here is needed for safety.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ _log = logging.getLogger(__name__)
 
 ELECTIONS: Final = 3
 ENDED_AT_ONCE: Final = 100
-"""Streams that end in a turn of the loop when there is no leader: about 10 ms, and a member that is to elect one must
-hear the others.
+"""Number of streams that end in one turn of the loop when there is no leader: about 10 ms, because a member that takes
+part in the election must process messages.
 """
 
 
 class LeaderGuard:
-    """Ends streams that insist on a leader while there is none, and all streams when the member stops.
+    """Ends streams that require a leader while there is none, and all streams when the member stops.
 
-    Clients ask for it with the metadata ``hasleader: true``, so that a watch on a member that is cut off from the
-    others fails over instead of standing still for ever (etcd: server/etcdserver/api/v3rpc/interceptor.go,
-    monitorLeader).
+    Clients request this with the metadata ``hasleader: true``, so that a watch on a partitioned member fails over
+    instead of hanging forever (etcd: server/etcdserver/api/v3rpc/interceptor.go, monitorLeader).
 
-        await guard.until_leader_lost(call)      # for ever, for a call that does not insist; cancelled with its task
+        await guard.until_leader_lost(call)      # forever, if the call requires no leader; cancelled with its task
         guard.watch_over(call)                   # the same for a call without a task: it is aborted
         guard.forget(call)
 
@@ -53,15 +52,15 @@ class LeaderGuard:
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._open: dict[asyncio.Future[None], None] = {}
         self._calls: dict[ServerCall, bool] = {}
-        """Calls without tasks, and whether they insist on a leader."""
+        """Calls without tasks, and whether they require a leader."""
         self._ending = Limiter(ENDED_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
-        """Return a future for the handler of a call: it ends only at the loss of the leader or of this member.
+        """Return a future for the handler of a call, which ends only when the leader is lost or this member stops.
 
-        It then raises RpcError, UNAVAILABLE; for the leader only if the call insists on one. The handler may set
-        another exception to end its own waiting.
+        It then raises RpcError, UNAVAILABLE; for the leader only if the call requires one. The handler may set another
+        exception to end its own waiting.
         """
         end: asyncio.Future[None] = self._loop.create_future()
         self._open[end] = None
@@ -72,19 +71,19 @@ class LeaderGuard:
         return end
 
     def watch_over(self, call: ServerCall) -> None:
-        """Abort a call when such a handler would be ended.
+        """Abort a call in the cases in which ``until_leader_lost`` ends.
 
         Arguments:
-            call: to be forgotten when it is over.
+            call: call without a task; pass it to ``forget`` when it ends.
         """
         self._calls[call] = _insists(call)
 
     def forget(self, call: ServerCall) -> None:
-        """Watch over a call no more."""
+        """Stop watching over a call."""
         self._calls.pop(call, None)
 
     def leader_changed(self) -> None:
-        """Start to count the time without a leader; or stop that, and end no more streams."""
+        """Start to count the time without a leader; or stop counting, and end no more streams."""
         self._ending.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -99,7 +98,7 @@ class LeaderGuard:
         self._ending.begin(partial(_end, stream, error) for stream in streams)
 
     def close(self) -> None:
-        """The member stops: end all streams now, so that the stop does not wait for them."""
+        """End all streams now, because the member stops, so that the stop does not wait for them."""
         if self._timer is not None:
             self._timer.cancel()
         error = errors.StoppedError()
@@ -121,13 +120,13 @@ def _end(stream: asyncio.Future[None] | ServerCall, error: errors.StatusError) -
 
 
 async def hand_over(node: Node, connected_since: Callable[[int], float | None]) -> None:
-    """Give leadership, if this member has it, to the voter that has been connected longest, as etcd does at a stop.
+    """Transfer leadership, if this member has it, to the voter with the longest connection, as etcd does at a stop.
 
-    One that has all that is committed comes before one that would have to catch up first.
+    A voter that has all committed entries is preferred to one that would have to catch up first.
 
     Arguments:
-        node: of the member.
-        connected_since: loop time since when a peer is connected, None while it is not.
+        node: node of the member.
+        connected_since: returns the loop time at which a peer was connected; ``None`` while it is not.
     """
     own_id = node.settings.member_id
     connected = {peer: since for peer in node.conf_state.voters if (since := connected_since(peer)) is not None}
@@ -143,12 +142,12 @@ async def hand_over(node: Node, connected_since: Callable[[int], float | None]) 
 
 
 class LostLeader:
-    """Campaigns soon after the leader's process is gone, within some ticks and not within seconds.
+    """Campaigns soon after the leader's process has ended: within a few ticks instead of seconds.
 
-    An election timeout is long because silence says little. A refused connection says more: the machine of the leader
-    answers, and nothing listens on the peer port any more. So a follower whose stream to the leader broke, and whose
-    next connection was refused, forgets the leader (etcd-raft's ``ForgetLeader``, made for this), and unless it hears
-    of one
+    An election timeout is long because silence is weak evidence. A refused connection is stronger: the machine of the
+    leader answers, and nothing listens on the peer port any more. So a follower whose stream to the leader broke, and
+    whose next connection was refused, forgets the leader (with etcd-raft's ``ForgetLeader``, which is made for this),
+    and unless it hears of a leader
 
         leader killed      broken, refused           +1 tick                  +2 ticks
         ---------|----------------|---------------------|------------------------|----->
@@ -156,14 +155,14 @@ class LostLeader:
 
     it asks for pre-votes. The voters campaign one tick apart, in order of id, so that they do not split the votes.
 
-    Invariants: nothing here is needed for safety, and a wrong report costs nothing: without the pre-votes of a quorum,
-    which members that hear from their leader do not give, no term begins; the next heartbeat, at most a tick later,
-    makes the leader known again. Members without pre-vote or without the check of the quorum therefore never do it.
+    Invariants: nothing here is needed for safety, and a wrong report is harmless. Members that still hear from their
+    leader give no pre-votes, and without a quorum of these no new term begins; the next heartbeat, at most a tick
+    later, makes the leader known again. Therefore members without pre-vote or without the quorum check never do this.
 
-    Leaves out: machines that are gone, networks that are cut: no connection is refused there, and the timeout decides.
+    Not covered: failed machines and cut networks. No connection is refused there, and the timeout decides.
 
     Arguments:
-        node: of the member.
+        node: node of the member.
         loop: its loop.
     """
 
@@ -172,10 +171,10 @@ class LostLeader:
         self._loop = loop
 
     def is_gone(self, peer_id: int) -> None:
-        """Take note that a member's port refuses connections.
+        """Handle the report that a member's port refuses connections.
 
         Arguments:
-            peer_id: of the member.
+            peer_id: id of that member.
         """
         node = self._node
         own_id = node.settings.member_id
@@ -186,7 +185,7 @@ class LostLeader:
         if own_id not in others or not (config.pre_vote and config.check_quorum):
             return
         node.forget_leader()
-        # A tick at least: a leader that is there after all is heard of before it ends, and the others have noticed too.
+        # At least one tick: a leader that still exists is heard from by then, and the other members have noticed too.
         self._loop.call_later(node.settings.tick_s * (1 + others.index(own_id)), self._campaign, node.term)
 
     def _campaign(self, term: int) -> None:
@@ -200,16 +199,16 @@ REMINDER_MAX_S: Final = 300.0
 
 
 class LeaderLog:
-    """Writes leaders found and lost to the log, and how long there has been none.
+    """Logs when leaders are found and lost, and how long there has been none.
 
-    There is a line for each change of the leader, and while there is none a reminder with what is missing, first after
-    ``REMINDER_FIRST_S``, then at twice the interval each time.
+    There is a line for each change of the leader and, while there is none, a reminder of what is missing, first after
+    ``REMINDER_FIRST_S``, then at intervals that double each time.
 
     Arguments:
-        node: whose leader it follows.
-        loop: that the node runs on.
-        name_of: how people know a member.
-        is_connected: whether the stream to another member stands.
+        node: node whose leader is logged.
+        loop: loop of the node.
+        name_of: returns the readable name of a member.
+        is_connected: returns whether the stream to another member is connected.
     """
 
     def __init__(
@@ -228,19 +227,19 @@ class LeaderLog:
         self._reminder: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to remind."""
+        """Start the reminders."""
         if self._leader == NONE:
             self._lost_at = self._loop.time()
             self.stop()
             self._remind_in(REMINDER_FIRST_S)
 
     def stop(self) -> None:
-        """Remind no more."""
+        """Stop the reminders."""
         if self._reminder is not None:
             self._reminder.cancel()
 
     def leader_changed(self) -> None:
-        """Write a line about the leader that was found or lost."""
+        """Log the leader that was found or lost."""
         node, before = self._node, self._leader
         self._leader, term = node.leader, node.raw.raft.term
         self.stop()

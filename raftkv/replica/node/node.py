@@ -1,27 +1,28 @@
-"""THE loop of a member: Ready -> disk -> send -> apply -> respond -> advance.
+"""The main loop of a member: Ready -> disk -> send -> apply -> respond -> advance.
 
-Owns the order in which things happen; nothing else persists, sends or applies. One *turn* handles all that arrived
-since the last: proposals become one append, the appends one write to the log, the messages of a turn one batch for
-each peer. For each ``Ready`` of the Raft core, in this order:
+This module defines the order of operations; nothing else persists, sends or applies. One *turn* handles everything that
+arrived since the last: proposals become one append, the appends one write to the log, the messages of a turn one batch
+per peer. For each ``Ready`` of the Raft core, in this order:
 
-1. messages that depend on nothing (a leader's appends, heartbeats) leave at once, in parallel with the disk;
+1. messages that do not depend on the disk (a leader's appends, heartbeats) are sent at once, in parallel with the disk;
 2. entries and hard state go to the disk, and into the in-memory log that the core reads;
-3. when they are durable, the core learns that, and the messages that promise them (votes, acknowledgements) leave;
+3. when they are durable, the core is notified, and the messages that depend on them (votes, acknowledgements) are sent;
 4. committed entries, which are durable here by then, are applied, and their callers answered;
 5. confirmed reads are served once everything up to their index is applied.
 
-A received snapshot takes the place of 2 to 5: its marker goes to the disk, then the database is exchanged beside the
-loop (``snapshots``), which ticks and answers heartbeats meanwhile; what is durable behind it is confirmed after it.
+A received snapshot replaces steps 2 to 5: its marker goes to the disk, then the database is exchanged in the background
+(``snapshots``) while the loop ticks and answers heartbeats; later Readys that are durable are confirmed after it.
 
 Invariants
-- No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
-- Entries are applied in index order, each once; the applied index is stored with their effects (``applying``).
-- A proposal waits for nothing but the end of the turn in which it came, or of the pass over the sockets (``Cork``):
-  batches overlap, and grow by themselves when turns take longer.
-- Any exception in a turn stops the member. An error is never passed over: a member that goes on after one could
-  acknowledge what it does not have, or diverge from the others.
 
-Leaves out: connections (``transport``, ``services``), files (``disk``, ``raftkv.storage``), meaning (``raftkv.apply``).
+- No acknowledgement, to a client or a peer, before the fsync it depends on, even with one member.
+- Entries are applied in index order, each once; the applied index is stored with their effects (``applying``).
+- A proposal waits only for the end of the turn in which it arrived, or of the pass over the sockets (``Cork``): batches
+  overlap, and grow automatically when turns take longer.
+- Any exception in a turn stops the member. No error is ignored: a member that continued after one could acknowledge
+  data that it does not have, or diverge from the others.
+
+Not here: connections (``transport``, ``services``), files (``disk``, ``raftkv.storage``), meaning (``raftkv.apply``).
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ from raftkv.storage.mvcc import Store
 _log = logging.getLogger(__name__)
 
 APPLY_PER_TURN_MAX: Final = 1_000
-"""Committed entries after which a turn gives other work on the loop a chance."""
+"""Number of committed entries after which a turn lets other work on the loop run."""
 
 PROPOSE_BYTES_MAX: Final = 1024 * 1024
-"""Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
+"""Size of requests proposed together: a follower forwards them in one message, which the leader must decode."""
 
 PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
-"""Unsent bytes of the stream to the leader above which a follower passes nothing more on: what else it has to say to
-the leader (acknowledgements, heartbeats) shares that stream."""
+"""Unsent bytes of the stream to the leader above which a follower forwards nothing more: its other messages to the
+leader (acknowledgements, heartbeats) share that stream."""
 
 
 class Node(AwaitableNode):
@@ -96,18 +97,19 @@ class Node(AwaitableNode):
         raw: the Raft core.
         log: the in-memory log that ``raw`` reads.
         disk: makes entries durable.
-        store: the state that entries are applied to.
-        applier: applies them.
+        store: the state to which entries are applied.
+        applier: applies entries.
         sender: delivers messages.
-        settings: timing.
+        settings: timing and limits.
         ids: fresh request ids.
         conf_state, applied: the members as of the last applied entry, and its index.
         on_fatal: called once, with the error that stopped the member.
-        install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
-            has; the loop goes on meanwhile, but for applying and acknowledging.
-        note_applied: keeps the index and term of the last applied entry through a kill, before any client is shown it.
-        cork: held while a turn lasts, so that all its answers leave together and at once when it ends; hears who asks.
-        stages: hears how far requests have come; None: requests are not traced.
+        install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back
+            afterwards; meanwhile the loop continues, except for applying and acknowledging.
+        note_applied: stores the index and term of the last applied entry so that it survives a kill, before any client
+            sees its effects.
+        cork: held during a turn, so that all its responses are sent together and at once when it ends.
+        stages: notified of the progress of requests; ``None``: no tracing.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class Node(AwaitableNode):
         self._loop, self.uses, timeout_s = asyncio.get_running_loop(), Uses(), settings.request_timeout_s
         clock = self._loop.time
         self.proposals = Proposals(ids, timeout_s, clock, self.uses.waited)
-        # Changes of members that are applied and not told of yet.
+        # Membership changes that are applied and not reported yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
         awaits = self.proposals.is_waiting
@@ -166,17 +168,17 @@ class Node(AwaitableNode):
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
         self._note_applied = note_applied
-        # What a request's handler has in its context ends with the request: a turn is for all of them.
+        # Turns run in this context: a turn is for all requests, and must not use the context of one request's handler.
         self._context = copy_context()
         self._scheduled = self._in_turn = self._has_conf_changes = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
         self._forwarded, self._pace = Forwarded(clock, timeout_s), Pace()
-        # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
+        # The core refused proposals at the last attempt; try again at the next tick or with a new leader.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
         self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        # While a snapshot is being installed: its Ready, and those behind it that are durable already.
+        # While a snapshot is being installed: its Ready, and the later Readys that are durable already.
         self._installing: Ready | None = None
         self._awaited: set[int] = set()
         self._behind: deque[Ready] = deque()
@@ -184,18 +186,18 @@ class Node(AwaitableNode):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Start to tick."""
         self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
         self._wake()
 
     def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
-        """Put a request into the log, for those that cannot afford to await ``propose``.
+        """Propose a request with a callback, for callers that cannot afford to await ``propose``.
 
         Arguments:
             kind, body: the request.
-            waiter: gets the outcome, or why there is none, in the turn that has it.
-            caller: who causes it (``MEMBER``: this member); None: unknown, so it is refused where users are asked
-                for, unless only members propose such a kind.
+            waiter: gets the outcome, or the reason why there is none, in the turn that has it.
+            caller: caller of the request (``MEMBER``: this member); ``None``: unknown, so it is refused while
+                authentication is enabled, unless only members propose such a kind.
 
         Returns:
             Its request id.
@@ -215,20 +217,20 @@ class Node(AwaitableNode):
         return request_id
 
     def _named(self, kind: int, body: bytes, caller: Caller | None) -> tuple[int, bytes]:
-        """Name the caller of a request, where users are asked for."""
+        """Add the caller to a request, while authentication is enabled."""
         if caller is not None and self.applier.auth.is_enabled:
             return Kind.IDENTIFIED, requests.identified(caller, kind, body)
         return kind, body
 
     def submit_ahead(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None = None) -> None:
-        """Put a decision of this leader into the log now, before everything that waits to be proposed.
+        """Propose a decision of this leader now, before all waiting proposals.
 
         Arguments:
-            kind, body, waiter, caller: as of ``submit``, which also says what is raised (too much is pending: the log
+            kind, body, waiter, caller: as in ``submit``, which also documents the errors (too much is pending: the log
                 is full).
 
         Raises:
-            NotLeaderError: this member leads no more. The next leader may decide otherwise, so it gets no such request.
+            NotLeaderError: this member no longer leads. The next leader may decide otherwise, so nothing is forwarded.
         """
         if self.stopped:
             raise errors.StoppedError
@@ -240,11 +242,11 @@ class Node(AwaitableNode):
         self._wake()
 
     def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
-        """Put a change of members into the log, behind those that are under way.
+        """Propose a membership change, after those in progress.
 
         Arguments:
-            record: what is to change; its request id is set here.
-            waiter: gets the outcome, or why there is none, in the turn that has it.
+            record: the change; its request id is set here.
+            waiter: gets the outcome, or the reason why there is none, in the turn that has it.
 
         Returns:
             Its request id.
@@ -266,11 +268,11 @@ class Node(AwaitableNode):
         """Forget the waiter of a request.
 
         Arguments:
-            request_id: as ``submit`` returned it.
-            only_unsent: forget nothing if it is under way already.
+            request_id: id returned by ``submit``.
+            only_unsent: do nothing if the request is already proposed.
 
         Returns:
-            whether it was not under way yet, and never will be.
+            whether the request was not proposed, and never will be.
         """
         if self.proposals.withdraw(request_id):
             return True
@@ -279,17 +281,17 @@ class Node(AwaitableNode):
         return False
 
     def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
-        """Call ``reader.ready`` once the applied state is recent enough; at once, perhaps, if it may be older than now.
+        """Call ``reader.ready`` once the applied state is recent enough; perhaps at once, if it may be old.
 
         Arguments:
             reader: called when it may read.
-            staleness_s_max: how old the state may be, in seconds; None: not older than now.
+            staleness_s_max: maximum age of the state, in seconds; ``None``: a linearizable read.
         """
         if self.stopped:
             raise errors.StoppedError
         index = self.raw.read_now() if self.raw.raft.lease.allowed else 0
         if index:
-            # Renews the lease.
+            # The read may have renewed the lease, which appends an entry.
             if self.raw.raft.append_due:
                 self._wake()
             self.reads.add_at(reader, index, self.applied, self._loop.time())
@@ -304,10 +306,10 @@ class Node(AwaitableNode):
         self._cork.arrived()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds of this node: it is looked at after each turn.
+        """Wait until a condition on this node holds; it is checked after each turn.
 
         Arguments:
-            condition: on the leader, or on what is applied; cheap.
+            condition: condition on the leader or on the applied state; must be cheap.
         """
         if condition():
             return
@@ -319,7 +321,7 @@ class Node(AwaitableNode):
             self._conditions.pop(holds, None)
 
     def receive(self, messages: Iterable[Message]) -> None:
-        """Messages from another member, in the order sent."""
+        """Handle messages from another member, in the order sent."""
         if self.stopped:
             return
         try:
@@ -332,8 +334,8 @@ class Node(AwaitableNode):
         self._wake()
 
     def awaits_snapshot(self, index: int) -> bool:
-        """Return whether the received database of an index is to be installed, or is being."""
-        pending = self.raw.raft.log.unstable.snapshot  # the newest; there may be others before it
+        """Return whether the received database of an index is to be installed, or is being installed."""
+        pending = self.raw.raft.log.unstable.snapshot  # the newest; there may be earlier ones
         return index in self._awaited or (pending is not None and pending.index == index)
 
     def _step(self, message: Message) -> None:
@@ -344,10 +346,10 @@ class Node(AwaitableNode):
             codec.validate(message, self.raw.raft.term)
             self.raw.step(message)
         except ProposalDropped:
-            # A follower passed on what cannot be taken now; the proposer's request times out.
+            # A forwarded proposal cannot be accepted now; the proposer's request times out.
             self.proposals_dropped += 1
         except StepPeerNotFound as error:
-            # The last words of a member that was removed.
+            # A late message of a removed member.
             _log.debug("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
         except (StepLocalMessage, InvalidMessage) as error:
             _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
@@ -361,20 +363,20 @@ class Node(AwaitableNode):
             self._has_conf_changes = True
 
     def report_unreachable(self, peer_id: int) -> None:
-        """Messages to a peer were lost."""
+        """Report that messages to a peer were lost."""
         if not self.stopped:
             self.raw.report_unreachable(peer_id)
 
     def has_log(self, peer_id: int, index: int) -> bool:
-        """Return whether a peer is known to this leader to have the log up to an index, or is no member any more."""
+        """Return whether this leader knows that a peer has the log up to an index, or that it is no longer a member."""
         progress = self.raw.raft.tracker.progress.get(peer_id)
         return progress is None or progress.match >= index
 
     def report_snapshot(self, peer_id: int, ok: bool) -> None:
-        """Report to the core what became of a snapshot.
+        """Report the result of a snapshot transfer to the core.
 
         Arguments:
-            peer_id: to whom it was sent.
+            peer_id: receiving member.
             ok: whether it was delivered.
         """
         if not self.stopped:
@@ -383,30 +385,31 @@ class Node(AwaitableNode):
 
     @property
     def is_leaderless(self) -> bool:
-        """Whether there has been no leader for an election timeout: only then are callers that insist on one refused.
+        """Whether there has been no leader for an election timeout: only then are callers that require one refused.
 
-        A member notices at once that its leader's connection broke, and mostly has another within a tenth of that time;
-        etcd's notices nothing before it campaigns. Clients (etcdctl's watch among them) give up at the first refusal.
+        A member notices at once that its leader's connection broke, and mostly has another leader within a tenth of
+        that time; an etcd member notices nothing before it campaigns. Clients (etcdctl's watch among them) give up at
+        the first refusal.
         """
         return self.leader == NONE and self._loop.time() - self.leader_lost_at > self.settings.election_s
 
     @property
     def is_transferring(self) -> bool:
-        """Whether this leader is handing over: another may be elected at any moment."""
+        """Whether this leader is transferring leadership: another leader may be elected at any time."""
         return self.raw.raft.transferee != NONE
 
     def transfer_leader(self, target: int) -> None:
-        """Ask to hand leadership over."""
+        """Request a transfer of leadership."""
         self.raw.transfer_leader(target)
         self._wake()
 
     def forget_leader(self) -> None:
-        """Take the leader for lost, as a follower: pre-votes are granted until one is heard of again."""
+        """Treat the leader as lost, as a follower: pre-votes are granted until a leader is heard from again."""
         self.raw.forget_leader()
         self._wake()
 
     def campaign(self) -> None:
-        """Stand for election now instead of at the timeout."""
+        """Campaign now instead of after the timeout."""
         self.raw.campaign()
         self._wake()
 
@@ -422,7 +425,7 @@ class Node(AwaitableNode):
         self.reads.close()
 
     def damaged(self, error: errors.CorruptionError) -> None:
-        """Have done what is to be done about a damaged database, which serves all but what is damaged."""
+        """Handle damage of the database, which still serves everything that is not damaged."""
         if self.on_damage is None:
             self.fatal(error)
         else:
@@ -435,7 +438,7 @@ class Node(AwaitableNode):
         return raft.leader != NONE and raft.election_elapsed < raft.config.election_ticks
 
     def fatal(self, error: BaseException) -> None:
-        """Stop for good because of an error."""
+        """Stop the member because of an error."""
         if not self.stopped:
             self.stop()
             if isinstance(error, LogLostError):
@@ -466,7 +469,7 @@ class Node(AwaitableNode):
             self._look_at_conditions()
 
     def _do_turn(self, applied: int) -> None:
-        """Handle what has arrived; ``applied`` entries were left by the last turn, and are applied already."""
+        """Handle everything that has arrived; ``applied`` entries of the last turn are already applied."""
         reads = self.reads
         if reads.due or reads.failed:
             reads.serve()
@@ -482,7 +485,7 @@ class Node(AwaitableNode):
             if applied > APPLY_PER_TURN_MAX:
                 self._wake()
                 break
-        # What was refused is tried again at the next tick, or when applying may have made room.
+        # Refused proposals are retried at the next tick, or when applying may have made room.
         waits = self._forwarded.size_bytes or self.proposals.unsent_bytes
         if (waits and (applied or not self._refused)) or (applied and self._has_conf_changes):
             self._wake()
@@ -499,7 +502,7 @@ class Node(AwaitableNode):
             self.late_heartbeats += 1
         self._ticked_at = now
         try:
-            # One tick however late: time in which this process stood still must not count as silence of others.
+            # One tick, however late: the time in which this process was suspended must not count as silence of others.
             self.raw.tick()
             self.raw.allow_leases(self.may_hold_lease())
             self.backlog.tick()
@@ -512,7 +515,7 @@ class Node(AwaitableNode):
         self._wake()
 
     def _propose_unsent(self) -> None:
-        """Propose the queue, as much as fits into the pace and into one message."""
+        """Propose the queued requests, as many as the pace and one message allow."""
         self._refused = False
         pace = self._pace
         while pace.first and self._is_over(pace.first):
@@ -523,7 +526,7 @@ class Node(AwaitableNode):
             forwarded = self._forwarded.take(bytes_max, pace) if self._forwarded.size_bytes else []
             datas = [data for _, data in (*unsent, *forwarded)]
             if not datas:
-                self._refused = not bytes_max  # for now: what is under way is applied first
+                self._refused = not bytes_max  # for now: earlier proposals are applied first
                 return
             try:
                 if failpoints.armed:
@@ -543,32 +546,32 @@ class Node(AwaitableNode):
                 self._refused = True
 
     def _is_over(self, mark: int) -> bool:
-        """Return whether what was proposed is applied, or lost: an index, or minus a request id."""
+        """Return whether a proposal is applied or lost; ``mark`` is an index, or minus a request id."""
         is_applied = self.applied >= mark if mark >= 0 else not self.proposals.is_waiting(-mark)
         return is_applied or self._pace.has_given_up(self._loop.time())
 
     def _check_way(self) -> None:
-        """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
-        leader = self.raw.raft.leader  # which may be another than that of the last turn
+        """Raise ``ProposalDropped`` while messages forwarded by this follower would be lost, or delay others."""
+        leader = self.raw.raft.leader  # may differ from the last turn's
         if leader not in (NONE, self.settings.member_id):
             backlog_bytes = self._sender.backlog_bytes(leader)
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
                 raise ProposalDropped("the leader does not keep up")
 
     def _give_back_forwarded(self, items: list[tuple[int, bytes]]) -> None:
-        """The log took none of these. A leader tries again; one that leads no more forgets what others sent it."""
+        """Queue forwarded requests again that the log refused; a member that no longer leads drops them."""
         self._forwarded.give_back(items)
         if self.role != StateRole.LEADER:
             self.proposals_dropped += self._forwarded.clear()
 
     def _carry_out(self, ready: Ready) -> int:
-        """Do the duties of one Ready; return how many entries were applied."""
+        """Do the duties of one Ready; return the number of applied entries."""
         if ready.soft_state is not None:
             self._take_soft_state(ready.soft_state)
         if self._stages is not None and ready.committed_entries:
             self._stages.committed(ready.committed_entries[-1].index)
         if ready.committed_entries and not ready.entries:
-            # Nothing for the disk, so these messages are less urgent than the answers that clients wait for.
+            # Nothing for the disk, so these messages are less urgent than the responses that clients wait for.
             self.applying.take(ready.committed_entries)
             self._cork.flush()
         if ready.messages:
@@ -587,7 +590,7 @@ class Node(AwaitableNode):
 
     def _persist(self, ready: Ready) -> None:
         if ready.snapshot is not None:
-            # Entries may follow it at once, so the log begins anew now; the state follows when the marker is durable.
+            # Entries may follow at once, so the log starts again now; the state follows when the marker is durable.
             self.log.apply_snapshot(ready.snapshot)
         if ready.hard_state is not None:
             self.log.set_hard_state(ready.hard_state)
@@ -603,8 +606,8 @@ class Node(AwaitableNode):
             self._disk.submit(Restore(ready.snapshot, state, ready.entries, lambda: self._saved(ready)))
             return
         if not ready.must_sync and not self._disk.outstanding:
-            # Nothing that must not be forgotten. A commit index alone is written with the next records: a restart
-            # without it learns it again from the leader.
+            # Nothing that must be durable. A commit index alone is written with the next records: after a restart
+            # without it, the member learns it from the leader.
             self._durable(ready)
             return
         if failpoints.armed:
@@ -613,7 +616,7 @@ class Node(AwaitableNode):
         self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready)))
 
     def _saved(self, ready: Ready) -> None:
-        """The disk has the records of a Ready."""
+        """Handle that the disk has the records of a Ready."""
         if self.stopped:
             return
         try:
@@ -627,7 +630,7 @@ class Node(AwaitableNode):
             self._wake()
 
     def _durable(self, ready: Ready) -> None:
-        """Everything up to this Ready is durable: report it to the core, and send what promises it."""
+        """Report to the core that everything up to this Ready is durable, and send the messages that depend on it."""
         if self._installing is not None:
             self._behind.append(ready)
             return
@@ -651,7 +654,7 @@ class Node(AwaitableNode):
             self._sender.send(ready.messages_after_append)
 
     def _installed(self, ready: Ready, meta: SnapshotMeta) -> None:
-        """The state is that of a received snapshot: go on with what came behind it."""
+        """Continue after a received snapshot was installed."""
         if self.stopped:
             return
         try:
@@ -672,7 +675,7 @@ class Node(AwaitableNode):
         self._wake()
 
     def _go_on_behind(self) -> None:
-        """Confirm what became durable behind an installed snapshot, up to the next one."""
+        """Confirm the Readys that became durable after an installed snapshot, up to the next one."""
         while self._behind and self._installing is None:
             self._durable(self._behind.popleft())
 
@@ -688,7 +691,7 @@ class Node(AwaitableNode):
             self.leader_changes += had_leader or self.leader_elected_at > 0
             self.leader_elected_at = self._loop.time()
             self.reads.leader_changed(self.leader_elected_at)
-            # What waited for a leader is proposed in the next turn.
+            # Proposals that waited for a leader are proposed in the next turn.
             self._wake()
         for callback in self.on_leader_change:
             callback()
@@ -696,14 +699,14 @@ class Node(AwaitableNode):
     # -- applying ----------------------------------------------------------------------------------------------------
 
     def applied_up_to(self, last: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
-        """Note that everything up to an entry is in the state, and answer: for ``applying``.
+        """Record that everything up to an entry is applied, and answer the callers. For ``applying``.
 
         Arguments:
             last: the entry.
-            answers: callers and their outcomes, in order.
+            answers: waiters and their outcomes, in order.
         """
         self.applied = last.index
-        # Before anything else may happen to the store: what was changed goes to disk under this index.
+        # Before the store is used for anything else: the changes go to disk with this index.
         self.store.set_applied(last.index, last.term)
         self._note_applied(last.index, last.term)
         self.raw.on_applied(last.index)
@@ -720,11 +723,11 @@ class Node(AwaitableNode):
             callback()
 
     def apply_conf_change(self, entry: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
-        """Apply a membership change, or refuse it as all members do: for ``applying``.
+        """Apply a membership change, or refuse it as all members do. For ``applying``.
 
         Arguments:
-            entry: of the change.
-            answers: gets the waiter for it here, and the outcome.
+            entry: entry of the change.
+            answers: the change's waiter on this member and its outcome are added to it.
         """
         failpoint("beforeApplyOneConfChange")
         membership = self.applier.membership
@@ -747,10 +750,11 @@ class Node(AwaitableNode):
         self._changes.append((waiter, Outcome(0, members.SerializeToString())))
 
     def _tell_of_changes(self) -> None:
-        """Tell of changes of members that are applied once this member will never forget that they are committed.
+        """Report applied membership changes once this member cannot forget that they are committed.
 
-        An operator who hears of a change may act on it: a removed member is switched off. A survivor that had forgotten
-        the commit, which is not written on its own account otherwise, would still need the vote of that member.
+        An operator who learns of a change may act on it and switch off the removed member. If the surviving member had
+        forgotten the commit index, which is otherwise not written on its own, it would still need the vote of that
+        member.
         """
         changes, self._changes = self._changes, []
         state, _ = self.log.initial_state()
@@ -758,7 +762,7 @@ class Node(AwaitableNode):
         self._disk.submit(Batch(state, (), True, lambda: self._changed(changes)))
 
     def _changed(self, changes: list[tuple[Waiter | None, Outcome]]) -> None:
-        """Changes of members are applied, and known for good."""
+        """Report membership changes that are applied and known for good."""
         if self.stopped:
             return
         try:
@@ -771,7 +775,7 @@ class Node(AwaitableNode):
             self.fatal(error)
 
     def _switch(self, decision: Decision) -> errors.StatusError | None:
-        """Have Raft take a change over; why it did not (the same on every member)."""
+        """Make Raft apply a change; return why it did not (the same on every member)."""
         if decision.change is None:
             return None
         try:

@@ -1,14 +1,15 @@
-"""Proposals on their way through the log, and the waiter of each.
+"""The queue of proposals, and the waiter of each proposal.
 
-A proposal is *unsent* until the Raft core took it (there may be no leader for a while), then *sent* until its entry is
-applied here. The caller's answer comes from the entry as this member applies it, wherever the leader is.
+A proposal is *unsent* until the Raft core accepts it (there may be no leader for a while), then *sent* until its entry
+is applied here. The caller's response comes from the entry as this member applies it, wherever the leader is.
 
-A waiter that gives up (client gone, time out) is forgotten. If its proposal was unsent it leaves the queue, and will
-never be proposed; if it was sent, it may still commit, and its caller is not told.
+A waiter that gives up (client gone, timeout) is forgotten. If its proposal was unsent it leaves the queue, and will
+never be proposed; if it was sent, it may still commit, and its caller is not notified.
 
-A proposal whose caller has a deadline is not put into the log after it, nor if it would be applied after it. That is
-refused as it comes, by the wait that was measured, or when its turn comes: the oldest first. Such a refusal is definite
-(``etcdserver: too many requests``, and when to come again), unlike DEADLINE_EXCEEDED, which clients take for unknown.
+A proposal whose caller has a deadline is not proposed after the deadline, nor if it would be applied after it. Such a
+proposal is refused on arrival, by the measured waiting time, or when its turn comes (the oldest first). This refusal is
+definite (``etcdserver: too many requests``, with the time to retry), unlike DEADLINE_EXCEEDED, after which clients
+cannot know the outcome.
 """
 
 from __future__ import annotations
@@ -35,58 +36,59 @@ from raftkv.rpc.shares import Identity, Shares, name_of, queue_of, refusal
 _log = logging.getLogger(__name__)
 
 EXPIRED_AT_ONCE: Final = 2000
-"""Proposals that are given up in one turn of the loop, 18 ms: each has its call answered."""
+"""Proposals that are refused in one turn of the loop, 18 ms: each has its call answered."""
 
 PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of proposals of one identity that may wait at a time; all identities together have a seventh more."""
 
 PROPOSAL_BYTES: Final = PENDING_BYTES_MAX // 20_000
-"""What each counts besides its own bytes: 20,000 small ones may wait."""
+"""Bytes that each proposal counts in addition to its own: 20,000 small ones may wait."""
 
 FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
+"""Size of forwarded requests that a leader queues while its log accepts no more; further ones are dropped."""
 
 SURE: Final = 2
-"""A proposal is refused as it comes if it would be late even at so many times the speed that was measured."""
+"""A proposal is refused on arrival only if it would be late even at this multiple of the measured speed."""
 
 SOON_S: Final = 0.01
-"""Proposals that waited no longer are not looked at for their deadline: they came in this turn."""
+"""Proposals that waited no longer than this are not checked for their deadline: they arrived in this turn."""
 
 SORTED_AT_ONCE: Final = 16_000
-"""Proposals that are moved to the queues of their identities in one go, while more wait than one append takes: 10 ms.
+"""Proposals that are moved to the queues of their identities at a time, while more wait than fit in one append: 10 ms.
 
-Many more than one append takes, if they are small: else the order would stay that of arrival."""
+Many more than fit in one append, if they are small; otherwise the order would remain that of arrival."""
 
 ENTRY_COST_BYTES: Final = 1024
-"""What an entry counts besides its own bytes while it waits: to append, send and apply it takes as long."""
+"""Bytes that a waiting entry counts in addition to its own: appending, sending and applying it takes as long."""
 
 PACE_MIN_BYTES: Final = 64 * 1024
 PACE_MAX_BYTES: Final = 8 * 1024 * 1024
 PACE_DELAY_S: Final = 0.015
 PACE_DELAY_ALONE_S: Final = 0.1
-"""While one identity has proposals: the first of another waits so long, once."""
+"""Additional delay allowed while only one identity has proposals: the first proposal of another waits this long, once.
+"""
 PACE_GIVEN_UP_S: Final = 1.0
-"""How long a round may take: what was proposed may be lost."""
+"""Duration of a round, in seconds, after which its proposals may be lost."""
 PROBE_BYTES: Final = 16 * 1024
-"""A round of no more tells how long it takes at least until something is applied."""
+"""A round of at most this size shows the shortest time until something is applied."""
 PROBE_EVERY_S: Final = 1.0
 PROBE_EVERY_ROUNDS: Final = 100
-"""How old that may be, in seconds and rounds, before the log is let run empty for a new one: 2 % of the time."""
+"""Maximum age of that measurement, in seconds and rounds; then the log is emptied for a new one: 2 % of the time."""
 
 START_BITS: Final = 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Waiter:
-    """The callback form of waiting for a proposal: for requests that cannot afford a task each (``waits``).
+    """Waits for a proposal with callbacks: for requests that cannot afford a task each (see ``waits``).
 
     Arguments:
         request: the parsed request, so that applying need not parse it again.
-        identity: in whose share it falls.
-        deadline: loop time after which its caller does not care any more; None: it always does.
+        identity: identity in whose share it counts.
+        deadline: loop time after which its caller no longer waits; ``None``: no deadline.
 
     Attributes:
-        held_bytes: what it counts in that share.
+        held_bytes: bytes that it counts in that share.
         started_at: loop time of the proposal.
     """
 
@@ -105,15 +107,15 @@ class Waiter:
         return False
 
     def has_room(self, size_bytes: int) -> bool:
-        """Take note that a long answer takes so many bytes more while it is put together; False: leave it out."""
+        """Record that a long response takes additional bytes while it is built; return False to leave it out."""
         return True
 
     def finish(self, outcome: Outcome) -> None:
-        """Take the outcome: the entry was applied."""
+        """Handle the outcome: the entry was applied."""
         raise NotImplementedError
 
     def fail(self, error: errors.StatusError) -> None:
-        """Take the reason why no outcome will come."""
+        """Handle the reason why no outcome will come."""
         raise NotImplementedError
 
 
@@ -123,13 +125,13 @@ class Proposals:
     Arguments:
         ids: fresh request ids.
         timeout_s: longest wait of a caller.
-        clock: loop time.
-        on_wait: called with an identity, and how long one of its proposals has waited for its turn.
+        clock: returns the loop time.
+        on_wait: called with an identity, and the time that one of its proposals has waited for its turn.
 
     Attributes:
         unsent_bytes: size of the entries that are not proposed yet.
-        failed: proposals whose time was up.
-        late: those that were refused since they would have been applied after their deadline.
+        failed: number of proposals that timed out.
+        late: number of proposals refused because they would have been applied after their deadline.
     """
 
     def __init__(
@@ -142,11 +144,11 @@ class Proposals:
         self._ids = ids
         self._timeout_s = timeout_s
         self._clock = clock
-        # In order of proposal, hence of time out.
+        # In order of proposal, hence of timeout.
         self._waiters: dict[int, Waiter] = {}
         self._unsent: dict[int, bytes] = {}
         self._crowd = _Crowd(clock)
-        """While more waits than one append takes: what was unsent first, so that identities take turns by bytes."""
+        """The oldest unsent proposals, while more wait than fit in one append: identities take turns by bytes."""
         self.unsent_bytes = 0
         self.shares = Shares(PENDING_BYTES_MAX)
         self.failed = self.late = 0
@@ -169,7 +171,7 @@ class Proposals:
         Raises:
             ShareError: too much is pending already.
             LimitedError: it would wait until after the caller's deadline.
-            ContextDeadlineExceededError: that has passed.
+            ContextDeadlineExceededError: the deadline has passed.
         """
         deadline = waiter.deadline
         if deadline is not None and (deadline <= now or self._crowd.queue.length):
@@ -190,14 +192,14 @@ class Proposals:
     def add_ahead(
         self, kind: int, body: bytes, waiter: Waiter, now: float, propose: Callable[[list[bytes]], None]
     ) -> None:
-        """Propose something at once, before all that is unsent.
+        """Propose something at once, before all unsent proposals.
 
         Arguments:
-            kind, body, waiter, now: as of ``add``.
-            propose: takes it, or raises ``ProposalDropped``.
+            kind, body, waiter, now: as in ``add``.
+            propose: proposes it, or raises ``ProposalDropped``.
 
         Raises:
-            TooManyRequestsError: it was not taken, or too many wait already.
+            TooManyRequestsError: it was refused, or too many wait already.
         """
         request_id = self.expect(waiter, now, len(body))
         try:
@@ -207,12 +209,12 @@ class Proposals:
             raise errors.TooManyRequestsError from None
 
     def expect(self, waiter: Waiter, now: float, size_bytes: int = 0) -> int:
-        """Note the waiter for an entry that another part proposes.
+        """Register the waiter for an entry that another part proposes.
 
         Arguments:
             waiter: gets the outcome.
             now: loop time.
-            size_bytes: of the entry, as far as it waits here.
+            size_bytes: size of the entry, if it waits here.
 
         Returns:
             A fresh request id.
@@ -238,12 +240,12 @@ class Proposals:
     def take_unsent(
         self, bytes_max: int = PENDING_BYTES_MAX, apply_s: float = 0.0, pace: Pace | None = None
     ) -> list[tuple[int, bytes]]:
-        """Take the oldest unsent proposals; they count as sent unless given back.
+        """Remove and return the oldest unsent proposals; they count as sent unless given back.
 
         Arguments:
-            bytes_max: as many as fit, but at least one; of 0 only those that the pace lets pass.
-            apply_s: how long it takes at least until they are applied.
-            pace: for that.
+            bytes_max: as many as fit, but at least one; with 0 only those that the pace lets pass.
+            apply_s: shortest time until they are applied.
+            pace: the pace.
         """
         unsent = self._unsent
         if not bytes_max and len(self.shares.held) < 2:
@@ -259,14 +261,14 @@ class Proposals:
         return taken
 
     def _take_in_turns(self, bytes_max: int, apply_s: float, pace: Pace | None) -> list[tuple[int, bytes]]:
-        """Take what fits, of all identities that wait in turn: the flood of one holds up no other."""
+        """Take as many as fit, from all waiting identities in turn: the flood of one does not delay any other."""
         identity: Identity = ""
         queue = queue_of(identity)
         late_at = self._clock() + apply_s
         taken: list[tuple[int, bytes]] = []
         for request_id in list(islice(self._unsent, SORTED_AT_ONCE)):
             waiter = self._waiters.get(request_id)
-            if waiter is None:  # another member took the id of this one
+            if waiter is None:  # another member uses this id
                 self._leave(request_id)
                 continue
             if waiter.identity != identity:
@@ -291,7 +293,7 @@ class Proposals:
         return taken
 
     def _is_late(self, request_id: int, late_at: float) -> bool:
-        """Refuse a proposal whose turn has come if it cannot be applied before its deadline; whether that is so."""
+        """Refuse a proposal whose turn has come if it cannot be applied before its deadline; return whether it was."""
         waiter = self._waiters.get(request_id)
         if waiter is None or waiter.is_over:
             self.pop(request_id)
@@ -310,7 +312,7 @@ class Proposals:
         return True
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
-        """Queue again, in front, what the core did not take: there is no leader, or its limit is reached."""
+        """Queue again, in front, proposals that the core refused: there is no leader, or its limit is reached."""
         unsent = [item for item in unsent if item[0] in self._waiters]
         self.unsent_bytes += cost_bytes([data for _, data in unsent])
         if not self._crowd.queue.length:
@@ -320,11 +322,11 @@ class Proposals:
             self._crowd.put_back(queue_of(self._waiters[request_id].identity), request_id, data)
 
     def withdraw(self, request_id: int) -> bool:
-        """Forget an unsent proposal, which will never be proposed; False: it is not unsent."""
+        """Forget an unsent proposal, which will never be proposed; return False if it is not unsent."""
         return self._leave(request_id) and self.pop(request_id) is not None
 
     def _leave(self, request_id: int) -> bool:
-        """Have an unsent proposal leave its queue; whether it was unsent."""
+        """Remove an unsent proposal from its queue; return whether it was unsent."""
         data = self._unsent.pop(request_id, None)
         if data is None and request_id in self._crowd.datas:
             waiter = self._waiters.get(request_id)
@@ -335,24 +337,24 @@ class Proposals:
         return True
 
     def pop(self, request_id: int) -> Waiter | None:
-        """Return the waiter for the id of an entry that is in the log, if one is here, and forget it."""
+        """Forget and return the waiter for the id of an entry in the log, if there is one here."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
             self.shares.give_back(waiter.identity, waiter.held_bytes)
         return waiter
 
     def observe(self, observer: Callable[[float], None] | None, clock: Callable[[], float]) -> None:
-        """Have the time of each proposal measured, from its arrival to its outcome; None: no more, at no cost.
+        """Measure the time of each proposal, from arrival to outcome; ``None``: stop measuring, at no cost.
 
         Arguments:
             observer: called with seconds.
-            clock: loop time, as ``add`` is given it.
+            clock: returns the loop time, like the ``now`` of ``add``.
         """
         self._waiters = dict(self._waiters) if observer is None else _Timed(self._waiters, observer, clock)
 
     def take_expired(self, now: float) -> list[tuple[Waiter, bool]]:
-        """Return waiters whose time is up at ``now`` (loop time), each with whether its proposal was sent; of very many
-        some, so that the next tick has the next.
+        """Return waiters that have timed out at ``now`` (loop time), each with whether its proposal was sent; if there
+        are very many, only some of them, so that the next tick gets the next ones.
         """
         oldest = now - self._timeout_s
         late: list[int] = []
@@ -370,7 +372,7 @@ class Proposals:
         return expired
 
     def close(self) -> None:
-        """Fail everything: the member stops."""
+        """Fail everything, because the member stops."""
         waiters = list(self._waiters.values())
         self._waiters.clear()
         self._unsent, self.unsent_bytes = {}, 0
@@ -381,7 +383,7 @@ class Proposals:
 
 
 class _Timed(dict[int, Waiter]):
-    """Waiters of which each is measured when it is taken out."""
+    """Waiters whose waiting time is measured when they are removed."""
 
     def __init__(
         self, waiters: dict[int, Waiter], observer: Callable[[float], None], clock: Callable[[], float]
@@ -399,10 +401,10 @@ class _Timed(dict[int, Waiter]):
 
 @final
 class _Crowd:
-    """Entries that wait for the log, each under a number: identities take turns by bytes, and no flood holds up others.
+    """Entries that wait for the log, each under a number: identities take turns by bytes, and no flood delays others.
 
     Arguments:
-        clock: as of ``FairQueue``.
+        clock: as in ``FairQueue``.
 
     Attributes:
         queue: the numbers.
@@ -414,29 +416,29 @@ class _Crowd:
         self.datas: dict[int, bytes] = {}
 
     def add(self, identity: Identity, number: int, data: bytes) -> None:
-        """Have an entry wait behind the others of its identity."""
+        """Queue an entry behind the others of its identity."""
         self.datas[number] = data
         self.queue.add(identity, number)
 
     def put_back(self, identity: Identity, number: int, data: bytes) -> None:
-        """Have an entry wait before the others of its identity."""
+        """Queue an entry before the others of its identity."""
         self.datas[number] = data
         self.queue.put_back(identity, number)
 
     def discard(self, identity: Identity, number: int) -> bytes:
-        """Forget an entry that waits, and return it."""
+        """Forget a waiting entry, and return it."""
         self.queue.discard(identity, number)
         return self.datas.pop(number)
 
     def take(self, bytes_max: int, is_late: Callable[[int], bool]) -> tuple[list[tuple[int, bytes]], int]:
-        """Take what fits into so many bytes, but at least one, of identities in turn.
+        """Take as many entries as fit in ``bytes_max``, but at least one, of identities in turn.
 
         Arguments:
-            bytes_max: of all.
-            is_late: refuses an entry whose turn comes too late; whether it has.
+            bytes_max: maximum total size.
+            is_late: refuses an entry whose turn comes too late; returns whether it did.
 
         Returns:
-            the entries, and what those counted that were too late.
+            the entries, and the cost in bytes of the late ones.
         """
         queue, taken, left_bytes, dropped_bytes = self.queue, list[tuple[int, bytes]](), bytes_max, 0
         looks = EXPIRED_AT_ONCE
@@ -457,46 +459,46 @@ class _Crowd:
         return taken, dropped_bytes
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         self.queue.clear()
         self.datas.clear()
 
 
 def too_late(what: str, identity: Identity, wait_s: float) -> errors.LimitedError:
-    """Return the refusal of what would be done after its deadline: it was not begun.
+    """Return the refusal of a request that would be served after its deadline: it was not begun.
 
     Arguments:
-        what: waits before it.
-        identity: whose that is.
-        wait_s: how long.
+        what: the thing that waits before it.
+        identity: identity of the request.
+        wait_s: expected wait in seconds.
     """
     wait_ms = max(1, math.ceil(wait_s * 1000))
     return errors.LimitedError(f"the deadline is too near: {wait_ms} ms of {what} of {name_of(identity)} wait", wait_ms)
 
 
 def cost_bytes(datas: list[bytes]) -> int:
-    """Return what entries count while they wait."""
+    """Return the cost of waiting entries in bytes."""
     return sum(map(len, datas)) + len(datas) * ENTRY_COST_BYTES
 
 
 @final
 class Pace:
-    """How much this member puts into the log before the first of it is applied: what is there is served in order.
+    """Limits how much this member puts into the log before the first of it is applied, because the log is not fair.
 
-    While proposals wait here, identities take turns. In the log, a flood is ahead of all that comes after it. So no
-    more goes there than is applied in a moment (``PACE_DELAY_S`` above the shortest time; large batches of one identity
-    are good for it, and may take longer): little at first, twice as much while it is used and applied in time, half as
-    much when it is not, as TCP feels its way.
+    Waiting proposals are taken from identities in turn, but a flood in the log delays everything after it. So the log
+    gets only as much as is applied within a short time (``PACE_DELAY_S`` above the shortest time; large batches of a
+    single identity are efficient and may take longer). The limit is small at first, doubles while it is used and
+    applied in time, and halves when it is not, like TCP's congestion window.
 
-    Under a flood the log is never empty, and no round shows the shortest time. So the log is let run empty now and
-    then, and the round after that is small (as BBR does: Cardwell and others, 2016). An estimate that grew with the
-    rounds instead took the flood's own delay for the disk's: an honest put waited 0.2 to 0.4 s.
+    Under a flood the log is never empty, and no round shows the shortest time. So from time to time the log is emptied,
+    and the next round is small (like BBR: Cardwell and others, 2016). An estimate that grew with the rounds would
+    mistake the flood's own delay for the disk's: an ordinary put would wait 0.2 to 0.4 s.
 
     Attributes:
-        first, newest: what was proposed first and last in this round (see ``Node``); 0: nothing.
-        limit_bytes: of a round.
-        left_bytes: of this round; below 0 when more has passed.
-        apply_s: how long it takes at least until what is proposed now is applied; 0: unknown.
+        first, newest: marks of the first and last proposal in this round (see ``Node``); 0: none.
+        limit_bytes: size limit of a round.
+        left_bytes: rest of this round; negative when more has passed.
+        apply_s: shortest time until a proposal made now is applied; 0: unknown.
     """
 
     def __init__(self) -> None:
@@ -505,24 +507,24 @@ class Pace:
         self.apply_s = self._measured_s = 0.0
         self._measured_at = self._began = 0.0
         self._room_bytes = PACE_MIN_BYTES
-        """Of this round: less than the limit when the shortest time is measured."""
+        """Limit of this round: lower than ``limit_bytes`` while the shortest time is measured."""
         self._is_first = self._is_shared = False
-        """Whether nothing was under way when this round began; whether several identities have a part in it."""
+        """Whether the log was empty when this round began; whether several identities take part in it."""
         self._passed: dict[Identity, int] = {}
-        """Bytes of this round that passed although its room was used up."""
+        """Bytes of this round that passed although its limit was reached."""
         self._passed_bytes = 0
 
     def has_given_up(self, now: float) -> bool:
-        """Return whether what was proposed may be lost."""
+        """Return whether the proposals of this round may be lost."""
         return now - self._began > PACE_GIVEN_UP_S
 
     def propose(self, mark: int, size_bytes: int, now: float, is_first: bool, is_shared: bool) -> None:
-        """Something was proposed.
+        """Record a proposal.
 
         Arguments:
-            mark: of the last of it.
-            size_bytes: of it (``cost_bytes``).
-            is_first: whether nothing else was under way.
+            mark: mark of its last entry.
+            size_bytes: its size (``cost_bytes``).
+            is_first: whether nothing else was in the log.
             is_shared: whether several identities have proposals.
         """
         if not self.first:
@@ -532,7 +534,7 @@ class Pace:
         self.left_bytes -= size_bytes
 
     def end(self, now: float) -> None:
-        """What was proposed first in this round is applied."""
+        """Record that the first proposal of this round is applied."""
         if self._room_bytes:
             self._learn(now)
         is_empty = not self._room_bytes
@@ -549,7 +551,7 @@ class Pace:
     def _learn(self, now: float) -> None:
         delay_s, used_bytes = now - self._began, self._room_bytes - self.left_bytes
         if not self.apply_s or self._room_bytes == PROBE_BYTES or (self._is_first and used_bytes <= PROBE_BYTES):
-            # The lesser of two: a disk that was busy with other things once is not slow.
+            # The smaller of two, because a disk that was busy once is not slow.
             self.apply_s = min(delay_s, self._measured_s or delay_s)
             self._measured_s, self._measured_at = delay_s, now
         if self._room_bytes == PROBE_BYTES:
@@ -566,11 +568,11 @@ class Pace:
     def lets_pass(self, waiting: FairQueue[int], identity: Identity, data: bytes) -> bool:
         """Return whether an entry need not wait for the next round, and count it.
 
-        It is of an identity that has no other waiting, and has had less than an equal part of this round's room.
+        Its identity must have no other waiting entries, and must have used less than an equal part of this round.
 
         Arguments:
-            waiting: what waits for the next round.
-            identity: whose entry it is.
+            waiting: queue for the next round.
+            identity: identity of the entry.
             data: the entry.
         """
         size_bytes = len(data) + ENTRY_COST_BYTES
@@ -586,7 +588,7 @@ class Pace:
 
 
 def answer(waiter: Waiter, outcome: Outcome) -> None:
-    """Answer a caller. The entry is applied in any case, so a failure to answer harms no other caller."""
+    """Answer a caller. The entry is applied in any case, so a failure to answer affects no other caller."""
     try:
         waiter.finish(outcome)
     except errors.InvariantError:
@@ -596,17 +598,17 @@ def answer(waiter: Waiter, outcome: Outcome) -> None:
 
 
 class Forwarded:
-    """Proposals that followers passed on to this leader, to be appended together with its own.
+    """Proposals that followers forwarded to this leader, to be appended together with its own.
 
-    An entry of a kind that a member does not know stops it, and again at each start. So proposals of unknown kinds are
-    dropped here: one faulty member, or one flipped bit in its memory, must not stop all others through the log.
+    An entry of an unknown kind stops a member, and again at each start. So proposals of unknown kinds are dropped here:
+    one faulty member, or one flipped bit in its memory, must not stop all others through the log.
 
-    Those that have waited here for as long as a member waits for the outcome are dropped too: their callers have been
-    told that they were not in time.
+    Proposals that have waited here for as long as a member waits for the outcome are dropped too: their callers have
+    already timed out.
 
     Arguments:
-        clock: seconds, monotonic.
-        patience_s: how long members wait for the outcome of a proposal.
+        clock: monotonic seconds.
+        patience_s: time that members wait for the outcome of a proposal.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float) -> None:
@@ -615,15 +617,15 @@ class Forwarded:
         self._unsorted: list[tuple[int, bytes]] = []
         self._numbers = itertools.count(1)
         self._came: deque[tuple[float, int]] = deque()
-        """When proposals came that are not late yet, and the last number of each message."""
+        """Arrival times of proposals that are not late yet, and the last number of each message."""
         self._late = 0
-        """The number up to which proposals are late."""
+        """Number up to which proposals are late."""
         self._crowd = _Crowd()
-        """While more waits than one append takes: what came first, by user or member."""
+        """The oldest proposals, while more wait than fit in one append, by user or member."""
         self.size_bytes = 0
 
     def add(self, datas: list[bytes]) -> int:
-        """Keep proposals for the next turn; how many were dropped: those get no answer, and time out."""
+        """Keep proposals for the next turn; return the number of dropped ones, which get no response and time out."""
         if self.size_bytes > FORWARDED_BYTES_MAX:
             return len(datas)
         known = [(next(self._numbers), data) for data in datas if requests.is_known(data)]
@@ -642,14 +644,14 @@ class Forwarded:
             self._late = self._came.popleft()[1]
 
     def take(self, bytes_max: int, pace: Pace | None = None) -> list[tuple[int, bytes]]:
-        """Take the oldest; of users in turn, if more wait.
+        """Take the oldest proposals; from users in turn, if more wait.
 
         Arguments:
-            bytes_max: as many as fit, but at least one; of 0 only those that the pace lets pass.
-            pace: for that.
+            bytes_max: as many as fit, but at least one; with 0 only those that the pace lets pass.
+            pace: the pace.
 
         Returns:
-            each with the number under which it waited; none if all of those that were looked at are late.
+            each with its number; none if all examined ones are late.
         """
         self._look()
         if self.size_bytes <= bytes_max and not self._crowd.queue.length:
@@ -669,7 +671,7 @@ class Forwarded:
         return taken
 
     def give_back(self, items: list[tuple[int, bytes]]) -> None:
-        """Keep again, in front, what the log did not take."""
+        """Queue again, in front, proposals that the log refused."""
         self.size_bytes += _cost_bytes(items)
         if not self._crowd.queue.length:
             self._unsorted = items + self._unsorted
@@ -678,7 +680,7 @@ class Forwarded:
             self._crowd.put_back(_origin_of(data), number, data)
 
     def clear(self) -> int:
-        """Drop all; how many."""
+        """Drop all; return their number."""
         count, self._unsorted, self.size_bytes = len(self._unsorted) + len(self._crowd.datas), [], 0
         self._crowd.clear()
         return count
@@ -689,7 +691,7 @@ def _cost_bytes(items: list[tuple[int, bytes]]) -> int:
 
 
 def _origin_of(data: bytes) -> Identity:
-    """Return the user who caused an entry, as far as it says; else the member that proposed it."""
+    """Return the user who caused an entry, if the entry names one; otherwise the member that proposed it."""
     if data[:1] == bytes((requests.IDENTIFIED,)):
         with contextlib.suppress(errors.MalformedEntryError):
             caller, _, _ = requests.decode_identified(data[requests.HEADER_SIZE_BYTES :])
@@ -699,16 +701,16 @@ def _origin_of(data: bytes) -> Identity:
 
 
 def request_ids(member_id: int, start: int) -> Iterator[int]:
-    """An endless supply of ids that pair a proposal or a read round with its waiter.
+    """Yield unique ids that identify the waiter of a proposal or a read round.
 
         16 bits of the member id | 40 bits of the start | 8 bits, counting on into the others
 
-    Unique among members by the first part and across restarts of one member by the second: an entry proposed before a
-    crash cannot be taken for one proposed after it.
+    The first part makes ids unique among members, the second across restarts of one member: an entry proposed before a
+    crash cannot be mistaken for one proposed after it.
 
     Arguments:
-        member_id: of this member.
-        start: another one at each start of the process; see ``new_start``.
+        member_id: id of this member.
+        start: different at each start of the process; see ``new_start``.
     """
     prefix = (member_id & 0xFFFF) << 48
     first = (start & ((1 << START_BITS) - 1)) << 8
@@ -717,8 +719,8 @@ def request_ids(member_id: int, start: int) -> Iterator[int]:
 
 
 def new_start() -> int:
-    """Draw what distinguishes this start of the process from all others.
+    """Return a random number that distinguishes this start of the process from all others.
 
-    etcd takes the time (pkg/idutil), which is the same at each start of a machine whose clock nothing keeps.
+    etcd uses the time (pkg/idutil), which is the same at each start of a machine without a persistent clock.
     """
     return random.SystemRandom().getrandbits(START_BITS)

@@ -1,19 +1,19 @@
-"""Linearizable reads, batched: all that wait share one ReadIndex round (thesis section 6.4).
+"""Linearizable reads, batched: all waiting reads share one ReadIndex round (thesis section 6.4).
 
     read arrives --> waiting --> round started --> index confirmed by a quorum --> applied >= index --> served
-                     (while another round is under way)
+                     (while another round is in progress)
 
-Owns the readers of each round. A reader joins only a round that starts after it arrived: a round already under way
-may have been confirmed before the last write that the reader must see.
+This module keeps the readers of each round. A reader joins only a round that starts after it arrived: a round already
+in progress may have been confirmed before the last write that the reader must see.
 
-A round is asked again with a **fresh** id when no answer comes: an id used twice could be answered by an old
-confirmation that a paused process finds in its socket (etcd issue 20418). Every id of a round was issued after all
-its readers arrived, so the answer to any of them will do.
+A round is repeated with a **new** id when no response comes: an id used twice could be answered by an old confirmation
+that a paused process finds in its socket (etcd issue 20418). Every id of a round was issued after all its readers
+arrived, so a response to any of them is valid.
 
-A reader that allows the state to be a stated time old (``add_within``) is served at once while this member's state is
-certainly not older. What is certain: the state that covers the index of a confirmed round has everything that was
-committed when that round *began*. The begin is read from this member's own clock; no other clock takes part, and time
-in which the machine slept counts. Otherwise such a reader joins a round, even one under way that began recently enough.
+A reader may allow the state to have a certain age (``add_within``). It is served at once while this member's state is
+certainly not older: the state that covers the index of a confirmed round has everything that was committed when that
+round *began*. The beginning is read from this member's own clock; no other clock is used, and time in which the machine
+was suspended counts. Otherwise such a reader joins a round, possibly one in progress that began recently enough.
 
 While the leader's read lease holds (``raft/read_lease``), its readers need no round (``add_at``).
 """
@@ -33,7 +33,7 @@ from raftkv.histograms import Buckets, doubling
 from raftkv.suspend_clock import SuspendClock
 
 RETRY_S: Final = 0.5
-"""A round without an answer is asked again after this time (etcd: readIndexRetryTime)."""
+"""Seconds after which a round without a response is repeated (etcd: readIndexRetryTime)."""
 
 
 READERS_AT_ONCE: Final = 500
@@ -49,28 +49,28 @@ class Reader(Protocol):
         """Return whether its caller has left."""
 
     def ready(self) -> None:
-        """Serve it now."""
+        """Serve the request now."""
 
     def fail(self, error: errors.StatusError) -> None:
-        """It cannot be served."""
+        """Fail the request: it cannot be served."""
 
 
 class _Gone:
-    """Stands in the place of a reader whose caller has left, until the turn of that place comes."""
+    """Replaces a reader whose caller has left, until its turn comes."""
 
     is_over = True
 
     def ready(self) -> None:
-        """Serve nothing."""
+        """Do nothing."""
 
     def fail(self, error: errors.StatusError) -> None:
-        """Answer nothing."""
+        """Do nothing."""
 
 
 _GONE: Final = _Gone()
 
 Marks = list[tuple[float, int]]
-"""Moments, and how many of some readers had come by then; ascending. Readers themselves carry no time."""
+"""Times, and the number of readers that had arrived by then; ascending. Readers themselves have no time."""
 
 
 class _Round:
@@ -91,13 +91,13 @@ class ReadQueue:
         ask: starts a ReadIndex with this context in the Raft core; it may be lost.
         ids: fresh request ids.
         timeout_s: longest wait of a reader.
-        wake: asks for another turn, in which ``serve`` is called.
-        on_served: called with how many readers are served next.
+        wake: requests another turn, in which ``serve`` is called.
+        on_served: called with the number of readers that are served next.
 
     Attributes:
-        waiting: readers of the next round; ``start`` is for them.
-        confirmed: rounds whose index may not be applied yet, with their readers; ``applied`` is for them.
-        due, failed: readers whose wait is over; ``serve`` is for them.
+        waiting: readers of the next round, which ``start`` begins.
+        confirmed: rounds whose index may not be applied yet, with their readers; ``applied`` handles them.
+        due, failed: readers whose wait has ended; ``serve`` handles them.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ReadQueue:
         self.confirmed: deque[tuple[int, float, list[Reader]]] = deque()
         self.due: deque[Reader] = deque()
         self.failed: deque[tuple[Reader, errors.StatusError]] = deque()
-        # The state has all that was committed before this moment; rounds from before a sleep do not count.
+        # The state has everything committed before this time; rounds from before a suspension do not count.
         self._fresh_at = -math.inf
         self._awake_since = -math.inf
         self._sleep = SuspendClock()
@@ -144,8 +144,8 @@ class ReadQueue:
 
         Arguments:
             reader: called when it may read.
-            index: what it must see.
-            applied: what is applied here.
+            index: index that it must see.
+            applied: index that is applied here.
             now: loop time.
         """
         if index <= applied:
@@ -158,7 +158,7 @@ class ReadQueue:
 
         Arguments:
             reader: called when it may read.
-            staleness_s_max: how old the state may be; 0 as for ``add``.
+            staleness_s_max: maximum age of the state; 0 as in ``add``.
             now: loop time.
         """
         self._notice_sleep(now)
@@ -166,7 +166,7 @@ class ReadQueue:
         if self._fresh_at > oldest:
             reader.ready()
             return
-        # A round that is not answered for long seems lost: it would take the readers that join it with it.
+        # A round without a response for long is probably lost, and with it the readers that would join it.
         begun_after = max(oldest, now - RETRY_S, self._awake_since)
         for _, started_at, readers in self.confirmed:
             if started_at > begun_after:
@@ -183,19 +183,19 @@ class ReadQueue:
             self._fresh_at = -math.inf
 
     def start(self, now: float) -> None:
-        """Begin a round for all that wait, unless one is under way."""
+        """Begin a round for all waiting readers, unless one is in progress."""
         if self._round is None and self.waiting:
             self._round = _Round(self.waiting, self._marks, now)
             self.waiting, self._marks = [], []
             self._ask_round(self._round, now)
 
     def confirm(self, context: bytes, index: int, applied: int, now: float) -> None:
-        """Take the confirmation of a round; an answer to no round of ours is ignored.
+        """Handle the confirmation of a round; an unknown context is ignored.
 
         Arguments:
             context: id of the round.
-            index: what was committed when a quorum confirmed it.
-            applied: what is applied here now.
+            index: commit index when a quorum confirmed it.
+            applied: index that is applied here now.
             now: loop time.
         """
         current = self._round
@@ -207,8 +207,8 @@ class ReadQueue:
         self.start(now)
 
     def applied(self, index: int) -> None:
-        """Serve the readers of rounds confirmed at or below the applied index; what they are too many for is left for
-        ``serve``.
+        """Serve the readers of rounds confirmed at or below the applied index; if they are too many, the rest is left
+        for ``serve``.
         """
         while self.confirmed and self.confirmed[0][0] <= index:
             _, started_at, readers = self.confirmed.popleft()
@@ -218,7 +218,7 @@ class ReadQueue:
         self.serve()
 
     def serve(self) -> None:
-        """Serve, or fail, some of those whose wait is over; nearly always there are few, or none."""
+        """Serve, or fail, some of the readers whose wait has ended; nearly always there are few, or none."""
         left = READERS_AT_ONCE
         while self.failed and left:
             left -= 1
@@ -230,20 +230,20 @@ class ReadQueue:
             self._on_served(served)
             for _ in range(served):
                 self.due.popleft().ready()
-            # One look at the clock for all of them: what each took is known on average.
+            # The clock is read once for all: the average duration counts for each.
             self.durations.observe((perf_counter() - began_s) / served, served)
         if self.due or self.failed:
             self._wake()
 
     def leader_changed(self, now: float) -> None:
-        """Ask the new leader: the old one may never answer."""
+        """Ask the new leader: the old one may never respond."""
         if self._round is not None:
             self._ask_round(self._round, now)
 
     def tick(self, now: float) -> None:
-        """Ask again what was not answered; give up only on readers that waited too long.
+        """Repeat a round without a response; fail only readers that waited too long.
 
-        Those who came during a round that is given up wait for the next.
+        Readers that arrived during a cancelled round wait for the next.
         """
         groups = [self.waiting, *(readers for _, _, readers in self.confirmed)]
         for readers in groups if self._round is None else [*groups, self._round.readers]:
@@ -270,7 +270,7 @@ class ReadQueue:
         self.start(now)
 
     def close(self) -> None:
-        """Fail everything: the member stops."""
+        """Fail everything, because the member stops."""
         readers = [*self.due, *(reader for _, _, group in self.confirmed for reader in group)]
         readers += self.waiting + (self._round.readers if self._round else [])
         self.confirmed.clear()
@@ -294,18 +294,18 @@ class ReadQueue:
 
 
 def _forget_over(readers: list[Reader]) -> None:
-    """Let go of calls that are over: a round may last until there is a leader again."""
+    """Drop calls that have ended: a round may last until there is a leader again."""
     for at, reader in enumerate(readers):
         if reader.is_over:
             readers[at] = _GONE
 
 
 def _take_late(readers: list[Reader], marks: Marks, oldest: float) -> list[Reader]:
-    """Take the readers out that came before a moment.
+    """Remove and return the readers that arrived before a time.
 
     Arguments:
         readers, marks: in order.
-        oldest: the moment.
+        oldest: the time.
     """
     count = passed = 0
     for moment, come in marks:

@@ -1,23 +1,23 @@
-"""Limits of rates (``apply/limits``), enforced where requests enter this member, and what each identity has used.
+"""Enforces rate limits (``apply/limits``) on requests that arrive at this member, and counts the use of each identity.
 
-    throttle.admit(call, len(data), request)     # takes what it costs, or raises LimitedError: when to come again
+    throttle.admit(call, len(data), request)     # charges the request, or raises LimitedError with the time to retry
     throttle.charge(call, len(answer))
 
-A request counts for the limit of its identity (else for that of ``each``), of every role of its user, and of every
-prefix that its first key, or one of its operations, begins with. A limit has two buckets, of requests and of bytes. A
-request is taken while all of its buckets are below their burst, and costs nothing if it is refused. Bytes of requests
-and answers are charged when they are known, so one large answer may be followed by a longer pause, and no request is
-too large for a limit.
+A request counts for the limit of its identity (or else for ``each``), of every role of its user, and of every prefix
+with which its first key, or a key of one of its operations, begins. A limit has two buckets, for requests and for
+bytes. A request is accepted while all of its buckets are below their burst, and a refused one costs nothing. Bytes of
+requests and responses are charged when they are known, so a large response may be followed by a longer pause, but no
+request is too large for a limit.
 
-Each member counts for itself: a client that spreads its calls over all members has the limit once at each. Calls of
-operators, and logins (``_EXEMPT``), are not limited, so that a limit can always be changed; those of the same services
-that any user may make (``_OF_USERS``) are. Keep-alives are not limited: a lease that ends early harms more than their
-flood, which has its share (``server/lease/keep_alives``). Events are charged to the identity that watches, as they are
-sent.
+Each member counts separately: a client that spreads its calls over all members has the limit at each of them. Calls of
+operators, and logins (``_EXEMPT``), are not limited, so that a limit can always be changed; calls of the same services
+that any user may make (``_OF_USERS``) are. Keep-alives are not limited: a lease that ends early does more harm than a
+flood of keep-alives, which has its own share (``server/streams/keep_alives``). Events are charged to the identity that
+watches, when they are sent.
 
 Cost: without limits one test of an attribute (``Admission.throttle``), and no use is counted.
 
-Leaves out: what may wait at a time (``rpc/shares``), and the order in which it is served (``loop/fair``).
+Not here: limits on waiting requests (``rpc/shares``), and the order in which they are served (``loop/fair``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from raftkv.rpc.server.calls import Observer, ServerCall
 from raftkv.rpc.shares import Identity, name_of, queue_of, queue_of_call
 
 IDENTITIES_MAX: Final = 1_024
-"""Identities whose use is kept, and that have a bucket of ``each``; the one that was quiet for longest goes first."""
+"""Number of identities whose use is kept, and that have a bucket of ``each``; the one idle for longest is dropped."""
 
 ROUNDING_S: Final = 1e-6
 
@@ -49,19 +49,19 @@ _OF_USERS: Final = frozenset(
         *("/etcdserverpb.Auth/AuthStatus", "/etcdserverpb.Auth/UserGet", "/etcdserverpb.Auth/RoleGet"),
     )
 )
-"""Each costs a round of reads, or, to list alarms, an entry of the log."""
+"""Each call costs a round of reads or, to list alarms, an entry of the log."""
 
 FEW_KEYS: Final = 8
-"""Keys of a request of which each is cut to the length of every prefix; of more, each prefix is looked for."""
+"""Number of keys up to which each key is cut to the length of every prefix; with more, each prefix is searched for."""
 
 _KEEP_ALIVE: Final = "/etcdserverpb.Lease/LeaseKeepAlive"
 
 
 class Bucket:
-    """What a limit lets through: a burst, and then its rate (the generic cell rate algorithm, in seconds).
+    """A limit as a bucket: a burst, and then its rate (the generic cell rate algorithm, in seconds).
 
     Arguments:
-        limit: as it was set.
+        limit: the limit.
     """
 
     __slots__ = (
@@ -81,22 +81,22 @@ class Bucket:
         self._requests_ahead_s = ((limit.requests_burst or limit.requests_per_s) - 1) * self._request_s
         self._bytes_ahead_s = (limit.bytes_burst or limit.bytes_per_s) * self._byte_s
         self._requests_until = self._bytes_until = 0.0
-        """When all that was taken is paid for."""
+        """Time until which the accepted requests use up the rate."""
 
     def wait_s(self, now: float) -> float:
-        """Return how long it takes until a request may come; not above 0: it may now."""
+        """Return the time until a request may come; 0 or less: now."""
         wait_s = self._requests_until - now - self._requests_ahead_s if self._request_s else 0.0
         return max(wait_s, self._bytes_until - now - self._bytes_ahead_s) if self._byte_s else wait_s
 
     def take(self, now: float, requests: int, size_bytes: int) -> None:
-        """Count what was let through."""
+        """Count accepted requests."""
         if self._request_s:
             self._requests_until = max(self._requests_until, now) + requests * self._request_s
         if self._byte_s:
             self._bytes_until = max(self._bytes_until, now) + size_bytes * self._byte_s
 
     def name(self) -> str:
-        """Return the limit in words."""
+        """Return a description of the limit."""
         limit = self.limit
         rates = ((limit.requests_per_s, "requests/s"), (limit.bytes_per_s, "bytes/s"))
         text = " and ".join(f"{rate} {unit}" for rate, unit in rates if rate)
@@ -104,7 +104,7 @@ class Bucket:
 
 
 class Use:
-    """What one identity has used."""
+    """The use of one identity."""
 
     __slots__ = ("refused", "requests", "size_bytes")
 
@@ -113,17 +113,17 @@ class Use:
 
 
 class Throttle:
-    """Enforces the limits of a cluster at one member.
+    """Enforces the limits of a cluster on one member.
 
     Arguments:
-        limits: as they were agreed.
+        limits: limits of the cluster.
         auth: knows the roles of users.
-        clock: loop time.
+        clock: returns the loop time.
         watch_counts: open watches by queue (``shares.queue_of``).
-        attach: gets this while there are limits, else None.
+        attach: called with this object while there are limits, otherwise with ``None``.
 
     Attributes:
-        uses: by queue; the one that was quiet for longest is the first.
+        uses: use by queue; the one idle for longest is the first.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Throttle:
         self._clock = clock
         self._watch_counts = watch_counts
         self._watches_of_role: dict[str, int] = {}
-        """Kept up to date for each role that was asked for since users last changed."""
+        """Number of watches of each role that was needed since users last changed."""
         self._users_at = -1
         self._attach = attach
         self._buckets: dict[Subject, Bucket] = {}
@@ -152,7 +152,7 @@ class Throttle:
         self._reload()
 
     def _reload(self) -> None:
-        """Follow the limits; what was taken from those that did not change still counts."""
+        """Apply changed limits; the use of unchanged limits still counts."""
         found, last = self._limits.by_subject, self._buckets
         each = last.get((EACH, b""))
         self._buckets = {
@@ -171,15 +171,15 @@ class Throttle:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def admit(self, call: ServerCall, size_bytes: int = 0, request: Any = None) -> None:
-        """Let a request in, and count it. A call counts once, however often it is admitted, but for prefixes new to it.
+        """Admit a request, and count it. A call counts once, however often it is admitted, except for new prefixes.
 
         Arguments:
-            call: whose identity counts.
-            size_bytes: of the request.
-            request: whose keys count; None: it has none.
+            call: call whose identity counts.
+            size_bytes: size of the request.
+            request: request whose keys count; ``None``: no keys.
 
         Raises:
-            LimitedError: it came too early.
+            LimitedError: the request came too early.
         """
         path = call.route.path
         if path == _KEEP_ALIVE or (path[1:].partition("/")[0] in _EXEMPT and path not in _OF_USERS):
@@ -200,7 +200,7 @@ class Throttle:
         return use, buckets
 
     def take(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
-        """Count a request in buckets, or in none of them. Raises LimitedError."""
+        """Count a request in all buckets, or in none of them. Raises LimitedError."""
         now = self._clock()
         for bucket in buckets:
             wait_s = bucket.wait_s(now)
@@ -211,19 +211,19 @@ class Throttle:
             bucket.take(now, 1, size_bytes)
 
     def note_pieces(self, call: ServerCall, size_bytes: int) -> None:
-        """Say how large an answer is of which observers see the beginning alone."""
+        """Record the size of a response of which observers see only the beginning."""
         if isinstance(call.observer, _Answer):
             call.observer.size_bytes = size_bytes
 
     def charge(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
-        """Count the bytes of an answer."""
+        """Count the bytes of a response."""
         now = self._clock()
         use.size_bytes += size_bytes
         for bucket in buckets:
             bucket.take(now, 0, size_bytes)
 
     def watch_refusal(self, call: ServerCall, key: bytes) -> str:
-        """Return why a client may not open one more watch now; empty: it may."""
+        """Return why a client may not open one more watch now; empty if it may."""
         queue = queue_of_call(call)
         for bucket in self._of(queue):
             most = bucket.limit.watches_max
@@ -238,7 +238,7 @@ class Throttle:
         return ""
 
     def charge_events(self, identity: Identity, size_bytes: int) -> None:
-        """Count the bytes of events that were sent to an identity."""
+        """Count the bytes of events sent to an identity."""
         queue = queue_of(identity)
         self.charge(self._use(queue), list(self._of(queue)), size_bytes)
 
@@ -260,7 +260,7 @@ class Throttle:
         return () if user is None else user.roles
 
     def watches_changed(self, queue: Identity, more: int) -> None:
-        """Note that an identity has so many watches more, or fewer: ten thousand users may share a role."""
+        """Record that an identity has more, or fewer, watches: ten thousand users may share a role."""
         if self._watches_of_role:
             for role in self._roles_of(queue):
                 if role in self._watches_of_role:
@@ -269,7 +269,7 @@ class Throttle:
     # -- figures -----------------------------------------------------------------------------------------------------
 
     def most(self, count: int = 20) -> list[admin_pb2.Use]:
-        """Return what the identities with the most bytes have used, the one with most first."""
+        """Return the use of the identities with the most bytes, in descending order."""
         chosen = nlargest(count, self.uses.items(), key=lambda item: (item[1].size_bytes, item[1].requests))
         return [
             admin_pb2.Use(
@@ -317,7 +317,7 @@ class Throttle:
         return bucket
 
     def _of_keys(self, request: Any) -> list[Bucket]:
-        """Return the buckets of the prefixes that a request is about, each once."""
+        """Return the buckets of the prefixes of a request's keys, each once."""
         if not self._prefixes or request is None:
             return []
         keys = _keys_of(request)
@@ -325,20 +325,20 @@ class Throttle:
             lengths = self._prefix_lengths
             names = {key[:length] for key in keys for length in lengths if length <= len(key)}
             return [bucket for name in sorted(names) if (bucket := self._prefixes.get(name)) is not None]
-        # A txn may have 16,000 keys, and prefixes 256 lengths.
+        # A txn may have 16,000 keys, and prefixes 256 different lengths.
         ordered = sorted(keys)
         return [bucket for name, bucket in self._prefixes.items() if _is_begun(ordered, name)]
 
 
 class _Answer:
-    """Charges the answer of one call when it is made, and tells who observed the call before."""
+    """Charges the response of one call when it is made, and calls the earlier observer of the call."""
 
     __slots__ = ("_before", "_buckets", "_call", "_throttle", "_use", "size_bytes")
 
     def __init__(
         self, throttle: Throttle, call: ServerCall, use: Use, buckets: list[Bucket], before: Observer | None
     ) -> None:
-        self._call = call  # which forgets this when it tells it
+        self._call = call  # the call drops its reference to this when it ends
         self._throttle = throttle
         self._use = use
         self._buckets = buckets
@@ -346,7 +346,7 @@ class _Answer:
         self.size_bytes = 0
 
     def admit(self, buckets: list[Bucket], size_bytes: int) -> None:
-        """Count the call in buckets that did not know of it. Raises LimitedError."""
+        """Count the call in further buckets. Raises LimitedError."""
         new = [bucket for bucket in buckets if bucket not in self._buckets]
         self._throttle.take(self._use, new, size_bytes)
         self._buckets += new
@@ -358,7 +358,7 @@ class _Answer:
 
 
 def subject_of(queue: Identity) -> Subject:
-    """Return the subject whose limit an identity has.
+    """Return the subject whose limit applies to an identity.
 
     >>> subject_of(b"alice"), subject_of("address 10.0.0.0/24")
     (('user', b'alice'), ('address', b'10.0.0.0/24'))
@@ -375,7 +375,7 @@ def _is_begun(ordered: list[bytes], prefix: bytes) -> bool:
 
 
 def _keys_of(request: Any) -> Collection[bytes]:
-    """Return the keys of a request, of a txn those of all compares and operations: 10 ms for the most there may be."""
+    """Return the keys of a request; of a txn, those of all compares and operations: 10 ms for the largest txn."""
     if isinstance(request, wire.PlainTxn):
         return {each[0] for part in (request.compares, request.success, request.failure) for each in part}
     if not isinstance(request, rpc_pb2.TxnRequest):

@@ -1,19 +1,20 @@
-"""A node as services see it, with what its loop reports to callbacks, to be awaited.
+"""A node as services see it: the results that its loop reports to callbacks can be awaited.
 
-    outcome = await node.propose(kind, data, request, caller, identity=user)    # applied; outcome.error: how refused
+    outcome = await node.propose(kind, data, request, caller, identity=user)    # applied; outcome.error: the refusal
     await node.confirm_read()                                 # the state here is now at least as new as the call
 
-Two ways lead into the log, with one meaning. ``Node.submit`` hands the outcome to a ``Waiter`` in the turn that
-applied it: no task, no future, no further turn of the loop. That is for what comes ten thousand times a second (writes
-of clients, the keep-alives that wait for a RENEW). Everything else awaits ``propose``, which costs some 20 us more.
+There are two ways to propose, with the same effect. ``Node.submit`` passes the outcome to a ``Waiter`` in the turn that
+applied it: no task, no future, no further turn of the loop. It is for requests that come ten thousand times a second
+(writes of clients, keep-alives that wait for a RENEW). Everything else awaits ``propose``, which costs about 20 us
+more.
 
-Owns also which of etcd's errors a proposal gets that was not answered in time.
+This module also decides which of etcd's errors a proposal gets when it times out.
 
 A NODE IS GIVEN its identity and timing, and who sends for it:
 
-    NodeSettings    who it is, and how long things take
+    NodeSettings    identity, timing and limits
     Sender          messages to other members (``server.peer.transport``)
-    Stages          hears how far requests have come (``server.tracing``), if tracing is on
+    Stages          notified of the progress of requests (``server.tracing``), if tracing is on
 
 """
 
@@ -48,13 +49,15 @@ class NodeSettings:
     """Identity, timing and limits of a node.
 
     Attributes:
-        member_id: of this member.
+        member_id: id of this member.
         tick_s: length of a Raft tick (etcd: heartbeat-interval).
         election_s: election timeout.
-        unapplied_max: entries that are committed for a tick and not applied, above which clients' writes are refused.
-        unapplied_max_bytes: likewise of all that is committed; above it, no more is taken from the leader either.
+        unapplied_max: number of entries committed for at least a tick and not applied, above which clients' writes are
+            refused.
+        unapplied_max_bytes: size of the committed entries that are not applied, above which clients' writes are refused
+            and no entries are accepted from the leader.
         unwritten_max_bytes: keys and values that the database does not have yet, above which no entry is begun. One
-            adds at most what its puts bring and keep (``apply.check.KEPT_VALUES_MAX``).
+            entry adds at most the values that its puts bring and keep (``apply.check.KEPT_VALUES_MAX``).
     """
 
     member_id: int
@@ -66,54 +69,54 @@ class NodeSettings:
 
     @property
     def request_timeout_s(self) -> float:
-        """Longest wait for an answer: as in etcd 5 s and two elections, which outlasts the loss of a leader."""
+        """Longest wait for a response: as in etcd, 5 s and two elections, which outlasts the loss of a leader."""
         return 5.0 + 2.0 * self.election_s
 
 
 class Sender(Protocol):
-    """Where messages to other members go."""
+    """Sends messages to other members."""
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Send, or drop: Raft repairs any loss."""
+        """Send messages, or drop them: Raft repairs any loss."""
 
     def backlog_bytes(self, peer_id: int) -> int | None:
-        """Return the messages that are not sent to a peer yet; None while it is away."""
+        """Return the size of the unsent messages to a peer; ``None`` while it is disconnected."""
 
     def connected_since(self, peer_id: int) -> float | None:
-        """Loop time since when a peer is connected."""
+        """Return the loop time at which a peer was connected; ``None`` while it is disconnected."""
 
 
 class Stages(Protocol):
-    """Hears how far requests have come. It changes nothing, and must not raise."""
+    """Notified of the progress of requests. It changes nothing, and must not raise."""
 
     def submitted(self, request_id: int) -> None:
-        """A proposal is in the queue, in the name of the call whose handler runs."""
+        """Called when a proposal is queued, within the call whose handler runs."""
 
     def proposed(self, datas: Iterable[bytes], passed_on: bool) -> None:
-        """The core took these, perhaps for the leader on another member."""
+        """Called when the core has accepted proposals, or (``passed_on``) forwarded them to the leader."""
 
     def appended(self, entries: Sequence[Entry]) -> None:
-        """These are in the log in memory, on their way to the disk."""
+        """Called when entries are in the log in memory, and are being written to disk."""
 
     def durable(self, index: int) -> None:
-        """Everything up to an entry is in this member's log for good."""
+        """Called when everything up to an entry is durable in this member's log."""
 
     def committed(self, index: int) -> None:
-        """Everything up to an entry is committed."""
+        """Called when everything up to an entry is committed."""
 
     def applied(self, index: int) -> None:
-        """Everything up to an entry is in the state; callers are answered next."""
+        """Called when everything up to an entry is applied; callers are answered next."""
 
     def reading(self, reader: Reader) -> Reader:
-        """A reader waits for a recent state; return the waiter in its place."""
+        """Called when a reader waits for a recent state; return the reader to use in its place."""
 
     def asking(self, ask: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return what begins read rounds in place of ``ask``."""
+        """Return the function to use in place of ``ask``, which begins read rounds."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AwaitableNode:
-    """What services see of ``Node``, which says what each method does; stand-ins of tests are subclasses, too."""
+    """The methods of ``Node`` for services (see ``Node`` for their documentation); test doubles are subclasses too."""
 
     settings: NodeSettings
     conf_state: ConfState
@@ -125,15 +128,15 @@ class AwaitableNode:
     stopped: bool
 
     def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
-        """Put a request into the log; its request id."""
+        """Propose a request; return its request id."""
         raise NotImplementedError
 
     def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
-        """Put a change of members into the log; its request id."""
+        """Propose a membership change; return its request id."""
         raise NotImplementedError
 
     def withdraw(self, request_id: int, *, only_unsent: bool = False) -> bool:
-        """Forget the waiter of a request; return whether the request never leaves this member."""
+        """Forget the waiter of a request; return whether the request will never be proposed."""
         raise NotImplementedError
 
     def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
@@ -141,19 +144,19 @@ class AwaitableNode:
         raise NotImplementedError
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds of the node."""
+        """Wait until a condition on the node holds."""
         raise NotImplementedError
 
     def transfer_leader(self, target: int) -> None:
-        """Ask to hand leadership over."""
+        """Request a transfer of leadership."""
         raise NotImplementedError
 
     def damaged(self, error: errors.CorruptionError) -> None:
-        """Have done what is to be done about a damaged database."""
+        """Handle damage of the database."""
         raise NotImplementedError
 
     def fatal(self, error: BaseException) -> None:
-        """Stop for good because of an error."""
+        """Stop the member because of an error."""
         raise NotImplementedError
 
     async def propose(
@@ -167,25 +170,25 @@ class AwaitableNode:
         identity: Identity,
         deadline: float | None = None,
     ) -> Outcome:
-        """Put a request into the log and wait until it is applied here.
+        """Propose a request and wait until it is applied here.
 
         Arguments:
             kind: of the request (``raftkv.apply.wire.Kind``).
             body: its bytes.
-            request: the same parsed, so that applying need not parse it again.
-            caller: who causes it, as for ``Node.submit``.
-            on_abandoned: called with the outcome if the caller was cancelled before it had it. A request that is not
-                under way yet when the caller is cancelled never will be.
-            identity: in whose share it waits (``rpc/shares``); ``fair.MEMBER``: in the member's own.
-            deadline: loop time after which it is not to be proposed any more; None: it always is.
+            request: the parsed request, so that applying need not parse it again.
+            caller: caller of the request, as in ``Node.submit``.
+            on_abandoned: called with the outcome if the caller was cancelled before it got the outcome. A request that
+                is not yet proposed when the caller is cancelled never will be.
+            identity: identity in whose share it waits (``rpc/shares``); ``fair.MEMBER``: the member's own share.
+            deadline: loop time after which it must not be proposed; ``None``: no deadline.
 
         Returns:
-            The outcome, with the error of a request that applying refused.
+            The outcome, with an error if applying refused the request.
 
         Raises:
             TooManyRequestsError: too much is pending; it was not proposed.
             StoppedError: the member stops.
-            StatusError: it was not applied in time. It may be applied yet.
+            StatusError: it was not applied in time. It may still be applied.
         """
         waiter = _Awaited(request, on_abandoned, identity, deadline)
         request_id = self.submit(kind, body, waiter, caller)
@@ -197,19 +200,19 @@ class AwaitableNode:
             raise
 
     async def change_members(self, record: raft_pb2.MembershipChange) -> Outcome:
-        """Put a change of members into the log and wait until it is applied here.
+        """Propose a membership change and wait until it is applied here.
 
         Arguments:
-            record: what is to change; it waits in the share of its caller, else in the member's own.
+            record: the change; it waits in the share of its caller, otherwise in the member's own.
 
         Returns:
-            The outcome: as its body the members after the change (a ``MemberListResponse``), or the error of a change
-            that is not valid by then.
+            The outcome: its body has the members after the change (a ``MemberListResponse``), or it has the error of a
+            change that is no longer valid.
 
         Raises:
             TooManyRequestsError: too much is pending; it was not proposed.
             StoppedError: the member stops.
-            StatusError: it was not applied in time. It may be applied yet.
+            StatusError: it was not applied in time. It may still be applied.
         """
         waiter = _Awaited(record, None, record.caller.user or MEMBER, None)
         request_id = self.submit_change(record, waiter)
@@ -220,13 +223,13 @@ class AwaitableNode:
             raise
 
     async def confirm_read(self, staleness_s_max: float | None = None) -> None:
-        """Wait until the state applied here is at least as new as the moment of the call.
+        """Wait until the state applied here is at least as new as the time of the call.
 
         Arguments:
-            staleness_s_max: how much older it may be, in seconds; None: not at all.
+            staleness_s_max: how much older it may be, in seconds; ``None``: not at all.
 
         Raises:
-            RequestTimeoutError, StoppedError: it was not in time.
+            RequestTimeoutError, StoppedError: the state was not confirmed in time.
         """
         reader = _Read()
         self.read(reader, staleness_s_max)
@@ -264,7 +267,7 @@ class _Awaited(Waiter):
             self.outcome.set_exception(error)
 
     def abandon(self) -> None:
-        """Take note that the coroutine was cancelled: perhaps when the outcome was there, and it had not run since."""
+        """Handle the cancellation of the coroutine, perhaps after the outcome arrived and before the coroutine ran."""
         outcome = self.outcome
         if self._on_abandoned is not None and outcome.done() and not outcome.cancelled() and not outcome.exception():
             self._on_abandoned(outcome.result())
@@ -292,13 +295,13 @@ class _Read:
 
 
 def timeout_error(node: AwaitableNode, sender: Sender, started_at: float, sent: bool) -> errors.StatusError:
-    """Return which of etcd's time-out errors a proposal gets (server/etcdserver/server.go, parseProposeCtxErr).
+    """Return the timeout error of etcd for a proposal (server/etcdserver/server.go, parseProposeCtxErr).
 
     Arguments:
-        node: of this member.
-        sender: knows who is connected since when.
-        started_at: loop time at which the proposal came.
-        sent: whether the core took it.
+        node: node of this member.
+        sender: knows the connection times of peers.
+        started_at: loop time at which the proposal arrived.
+        sent: whether the core accepted it.
     """
     own_id = node.settings.member_id
     if not sent:

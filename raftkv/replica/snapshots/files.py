@@ -1,6 +1,4 @@
-"""The files of databases on their way to or from this member: names, room on the disk, threads, removal; and
-counts of these transfers for the metrics.
-"""
+"""The files of database transfers: names, disk space, removal; and counts of these transfers for the metrics."""
 
 from __future__ import annotations
 
@@ -25,11 +23,11 @@ from raftkv.storage.mvcc import Store
 _log = logging.getLogger(__name__)
 
 ROOM_RESERVE_BYTES: Final = 256 * 1024 * 1024
-"""Disk that must be left when a database is copied or received: what writes are refused at, and two log segments and
-commits of the database for what is written meanwhile."""
+"""Disk space that must remain when a database is copied or received: the reserve at which writes are refused, and two
+log segments and database commits for writes made meanwhile."""
 
 PARTIAL_SUFFIX: Final = ".part.tmp"
-"""End of the name of what was received of a database. Older versions delete it, as they do all ``.tmp``."""
+"""Suffix of the file with the received part of a database. Older versions delete it, like all ``.tmp`` files."""
 
 _RECEIVED: Final = re.compile(r"([0-9a-f]{16})\.snap\.db")
 _LEFT: Final = re.compile(r"[0-9a-f]{16}\.snap\.db(-lock)?|[0-9a-f.]+\.out\.db(-lock)?|.*\.tmp")
@@ -39,25 +37,25 @@ _numbers: Final = count()
 
 
 def snapshot_path(directory: Path, index: int) -> Path:
-    """Return where a received database waits for its installation."""
+    """Return the path where a received database waits for its installation."""
     return directory / f"{index:016x}.snap.db"
 
 
 def outgoing_path(directory: Path) -> Path:
-    """A name that no other copy of this process has: LMDB refuses one that it has open, even if it was renamed."""
+    """Return a name not used by another copy of this process: LMDB refuses a name that it has open, even if renamed."""
     return directory / f"{next(_numbers):x}.out.db"
 
 
 def incoming_path(directory: Path, from_: int) -> Path:
-    """Return a name that nothing else received by this process has."""
+    """Return a name not used by anything else received by this process."""
     return directory / f"{from_:016x}.{next(_numbers):x}.tmp"
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a crash left behind; call it when nothing is awaited.
+    """Delete files that a crash left behind; call it when nothing is awaited.
 
-    Not what was received of a database that may still come: that is for the receiver to take up, or to delete. Nor what
-    has no name of ours, such as a copy that an operator has put beside the database.
+    Partial files of a database that may still come stay: the receiver resumes or deletes them. Files with other names
+    stay too, such as a copy that an operator has put next to the database.
     """
     for path, _ in _found(directory, _LEFT):
         if not path.name.endswith(PARTIAL_SUFFIX):
@@ -65,7 +63,7 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def _found(directory: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
-    """Return what could be removed; nothing, and a warning, if the directory cannot be read."""
+    """Return files that could be removed; none, with a warning, if the directory cannot be read."""
     try:
         return [(path, match) for path in directory.iterdir() if (match := names.fullmatch(path.name)) is not None]
     except OSError as error:
@@ -77,8 +75,8 @@ def remove_received(directory: Path, index: int) -> None:
     """Delete received databases that a state of entry ``index`` makes useless.
 
     Arguments:
-        directory: where they lie.
-        index: of the last entry in the state.
+        directory: directory of the databases.
+        index: last entry in the state.
     """
     for path, match in _found(directory, _RECEIVED):
         if int(match[1], 16) <= index:
@@ -86,14 +84,14 @@ def remove_received(directory: Path, index: int) -> None:
 
 
 def remove_database(path: Path) -> None:
-    """Delete a copy, with its lock file."""
+    """Delete a copy and its lock file."""
     remove_unneeded(path)
     remove_unneeded(lock_path(path))
 
 
 def remove_soon(path: Path) -> None:
-    """Delete a copy, on a thread if there is a loop to hold: to free a gigabyte takes half a second. The name is free
-    at once.
+    """Delete a copy, on a thread if a loop is running: freeing a gigabyte takes half a second. The name is free at
+    once.
     """
     remove_unneeded(lock_path(path))
     unwanted = path.with_name(f"{next(_numbers):x}.unwanted.tmp")
@@ -110,7 +108,7 @@ def remove_soon(path: Path) -> None:
 
 
 def free_disk_bytes(directory: str | Path) -> int:
-    """Return the free disk of a directory for this process. Raises OSError."""
+    """Return the free disk space of a directory for this process. Raises OSError."""
     stat = os.statvfs(directory)
     return stat.f_bavail * stat.f_frsize
 
@@ -121,17 +119,17 @@ def check_room(
     what: str = "a snapshot",
     free_disk_bytes: Callable[[str | Path], int] = free_disk_bytes,
 ) -> None:
-    """Refuse a copy that would leave too little of the disk.
+    """Refuse a copy that would leave too little disk space.
 
     Arguments:
-        directory: on the disk.
-        size_bytes: of the copy.
+        directory: a directory on the disk.
+        size_bytes: size of the copy.
         what: name of the copy.
-        free_disk_bytes: free disk of a directory.
+        free_disk_bytes: returns the free disk space of a directory.
 
     Raises:
-        SpaceError: says how much there is and how much is needed.
-        StorageError: that cannot be seen.
+        SpaceError: there is too little space; the message has both figures.
+        StorageError: the free space cannot be determined.
     """
     try:
         free_bytes = free_disk_bytes(directory)
@@ -149,16 +147,16 @@ _TRANSFER_S: Final = doubling(0.1, 10)
 
 
 PEERS_MAX: Final = 128
-"""Ids that are counted: any caller may claim one on a peer port without TLS."""
+"""Maximum number of counted ids: any caller may claim one on a peer port without TLS."""
 
 
 class Transfers:
-    """Counts of one direction, by member.
+    """Counts of transfers in one direction, by member.
 
     Attributes:
-        under_way: transfers now.
-        succeeded, failed: those that ended.
-        durations: of those that succeeded, in seconds.
+        under_way: current transfers.
+        succeeded, failed: finished transfers.
+        durations: durations of successful transfers, in seconds.
     """
 
     def __init__(self) -> None:
@@ -169,10 +167,10 @@ class Transfers:
 
     @contextmanager
     def of(self, peer_id: int) -> Iterator[None]:
-        """Count what is done inside as one transfer; any exception is a failure.
+        """Count the block as one transfer; any exception is a failure.
 
         Arguments:
-            peer_id: of the other end.
+            peer_id: id of the other end.
         """
         if peer_id not in self.under_way:
             self._make_room()
@@ -192,7 +190,7 @@ class Transfers:
             self.under_way[peer_id] -= 1
 
     def _make_room(self) -> None:
-        """Forget the first of too many that has nothing under way."""
+        """Forget the first member without a current transfer if there are too many."""
         if len(self.under_way) >= PEERS_MAX:
             idle = [peer_id for peer_id, count in self.under_way.items() if not count]
             for counts in (self.under_way, self.succeeded, self.failed, self.durations):
@@ -201,7 +199,7 @@ class Transfers:
 
 
 LOOK_S: Final = 0.05
-"""Between two looks at whether a commit has failed: the owner of the store tries again every tenth of a second."""
+"""Seconds between two checks whether a commit has failed: the owner of the store retries every tenth of a second."""
 
 
 def _always() -> bool:
@@ -211,27 +209,27 @@ def _always() -> bool:
 async def when_durable(
     store: Store, begin: Callable[[Callable[[T], None]], None], is_wanted: Callable[[], bool] = _always
 ) -> T:
-    """Wait for something that the store does once a commit has ended; return what it gives.
+    """Wait for something that the store does after a commit; return its result.
 
-    A commit that finds no room is tried again for as long as the member lives, so a wait for it could last for days.
+    A commit that finds no space is retried for as long as the member lives, so waiting for it could take days.
 
-    A member that stops in the middle of an entry commits nothing any more: a reader must not wait for it for ever.
+    A member that stops in the middle of an entry commits nothing any more: a reader must not wait for it forever.
 
     Arguments:
-        store: whose commit it is.
-        begin: asks for it, and is given what to call then.
-        is_wanted: whether to go on waiting; looked at now and then.
+        store: store with the commit.
+        begin: requests it; its argument is the function to call with the result.
+        is_wanted: returns whether to continue waiting; called from time to time.
 
     Raises:
-        UnwrittenError: a commit found no room meanwhile.
-        StorageError: it is not wanted any more.
+        UnwrittenError: a commit found no space meanwhile.
+        StorageError: the wait was cancelled.
     """
     earlier = store.space_error
     ready: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     begin(lambda given: None if ready.done() else ready.set_result(given))
     while not (await asyncio.wait((ready,), timeout=LOOK_S))[0]:
         error = store.space_error
-        # One from before may be over: room was made, and the commit that finds it is on its way.
+        # An earlier error may be outdated: space was freed, and the commit that finds it is in progress.
         if error is not None and error is not earlier:
             ready.cancel()
             raise UnwrittenError from error
@@ -245,8 +243,8 @@ async def flushed(store: Store, is_wanted: Callable[[], bool] = _always) -> None
     """Wait until everything written so far is in the database.
 
     Arguments:
-        store: what was written to.
-        is_wanted: as of ``when_durable``, which also says what is raised.
+        store: the store.
+        is_wanted: as in ``when_durable``, which also documents the errors.
     """
 
     def begin(done: Callable[[None], None]) -> None:

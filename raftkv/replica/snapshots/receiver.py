@@ -1,10 +1,10 @@
-"""The receiving half: a database from the leader, checked on this disk before any code relies on it, then installed.
+"""The receiving side: a database from the leader is checked on this disk before it is used, then installed.
 
-    offset(index, term, size, sha256) -> bytes that are here       a stream that broke goes on there
+    offset(index, term, size, sha256) -> bytes received so far     a broken stream is resumed there
     header, data, digest -> ...part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message
 
-A partial file stays when a stream breaks or this process ends. It is deleted when it is damaged, when another database
-comes, when its room is needed, or when the rest has not come for a while.
+A partial file remains when a stream breaks or this process ends. It is deleted when it is damaged, when another
+database arrives, when its space is needed, or when the rest has not arrived for a while.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, verify_sna
 #
 #     INDEX-TERM-SIZE-SHA256.part.tmp    | bytes of the database | 8 bytes: how many of them are there |
 #
-# The name identifies the copy: no two have one SHA-256. The count follows the bytes that it counts, so a killed process
-# leaves a true one. A power cut may lose bytes that it counts: the SHA-256 of the whole, read back from the disk at the
-# end, finds that out.
+# The name identifies the copy, because no two copies have the same SHA-256. The count is written after the bytes that
+# it counts, so it is right if the process is killed. A power cut may lose bytes that it counts: the SHA-256 of the
+# whole, read back from the disk at the end, detects that.
 
 KEPT_S: Final = 120.0
-"""How long a part of a database waits for the rest: longer than the sender keeps the copy."""
+"""Seconds for which a part of a database waits for the rest: longer than the sender keeps the copy."""
 
 _COUNT_BYTES: Final = 8
 
 
 class Partial:
-    """A database as it comes. All methods but ``close`` may wait for the disk.
+    """A database being received. All methods except ``close`` may wait for the disk.
 
     Arguments:
-        path: of the file; made if there is none.
-        size_bytes: of the whole database.
-        offset_bytes: what is there already.
+        path: the file; created if it does not exist.
+        size_bytes: size of the whole database.
+        offset_bytes: number of bytes already received.
 
     Raises:
         OSError: the disk is full, or failed.
@@ -80,7 +80,7 @@ class Partial:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         self._file = SteadyFile(descriptor, offset_bytes)
         try:
-            # Room for all of it first: better to find none now than in the middle, and writes here see what is left.
+            # Reserve all space first: better to fail now than in the middle, and writes here see the remaining space.
             os.posix_fallocate(descriptor, 0, size_bytes + _COUNT_BYTES)
             self._note()
         except BaseException:
@@ -89,11 +89,11 @@ class Partial:
 
     @property
     def offset_bytes(self) -> int:
-        """Bytes that are there."""
+        """Number of bytes received."""
         return self._file.offset_bytes
 
     def append(self, data: bytes) -> None:
-        """Write what comes next.
+        """Write the next bytes.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -106,7 +106,7 @@ class Partial:
         os.pwrite(self._file.descriptor, self.offset_bytes.to_bytes(_COUNT_BYTES), self._size_bytes)
 
     def finish(self) -> None:
-        """Make the file the database alone, durably.
+        """Truncate the file to the database alone, durably.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -115,26 +115,26 @@ class Partial:
         os.fsync(self._file.descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._file.close()
 
 
 def partial_path(directory: Path, index: int, term: int, size_bytes: int, sha256: bytes) -> Path:
-    """Return where the parts of one copy are kept.
+    """Return the path for the parts of one copy.
 
     Arguments:
-        directory: of all databases on their way.
+        directory: directory of all database transfers.
         index, term, size_bytes, sha256: the identity of the copy.
     """
     return directory / f"{index:016x}-{term:x}-{size_bytes:x}-{sha256.hex()}{PARTIAL_SUFFIX}"
 
 
 def received_bytes(path: Path, size_bytes: int) -> int:
-    """Return how much of a database a file has, 0 if there is none or it says nothing that can be.
+    """Return how much of a database is in a file; 0 if there is no file, or its count is impossible.
 
     Arguments:
-        path: of the file.
-        size_bytes: of the whole database.
+        path: the file.
+        size_bytes: size of the whole database.
     """
     try:
         with path.open("rb") as file:
@@ -147,11 +147,11 @@ def received_bytes(path: Path, size_bytes: int) -> int:
 
 
 class Partials:
-    """The files of a directory without a writer: at most one, for a while.
+    """The partial files of a directory that are not being written: at most one, for a limited time.
 
     Arguments:
-        directory: of all databases on their way.
-        is_written: whether a file is being written to.
+        directory: directory of all database transfers.
+        is_written: returns whether a file is being written.
     """
 
     def __init__(self, directory: Path, is_written: Callable[[Path], bool]) -> None:
@@ -160,12 +160,12 @@ class Partials:
         self._expiry: asyncio.TimerHandle | None = None
 
     def keep(self) -> None:
-        """Keep what there is for ``KEPT_S`` from now."""
+        """Keep the existing files for ``KEPT_S`` from now."""
         self.close()
         self._expiry = asyncio.get_running_loop().call_later(KEPT_S, self.remove)
 
     def remove(self, kept: Path | None = None) -> bool:
-        """Remove files without a writer; whether there were any.
+        """Remove files that are not being written; return whether there were any.
 
         Arguments:
             kept: a file that stays.
@@ -186,28 +186,29 @@ class Partials:
 _log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S: Final = 30.0
-"""Longest wait for the next piece: a sender that is gone must not keep the room that its database was given."""
+"""Longest wait for the next piece in seconds: a sender that is gone must not keep the space reserved for its database.
+"""
 
 REST_MAX_S: Final = 0.1
-"""Longest rest between two pieces of the check."""
+"""Longest pause between two pieces of the check."""
 
 WRITE_BYTES: Final = 1024 * 1024
-"""Bytes gathered before they are written."""
+"""Bytes collected before they are written."""
 
 PIECES_AT_ONCE: Final = 64
-"""Pieces that a turn of the loop takes: as many as a sender's are 4 MiB, and wait for the disk in between."""
+"""Pieces processed in one turn of the loop: a sender's are 4 MiB in total, with waits for the disk in between."""
 
 
 class BrokenStreamError(errors.StorageError):
-    """A stream that ended before its database did: the rest may come by another."""
+    """A stream that ended before its database did: the rest may come with another stream."""
 
 
 class SnapshotReceiver:
     """Receives databases into a directory.
 
     Arguments:
-        directory: where they are kept until installed.
-        is_awaited: whether the database of an index is about to be installed already.
+        directory: directory of the databases until they are installed.
+        is_awaited: returns whether the database of an index is already about to be installed.
     """
 
     def __init__(self, directory: Path, is_awaited: Callable[[int], bool]) -> None:
@@ -215,32 +216,32 @@ class SnapshotReceiver:
         self._is_awaited = is_awaited
         self._receiving: set[asyncio.Task[object]] = set()
         self._writers: dict[Path, asyncio.Task[object]] = {}
-        """The owner of each file, until it has its place or is removed: no other task writes to it or removes it."""
+        """The task that owns each file, until it is in place or removed: no other task writes or removes it."""
         self._whole: set[Path] = set()
-        """Files of which all has come, and which are being checked."""
+        """Completely received files that are being checked."""
         self._unsettled: dict[int, int] = {}
-        """By entry: databases that are in their place, and whose message is still to be stepped."""
+        """Number of databases per entry that are in place, and whose message is not stepped yet."""
         self._partials = Partials(directory, self._writers.__contains__)
         self.transfers = Transfers()
         self.syncs = Buckets(DISK_S)
         self.saves = Buckets(doubling(0.1, 10))
-        """Durations of taking a whole database, in seconds; ``syncs`` has those of making it durable."""
+        """Durations of receiving a whole database, in seconds; ``syncs`` has those of making it durable."""
 
     def start(self) -> None:
-        """Give what a crash left behind its time to be gone on with."""
+        """Start the time limit for resuming partial files that a crash left behind."""
         self._partials.keep()
 
     def close(self) -> None:
-        """Forget what is waited for; the next start takes it up."""
+        """Stop waiting; the next start resumes."""
         self._partials.close()
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
-        """Return what other members may ask: handlers by path, for the peer port."""
+        """Return the handlers for requests of other members, by path, for the peer port."""
         return {SERVICES["raftkvpb.Peer"]["SnapshotOffset"].path: self._offset}
 
     async def _offset(self, data: bytes, call: Any) -> bytes:
-        """How much of a database is here. A stream that brings it still is over: its sender asks. One that has brought
-        all of it is not: what came is about to have its place.
+        """Return how much of a database is here. A stream that is still receiving it ends, because its sender asks. A
+        completely received one does not end: its file is about to be put in place.
         """
         try:
             asked = raft_pb2.SnapshotOffsetRequest.FromString(data)
@@ -252,21 +253,21 @@ class SnapshotReceiver:
         return raft_pb2.SnapshotOffsetResponse(offset_bytes=offset).SerializeToString()
 
     async def _take_over(self, path: Path) -> None:
-        """End the writer of a file, or wait for its check: it is about to have another writer."""
+        """End the writer of a file, or wait for its check: another task will write it."""
         while (writer := self._writers.get(path)) is not None:
             if path not in self._whole:
                 writer.cancel()
             await asyncio.wait([writer])
 
     async def receive(self, call: StreamCall, sender: int) -> Message:
-        """Take one database; the message to step once it is in place. Call ``settle`` after that.
+        """Receive one database; return the message to step once it is in place. Call ``settle`` after that.
 
         Arguments:
-            call: the stream that brings it.
-            sender: id of the member whose stream it is.
+            call: stream with the database.
+            sender: id of the sending member.
 
         Raises:
-            StorageError: it does not fit, arrived damaged, was given up, or is another member's.
+            StorageError: it does not fit, is damaged, was cancelled, or belongs to another member.
         """
         task = asyncio.current_task()
         if task is not None:
@@ -285,17 +286,17 @@ class SnapshotReceiver:
                 self._receiving.discard(task)
 
     def give_up(self) -> bool:
-        """End all that is being received: its room is needed; whether there was anything."""
+        """Cancel all receptions, because their space is needed; return whether there were any."""
         tasks, self._receiving = self._receiving, set()
         for task in tasks:
             task.cancel()
         return self._partials.remove() or bool(tasks)
 
     def settle(self, message: Message) -> None:
-        """The message of a received database was stepped: remove the file, unless the core wants it.
+        """Remove the file of a received database after its message was stepped, unless the core wants it.
 
-        Or may want it: two leaders, one after the other, may have sent one of the same entry, and the message of the
-        second is still to come.
+        Also keep it if the core may still want it: two successive leaders may have sent databases of the same entry,
+        and the message of the second is still to come.
         """
         if message.snapshot is not None:
             self._let_go(message.snapshot.index)
@@ -330,7 +331,7 @@ class SnapshotReceiver:
         return Message(MessageType.SNAPSHOT, to=message.to_id, from_=message.from_id, term=message.term, snapshot=meta)
 
     def _check_offset(self, path: Path, header: raft_pb2.SnapshotChunk) -> None:
-        """Refuse a stream that goes on behind what is here, or for which there is no room."""
+        """Refuse a stream that begins after the received bytes, or for which there is no space."""
         offset = received_bytes(path, header.size_bytes) if header.offset_bytes else 0
         if header.offset_bytes > offset:
             raise errors.StorageError(f"a snapshot goes on at byte {header.offset_bytes}, of which {offset} are here")
@@ -338,12 +339,12 @@ class SnapshotReceiver:
             check_room(self._directory, header.size_bytes)
 
     async def _take_in(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk, meta: SnapshotMeta) -> None:
-        """Take a database, check it, and put it in its place; no file of it is left elsewhere."""
+        """Receive a database, check it, and put it in place; no other file of it remains."""
         self._check_offset(path, header)
         digest = await self._write(call, path, header)
         self._whole.add(path)
         try:
-            # Versions that say the SHA-256 first also seal what they send.
+            # Versions that send the SHA-256 first also seal what they send.
             info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest, bool(header.sha256))
             given_up = threading.Event()
             await on_thread(lambda: _verify(path, info, header.message.from_id, given_up), given_up.set)
@@ -361,10 +362,10 @@ class SnapshotReceiver:
             remove_soon(path)
 
     async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
-        """Return the file for a received database; no other task writes to it."""
+        """Return the file for a received database; no other task writes it."""
         message = header.message
         if not header.sha256:
-            return incoming_path(self._directory, message.from_id)  # of a version that never goes on with a stream
+            return incoming_path(self._directory, message.from_id)  # from a version that never resumes streams
         meta = message.snapshot
         path = partial_path(self._directory, meta.index, meta.term, header.size_bytes, header.sha256)
         await self._take_over(path)
@@ -372,18 +373,18 @@ class SnapshotReceiver:
         return path
 
     async def _write(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk) -> bytes:
-        """Write the data; return the digest that the sender gives at the end. The data of a broken stream is kept."""
+        """Write the data; return the digest at the end of the stream. The data of a broken stream is kept."""
         opened: list[Partial] = []
         try:
             try:
                 await on_thread(lambda: opened.append(Partial(path, header.size_bytes, header.offset_bytes)))
                 return await _receive_into(opened[0], call, header.size_bytes, self.syncs)
             finally:
-                for file in opened:  # also one whose opening was not waited for to its end
+                for file in opened:  # also a file whose opening was cancelled
                     file.close()
         except BaseException as error:
             is_broken = isinstance(error, BrokenStreamError | RpcError | asyncio.CancelledError)
-            # A transfer that was given up is no longer in this set: its room is needed.
+            # A cancelled transfer is no longer in this set: its space is needed.
             if header.sha256 and is_broken and asyncio.current_task() in self._receiving:
                 self._partials.keep()
             else:
@@ -399,7 +400,7 @@ async def _receive_into(file: Partial, call: StreamCall, size_bytes: int, syncs:
             raise errors.StorageError("a snapshot has a piece with nothing in it")
         taken += 1
         if taken % PIECES_AT_ONCE == 0:
-            await asyncio.sleep(0)  # what has come already is not waited for
+            await asyncio.sleep(0)  # pieces that have already arrived come without waiting
         pieces.append(chunk.data)
         gathered += len(chunk.data)
         if file.offset_bytes + gathered > size_bytes:
@@ -417,7 +418,7 @@ async def _receive_into(file: Partial, call: StreamCall, size_bytes: int, syncs:
 
 
 def _verify(path: Path, info: SnapshotInfo, sender: int, given_up: threading.Event) -> None:
-    """Check the file that was written, from the disk and not from what this process still has of it."""
+    """Check the written file, read from the disk and not from memory of this process."""
 
     def rest(worked_s: float) -> None:
         if given_up.wait(min(REST_MAX_S, worked_s)):
@@ -455,24 +456,24 @@ async def _next(call: StreamCall) -> raft_pb2.SnapshotChunk:
 
 # -- installer ------------------------------------------------------------------------------------------------------
 #
-# The installer puts a received database in the place of the present one, beside everything else that the loop does.
+# The installer replaces the current database by a received one, while the loop does all its other work.
 #
-# Reading the database takes seconds, in steps of some milliseconds, between which the member ticks, answers heartbeats
-# and serves its present state. The last step swaps. By then the marker in the log says that the new database holds, so
-# after a crash at any moment the next start does the rest (``bootstrap``).
+# Reading the database takes seconds, in steps of a few milliseconds, between which the member ticks, answers heartbeats
+# and serves its current state. The last step swaps the two. By then the marker in the log says that the new database is
+# valid, so after a crash at any time the next start completes the installation (``bootstrap``).
 
 
 class Installer:
     """Installs one database at a time.
 
     Arguments:
-        store: of the member.
-        directory: where received databases wait.
+        store: store of the member.
+        directory: directory of received databases.
         on_fatal: called with an error, after which the member must stop.
 
     Attributes:
-        on_received: called before the swap: read what is derived from the store from the received database, in steps.
-        on_swapped: called in the turn of the swap; what is derived from the store is read again here.
+        on_received: called before the swap: read derived state from the received database, in steps.
+        on_swapped: called in the turn of the swap; derived state is read again here.
         is_installing: whether a database is being installed.
     """
 
@@ -489,13 +490,13 @@ class Installer:
         """Begin; ``done`` is called in the turn of the swap. No entry may be applied until then.
 
         Arguments:
-            meta: of the received database.
+            meta: description of the received database.
             done: called in the turn of the swap.
         """
         self._task = asyncio.get_running_loop().create_task(self._install(meta, done))
 
     async def close(self) -> None:
-        """Stop where it is; the next start does the rest."""
+        """Stop in any state; the next start completes the installation."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -1,26 +1,26 @@
-"""The sending half: a copy of the database for a member that fell behind the log.
+"""The sending side: a copy of the database for a member whose entries are no longer in the log.
 
-    send(message) --> wait after failures --> [copy] --> ask what is there --> stream --> report(to, ok), exactly once
+    send(message) --> wait after failures --> [copy] --> ask what arrived --> stream --> report(to, ok), exactly once
                                               log is held from here on
-    ... until the member has what the log had when the stream ended: else it would need the next database
+    ... until the member has the entries that the log had at the end of the stream: else it would need another database
 
 A stream that broke is not begun anew: the copy is kept for a while (``Copies``), the receiver keeps what it has, and
 the next stream goes on there. One that does not know of this is sent everything, from the beginning.
 
-The stream takes a part of the loop's time only (``SEND_SHARE``), in small pieces, so that writes are hardly slower
-meanwhile; and no more is queued than the receiver can take soon.
+The stream takes only a fraction of the loop's time (``SEND_SHARE``), in small pieces, so that it hardly slows down
+writes; and no more is queued than the receiver can accept soon.
 
-A member that is sent a second snapshot while one is on its way has been given up by the core in between (it asks again
-only after a report, or under another term): the first is cancelled, and the one report is that of the second.
+If the core sends a member a second snapshot while one is in progress, it has given up the first in between (it asks
+again only after a report, or in another term): the first is cancelled, and the one report is that of the second.
 
 COPIES: the database that is being sent is made once, shared by all members that need one, kept after a break.
 
-    use(to, index) --> [made, beside the loop] --> users ... all gone --> all were served: removed
-                       log is held from here on                       \\-> one was broken off: kept for KEPT_S, so that
-                                                                           its next stream goes on where it stopped
+    use(to, index) --> [made in the background] --> users ... none left --> all were served: removed
+                       log is held from here on                             \\-> one broke off: kept for KEPT_S, so that
+                                                                                its next stream resumes where it stopped
 
-There is at most one copy at a time, so copies take the room of one database; of two while an older copy is still being
-sent that a member which joined later cannot use. ``drop`` ends the copy for all its users.
+There is at most one copy at a time, so copies take the space of one database; of two while an older copy is still being
+sent that a newly joined member cannot use. ``drop`` ends the copy for all its users.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
 
 KEPT_S: Final = 60.0
-"""How long a copy waits for a member whose stream broke: it comes back within seconds, or is away for long."""
+"""Seconds for which a copy is kept for a member whose stream broke: it returns within seconds, or is away for long."""
 
 COPY_SHARE: Final = 0.5
-"""Part of the time in which a copy is worked on: the rest is the disk's and the processor's for writes."""
+"""Fraction of the time spent on copying; the rest leaves disk and processor to writes."""
 
 REST_MAX_S: Final = 0.1
 
 
 class Copy:
-    """One copy.
+    """A database copy.
 
     Attributes:
-        path: of its file.
-        info: what it holds.
-        users: sends that read it now.
-        owed: members whose send was broken off and may go on.
+        path: path of its file.
+        info: description of its contents.
+        users: number of sends that are reading it.
+        owed: members whose send broke off and may be resumed.
     """
 
     def __init__(self, path: Path, info: SnapshotInfo) -> None:
@@ -79,9 +79,9 @@ class Copies:
     """Makes, shares and keeps the copy of one member's database.
 
     Arguments:
-        store: what is copied.
-        directory: where the copy is made.
-        on_damage: called when the database turns out to be damaged: nothing of it leaves.
+        store: store to copy.
+        directory: directory of the copy.
+        on_damage: called when the database is found to be damaged: nothing of it is sent.
     """
 
     def __init__(self, store: Store, directory: Path, on_damage: Callable[[CorruptionError], None]) -> None:
@@ -92,24 +92,24 @@ class Copies:
         self._stop = threading.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._coming = 0
-        """Sends that wait for the copy: it may be whole, and they have not run since."""
+        """Sends that wait for the copy; it may be complete before they run."""
         self._ending: set[asyncio.Future[Any]] = set()
 
     @property
     def held(self) -> bool:
-        """Whether there is a copy, or one is being made: the log behind it must be kept."""
+        """Whether there is a copy, or one is being made: the log after it must be kept."""
         return self._making is not None
 
     @contextlib.asynccontextmanager
     async def use(self, to: int, index: int) -> AsyncIterator[Copy]:
-        """Use the copy, made now if there is none; an exception that leaves the block means that the send broke off.
+        """Use the copy, made now if there is none; an exception from the block means that the send broke off.
 
         Arguments:
-            to: the member that it is sent to.
-            index: an entry that it must hold.
+            to: the receiving member.
+            index: an entry that it must contain.
 
         Raises:
-            StorageError: it could not be made, was dropped, or is of no use to that member.
+            StorageError: the copy could not be made, was dropped, or cannot be used by that member.
         """
         self._coming += 1
         try:
@@ -126,10 +126,10 @@ class Copies:
             self._left(copy)
 
     def forget(self, is_served: Callable[[int, int], bool]) -> None:
-        """Drop the copy if it is kept only for members that have come by what it holds in another way.
+        """Drop the copy if it is kept only for members that have got its entries in another way.
 
         Arguments:
-            is_served: whether a member has the log up to an index.
+            is_served: returns whether a member has the log up to an index.
         """
         making = self._making
         if self._coming or making is None or not making.done() or making.exception():
@@ -139,7 +139,7 @@ class Copies:
             self.drop()
 
     def drop(self) -> None:
-        """End the copy: it is handed out no more, and removed after its last reader."""
+        """Stop handing out the copy; it is removed after its last reader."""
         making, self._making = self._making, None
         self._stop.set()
         self._stop = threading.Event()
@@ -150,14 +150,14 @@ class Copies:
             making.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Drop the copy and wait until it is gone."""
+        """Drop the copy and wait until it is removed."""
         self.drop()
         while self._ending:
             await asyncio.wait(self._ending)
 
     async def _get(self, to: int, index: int) -> Copy:
         copy = await self._present(to, index)
-        if not serves(copy, to, index):  # it was begun too early
+        if not serves(copy, to, index):  # its copying began too early
             copy = await self._present(to, index)
         if not serves(copy, to, index):
             if self._making is not None:
@@ -166,7 +166,7 @@ class Copies:
         return copy
 
     async def _present(self, to: int, index: int) -> Copy:
-        """The copy that there is, unless it is known not to serve a member."""
+        """Return the existing copy, unless it is known not to serve a member."""
         made = self._making
         if made is not None and made.done() and (made.exception() or not serves(made.result(), to, index)):
             self.drop()
@@ -176,7 +176,7 @@ class Copies:
         self._forget_expiry()
         making = self._making
         try:
-            # A send that is replaced by another leaves the copy to it.
+            # A send that is replaced by another leaves the copy to the new one.
             return await asyncio.shield(making)
         except asyncio.CancelledError:
             self._expire(making)
@@ -200,8 +200,8 @@ class Copies:
         """Write the copy.
 
         Arguments:
-            path: of the file.
-            stop: set when it is no longer wanted.
+            path: path of the file.
+            stop: event that cancels it.
         """
         await flushed(self._store, lambda: not stop.is_set())
         check_room(self._directory, self._store.size_in_use_bytes)
@@ -209,7 +209,7 @@ class Copies:
         return await on_thread(lambda: write_snapshot(self._store.backend, path, pace), stop.set)
 
     def _is_in_the_way(self) -> bool:
-        """Whether the database has to grow, which excludes readers: applied changes stay in memory meanwhile."""
+        """Whether the database must grow, which excludes readers: applied changes stay in memory meanwhile."""
         return isinstance(self._store.space_error, MapFullError)
 
     def _left(self, copy: Copy) -> None:
@@ -218,14 +218,14 @@ class Copies:
         making = self._making
         is_kept = making is not None and making.done() and not making.exception() and making.result() is copy
         if not is_kept:
-            self._remove(copy)  # it was dropped while it was used
+            self._remove(copy)  # it was dropped while in use
         elif copy.owed and making is not None:
             self._expire(making)
         else:
             self.drop()
 
     def _expire(self, making: asyncio.Task[Copy]) -> None:
-        """Drop a copy that no member has fetched."""
+        """Drop a copy that no member has used in time."""
         if self._making is making:
             self._forget_expiry()
             self._expiry = asyncio.get_running_loop().call_later(KEPT_S, self._drop_unused, making)
@@ -246,19 +246,19 @@ class Copies:
             self._remove(making.result())
 
     def _remove(self, copy: Copy) -> None:
-        """Remove the file, beside the loop: to free a gigabyte takes half a second."""
+        """Remove the file in the background, because freeing a gigabyte takes half a second."""
         removing = asyncio.ensure_future(asyncio.to_thread(remove_database, copy.path))
         self._ending.add(removing)
         removing.add_done_callback(self._ending.discard)
 
 
 def serves(copy: Copy, to: int, index: int) -> bool:
-    """Whether a member can begin anew from a copy. It refuses one made before it joined, in which it is no member.
+    """Return whether a member can start from a copy. It refuses one made before it joined, in which it is not a member.
 
     Arguments:
-        copy: that is whole.
+        copy: a complete copy.
         to: the member.
-        index: an entry that it must hold.
+        index: an entry that it must contain.
     """
     members = copy.info.conf_state
     return copy.info.index >= index and any(
@@ -267,7 +267,7 @@ def serves(copy: Copy, to: int, index: int) -> bool:
 
 
 def _pace(stop: threading.Event, is_in_the_way: Callable[[], bool]) -> Callable[[float], None]:
-    """Rests between the pieces of a copy as long as each took, and ends a copy that is unwanted or in the way."""
+    """Return a function that pauses between pieces of a copy for as long as each took, and cancels unwanted copies."""
 
     def rest(worked_s: float) -> None:
         if stop.wait(min(REST_MAX_S, worked_s * (1 / COPY_SHARE - 1))):
@@ -287,17 +287,17 @@ QUEUED_MAX_BYTES: Final = 1024 * 1024
 """Bytes of the stream that may wait to be sent: messages of the log share its connection."""
 
 SEND_SHARE: Final = 0.25
-"""Part of the loop's time that a stream takes."""
+"""Fraction of the loop's time that a stream takes."""
 
 SEND_TIMEOUT_S: Final = 600.0
 OFFSET_TIMEOUT_S: Final = 10.0
 CATCH_UP_S: Final = 60.0
-"""How long a member may take to install a database and to read what the log had when it was sent."""
+"""Time in seconds for a member to install a database and read the entries that the log had when it was sent."""
 
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
-"""Rest of a member after its first failure, until it is sent the next copy; it doubles with each further one, up to
-this. Rests in which leadership was lost are no failures: the next leader's would be the longer for each.
+"""Maximum pause in seconds before a member is sent another copy after failures; it starts shorter and doubles with each
+further failure. Pauses in which leadership was lost are not failures; they would lengthen the next leader's pauses.
 """
 
 
@@ -305,14 +305,14 @@ class SnapshotSender:
     """Sends databases, at most one at a time to each member.
 
     Arguments:
-        store: what is copied.
-        directory: where the copy is made.
-        channel: the connection to a peer.
-        metadata: our introduction to a peer.
-        is_wanted: whether the core still waits for what a message stands for.
-        is_served: whether a member has the log up to an index, or is none of this member's any more.
-        report: called with the member and whether it succeeded, for the core.
-        on_damage: called when the database turns out to be damaged.
+        store: store to copy.
+        directory: directory of the copy.
+        channel: returns the connection to a peer.
+        metadata: returns this member's introduction to a peer.
+        is_wanted: returns whether the core still waits for the database of a message.
+        is_served: returns whether a member has the log up to an index, or is no longer one of this member's peers.
+        report: called for the core with the member and whether it succeeded.
+        on_damage: called when the database is found to be damaged.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class SnapshotSender:
         self._report = report
         self._sends: dict[int, asyncio.Task[bool | None]] = {}
         self._failures: dict[int, tuple[int, float]] = {}
-        """By member: how many there were since it was last served, and until when it rests."""
+        """By member: number of failures since it was last served, and the end of its pause."""
         self._catching_up: dict[int, tuple[int, float]] = {}
         self._tasks: set[asyncio.Task[bool | None]] = set()
         self._holding: set[asyncio.Task[Any]] = set()
@@ -342,9 +342,9 @@ class SnapshotSender:
         self.transfers = Transfers()
 
     def holds_log(self) -> bool:
-        """Whether a snapshot is being made, sent, kept or caught up with: the log behind it must be kept meanwhile.
+        """Whether a snapshot is being made, sent, kept or caught up with: the log after it must be kept meanwhile.
 
-        One that is kept for members that do not need it any more goes.
+        Drops a copy that is kept only for members that no longer need it.
         """
         self.copies.forget(self._is_served)
         now = asyncio.get_running_loop().time()
@@ -354,7 +354,7 @@ class SnapshotSender:
         return bool(self._holding) or self.copies.held or bool(self._catching_up)
 
     def send(self, message: Message) -> None:
-        """Send the database that a SNAPSHOT message stands for."""
+        """Send the database for a SNAPSHOT message."""
         self._catching_up.pop(message.to, None)
         before = self._sends.pop(message.to, None)
         if before is not None:
@@ -365,17 +365,17 @@ class SnapshotSender:
         task.add_done_callback(partial(self._ended, message.to))
 
     def _ended(self, to: int, task: asyncio.Task[bool | None]) -> None:
-        """The one place where sends end, however they do: by themselves, cancelled, or not even begun."""
+        """Handle the end of a send, for every reason: complete, cancelled, or never started."""
         self._tasks.discard(task)
         self._holding.discard(task)
         result = False if task.cancelled() or task.exception() is not None else task.result()
         if self._sends.get(to) is not task:
-            return  # another to the same member has taken its place, and will report
+            return  # replaced by another send to the same member, which will report
         del self._sends[to]
         now = task.get_loop().time()
         if result:
-            # It has to install what it got, and to catch up with what was written meanwhile: were the log cut in
-            # between, it would need the next database, and so on for as long as there are many writes.
+            # It has to install the database, and catch up with later writes: if the log were cut in between, it would
+            # need another database, and so on for as long as there are many writes.
             self._catching_up[to] = self._store.applied_index, now + CATCH_UP_S
             self._failures.pop(to, None)
         elif result is False:
@@ -384,7 +384,7 @@ class SnapshotSender:
         self._report(to, bool(result))
 
     def give_up(self, reason: str) -> bool:
-        """End all that is being made or sent, as failed; whether there was anything."""
+        """Cancel all copies and sends, as failed; return whether there were any."""
         news = [task for task in self._holding if not task.cancelling()]
         if news:
             _log.warning("giving up %d snapshots on their way to other members: %s", len(news), reason)
@@ -396,7 +396,7 @@ class SnapshotSender:
         return held
 
     async def close(self) -> None:
-        """Give up on everything."""
+        """Cancel everything."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -404,7 +404,7 @@ class SnapshotSender:
         await self.copies.close()
 
     async def _send(self, message: Message) -> bool | None:
-        """Deliver a copy; whether that succeeded, ``None`` if it was not tried."""
+        """Deliver a copy; return whether that succeeded, ``None`` if it was not tried."""
         rest_s = self._failures.get(message.to, (0, 0.0))[1] - asyncio.get_running_loop().time()
         if rest_s > 0:
             await asyncio.sleep(rest_s)
@@ -416,7 +416,7 @@ class SnapshotSender:
         try:
             await self._deliver(message)
         except Exception as error:
-            # The core must hear of every failure, or it never sends this member anything again.
+            # The core must be notified of every failure, or it never sends anything to this member again.
             _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, explain(error))
             return False
         return True
@@ -441,7 +441,7 @@ class SnapshotSender:
             message.to,
             f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",
         )
-        # A member that is away is not waited for: the log would be held for it until the room is needed elsewhere.
+        # Do not wait for a disconnected member: the log would be held for it until the space is needed elsewhere.
         stream = channel.stream(PATH, metadata=metadata, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
         stream.room_bytes = QUEUED_MAX_BYTES
         try:
@@ -450,7 +450,7 @@ class SnapshotSender:
                 async for data in pieces:
                     started = time.perf_counter()
                     await stream.send(raft_pb2.SnapshotChunk(data=data).SerializeToString())
-                    # The rest of the time is for others, in proportion.
+                    # Leave the rest of the time to other work, in proportion.
                     await asyncio.sleep((time.perf_counter() - started) * (1 / SEND_SHARE - 1))
             await stream.send(raft_pb2.SnapshotChunk(sha256=copy.info.sha256).SerializeToString())
             stream.half_close()
@@ -472,7 +472,7 @@ async def _offset(channel: Channel, info: SnapshotInfo, metadata: tuple[tuple[st
         offset = raft_pb2.SnapshotOffsetResponse.FromString(await call).offset_bytes
     except RpcError as error:
         if error.code == Code.UNIMPLEMENTED:
-            return 0  # an older version, which begins anew each time
+            return 0  # an older version, which always starts from the beginning
         raise
     return offset if offset <= info.size_bytes else 0
 
@@ -494,7 +494,7 @@ def _header_chunk(message: Message, info: SnapshotInfo, offset: int) -> bytes:
 
 
 async def _pieces(path: Path, offset: int) -> AsyncGenerator[bytes, None]:
-    """The bytes of a file from an offset on, in pieces; read on a thread, as they may have to come from the disk."""
+    """Yield the bytes of a file from an offset on, in pieces; read on a thread, because the disk may be slow."""
     with path.open("rb") as file:
         file.seek(offset)
         while data := await asyncio.to_thread(file.read, READ_BYTES):

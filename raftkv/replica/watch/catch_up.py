@@ -1,14 +1,14 @@
-"""Watchers that are behind, served from the history in the store.
+"""Serves watchers that are behind from the history in the store.
 
-Owns their queue, in which identities take turns by the bytes that they are sent (``loop/fair``). The first watcher,
-with others that are about as far, are served together: a piece of history is read once for all (``piece``), each is
-sent its events as one response (header: the store's revision, as in etcd), and those that are not done are put at the
-end of the queue. So no watcher starves behind one that has a long way to go, or behind thousands of another user.
-Nearly always this is one step; a revision of very many changes, or large ones that many watch, takes several, and every
-step is short. Between steps watchers may end, streams be closed, the store be compacted or replaced.
+They wait in a queue in which identities take turns by the bytes that they are sent (``loop/fair``). The first watcher
+is served together with others at about the same revision: a piece of history is read once for all (``piece``), each
+watcher is sent its events as one response (header: the store's revision, as in etcd), and unfinished watchers go to the
+end of the queue. So no watcher starves behind one that is far behind, or behind thousands of another user. Nearly
+always this takes one step; a revision with very many changes, or with large ones and many watchers, takes several, and
+every step is short. Between steps watchers may end, streams may be closed, and the store may be compacted or replaced.
 
-A watcher whose stream has no room is *parked* in its stream until the client has read. One whose next revision was
-compacted is ended with ``compact_revision``, never silently.
+A watcher whose stream has no room is *parked* in its stream until the client has read. If the next revision of a
+watcher was compacted, the watcher ends with ``compact_revision``, never silently.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 WATCHERS_PER_STEP: Final = 512
 WATCHER_BYTES_PER_STEP: Final = 4 * 1024 * 1024
-"""Bytes of watchers that are served together, one at least: bounds of megabytes take long to be compared."""
+"""Size of the watchers served together, at least one: comparing interval bounds of megabytes takes long."""
 REVISIONS_PER_STEP: Final = 1000
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
-"""Bytes of responses that a step puts on streams, one response at least."""
+"""Bytes of responses that a step queues on streams, at least one response."""
 
 
 class CatchUp:
@@ -40,8 +40,8 @@ class CatchUp:
     Arguments:
         store: the history.
         header: encodes a response header for a revision.
-        synced: takes a watcher that has everything.
-        wake: asks for ``step`` to be run.
+        synced: receives a watcher that has all events.
+        wake: requests a call of ``step``.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class CatchUp:
         self._queue = FairQueue[Watcher]()
         self._piece: Piece | None = None
         self._work: Iterator[int] | None = None
-        """The piece under way."""
+        """The piece in progress."""
         self._unserved: dict[Watcher, None] = {}
-        """Watchers that it has still to serve."""
+        """Watchers that it still has to serve."""
 
     def add(self, watcher: Watcher) -> None:
         """Serve a watcher from ``next_revision`` on."""
@@ -73,12 +73,12 @@ class CatchUp:
 
     @property
     def next_revision(self) -> int:
-        """The next revision of the watcher that is the farthest behind of the first few; 2**63 for none."""
+        """The next revision of the farthest watcher among the first few; 2**63 if there are none."""
         first = islice(chain(self._unserved, self._queue), WATCHERS_PER_STEP)
         return min((watcher.next_revision for watcher in first), default=1 << 63)
 
     def step(self) -> bool:
-        """Do a piece of work; whether more can be done at once."""
+        """Do a piece of work; return whether more can be done at once."""
         if self._work is None:
             batch = self._take()
             if not batch:
@@ -92,7 +92,7 @@ class CatchUp:
                 if left <= 0:
                     return True
         except errors.CorruptionError:
-            # Their history cannot be read here, and no watcher may miss an event unknowingly.
+            # Their history cannot be read here, and no watcher may miss an event without notice.
             failed, self._unserved = list(self._unserved), {}
             self._work = self._piece = None
             for watcher in failed:
@@ -102,12 +102,12 @@ class CatchUp:
         return bool(len(self._queue))
 
     def replaced(self) -> None:
-        """The store is another now: what is being read of it is read again."""
+        """Handle the replacement of the store: the current piece is read again."""
         if self._piece is not None:
             self._piece.is_abandoned = True
 
     def _serve(self, batch: list[Watcher]) -> Iterator[int]:
-        """Read a piece of history and hand it out; pauses after each bit of work, and says how much that was."""
+        """Read a piece of history and deliver it; yield after each bit of work its amount."""
         first = min(watcher.next_revision for watcher in batch)
         piece = self._piece = Piece(self._store, batch, min(first + REVISIONS_PER_STEP - 1, self._store.revision))
         piece.read()
@@ -129,13 +129,13 @@ class CatchUp:
                 yield BYTES_PER_STEP
 
     def _put_back(self, watchers: list[Watcher]) -> None:
-        """These have to be served by another piece."""
+        """Queue watchers again that must be served by another piece."""
         for watcher in watchers:
             if self._unserved.pop(watcher, self) is None:
                 self._add(watcher)
 
     def _take(self) -> list[Watcher]:
-        """Take the next watchers to serve together: the first in the queue, and others that are about as far."""
+        """Remove and return the watchers to serve next: the first in the queue, and others at about its revision."""
         batch, others = list[Watcher](), list[Watcher]()
         left_bytes = WATCHER_BYTES_PER_STEP
         for _ in range(min(len(self._queue), WATCHERS_PER_STEP)):
@@ -156,18 +156,18 @@ class CatchUp:
                 others.append(watcher)
         for watcher in others:
             self._add(watcher)
-        if batch:  # the others paid for nothing, so the one whose step it is pays as much: else they would never lead
+        if batch:  # the others paid without being served, so the first pays as much: otherwise they would never lead
             self._queue.charge(batch[0].stream.queue, sum(one.size_bytes for one in others))
         return batch
 
     def _end(self, watcher: Watcher) -> None:
-        """The history that it needs is gone."""
-        # The revision in this header is zero, as in etcd: nothing is promised to have been sent.
+        """End a watcher whose history is compacted."""
+        # The revision in this header is zero, as in etcd: it makes no promise about sent events.
         end = messages.compacted(self._header(0), watcher.watch_id, self._store.compact_revision)
         watcher.stream.end_compacted(watcher, end)
 
     def _send(self, watcher: Watcher, view: View) -> Iterator[int]:
-        """Send a watcher what a view has for it; one that is not to go on is not ``_unserved`` afterwards."""
+        """Send a watcher the events of a view; a watcher that must not continue is not in ``_unserved`` afterwards."""
         stream = watcher.stream
         if stream.is_closed or view.is_too_large:
             del self._unserved[watcher]
@@ -187,12 +187,12 @@ class CatchUp:
             is_large = size_bytes > BYTES_PER_STEP and not view.is_joined
             joined = view.joined(events)
             if is_large:
-                yield BYTES_PER_STEP  # to copy it takes long enough for a step
+                yield BYTES_PER_STEP  # copying it takes long enough for a step
             if self._is_to_get(watcher):
                 stream.send_joined(watcher, header, joined, len(events))
                 yield size_bytes + EVENT_BYTES
             return
-        # Put together bit by bit, but sent in a row: clients expect no other response between fragments.
+        # Built bit by bit, but sent together: clients expect no other response between fragments.
         fragments: list[bytes] = []
         for message in stream.fragments(watcher, header, events):
             fragments.append(message)
@@ -201,12 +201,12 @@ class CatchUp:
             stream.send_fragments(watcher, fragments, len(events))
 
     def _is_to_get(self, watcher: Watcher) -> bool:
-        """Return whether a watcher is to be sent what was put together for it, perhaps with pauses."""
+        """Return whether a watcher should still get the events built for it, after possible pauses."""
         stream = watcher.stream
         return watcher in self._unserved and not stream.is_closed and stream.may_go_on(watcher)
 
     def _advance(self, watcher: Watcher, last: int) -> None:
-        """Put a watcher that has everything up to a revision where it belongs, unless it ended or waits elsewhere."""
+        """Put a watcher that has everything up to a revision in the right place, unless it ended or waits elsewhere."""
         if self._unserved.pop(watcher, self) is not None:
             return
         watcher.next_revision = max(watcher.next_revision, last + 1)

@@ -1,22 +1,23 @@
-"""The hub: hands each change to the watchers of its key.
+"""The hub: delivers each change to the watchers of its key.
 
-Owns the synced watchers: those that have everything up to the present. The store reports the changes of every write
-txn; they are delivered once per turn, after the entries were applied, hence committed. A watcher whose stream has no
-room, one that starts in the past, and all after a snapshot was installed are *unsynced*: ``catch_up`` serves them
-from history until they have everything, and gives them back.
+The hub has the synced watchers, which have all events up to now. The store reports the changes of every write txn; they
+are delivered once per turn, after the entries were applied, hence committed. A watcher whose stream has no room, one
+that starts in the past, and all watchers after a snapshot was installed are *unsynced*: ``catch_up`` serves them from
+history until they have all events, and returns them.
 
-A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first all watchers fall behind,
-beyond the others the group or watcher that would be too much. A group, and all of them together, fall behind at once
-however many they are: they leave the index as they are, and are moved to the history in steps.
+A turn has limits: changes to be matched, watchers times events, and bytes. Above the first limit all watchers fall
+behind; above the others, the group or watcher that would exceed it. A group, and all of them together, fall behind in
+constant time: they leave the index as they are, and are moved to the history in steps.
 
 Invariants
-- A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
+
+- A watcher gets every matching event once, in order of revision; all events of one revision in one response.
 - Each watcher of a group gets the events of a turn as one response, encoded once for the group.
 - Between turns everything up to ``revision`` was delivered to all synced watchers, so a header may say so.
-- Delivery costs nothing for unwatched keys but a dictionary lookup (and one in the intervals, if any).
-- No events are kept for a watcher: what it needs is in the store, and where it is in ``next_revision``.
+- Delivery costs only a dictionary lookup for unwatched keys (and one in the intervals, if any).
+- No events are stored for a watcher: the store has the events, and ``next_revision`` the position.
 
-Leaves out: sockets (``stream``, ``service``) and time (``service``).
+Not here: sockets (``stream``) and timers (``server.streams.watch``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from raftkv.storage.revision import SUB_BITS
 
 # -- turn -----------------------------------------------------------------------------------------------------------
 #
-# The events of one turn for a group of watchers: pieces that fit in a response, encoded once for all.
+# The events of one turn for a group of watchers: pieces that fit in a response, encoded once for all watchers.
 #
 #     for piece in pieces(batch):
 #         events = Events(piece, store.reader.record)
@@ -50,14 +51,14 @@ Batch = list[tuple[int, list[Change]]]
 """Changes by main revision, in order."""
 
 Form = tuple[bool, bool]
-"""How events are sent: with previous values, without any values."""
+"""Form of events: with previous values, without any values."""
 
 RESPONSE_BYTES: Final = 256 * 1024
 """Bytes of events after which the next revision of a turn goes into another response; clients limit its size."""
 
 
 def pieces(batch: Batch) -> Iterator[Batch]:
-    """A batch in pieces that fit in a response; a revision is never split."""
+    """Split a batch into pieces that fit in a response; a revision is never split."""
     piece: Batch = []
     size_bytes = 0
     for revision, changes in batch:
@@ -70,10 +71,10 @@ def pieces(batch: Batch) -> Iterator[Batch]:
 
 
 class Events:
-    """The events of a piece, encoded once for all who want them, when the first of them does.
+    """The events of a piece, encoded once for all watchers, when the first watcher needs them.
 
     Arguments:
-        piece: what happened.
+        piece: the changes.
         record: reads a previous value.
     """
 
@@ -88,7 +89,7 @@ class Events:
         self._value_bytes: list[int] = []
 
     def all(self, form: Form, bytes_max: int) -> list[bytes] | None:
-        """Return all of them in a form; None when previous values make them larger than that."""
+        """Return all events in a form; ``None`` if previous values make them larger than ``bytes_max``."""
         events = self._encoded.get(form)
         if events is None:
             prev_kv, keys_only = form
@@ -113,21 +114,21 @@ class Events:
         return events
 
     def _before(self, revision: int, key: bytes) -> int:
-        """The value that a key had before a revision that put and then deleted it, as in etcd: not the one between."""
+        """Return the value of a key before a revision that put and then deleted it, as in etcd: not the one between."""
         for main, change in self._changes:
             if main == revision and change[0] == key:
                 return change[3]
         return 0
 
     def joined(self, form: Form, events: list[bytes]) -> bytes:
-        """Return all of them in a form, as one."""
+        """Return all events in a form, joined."""
         found = self._joined.get(form)
         if found is None:
             found = self._joined[form] = b"".join(events)
         return found
 
     def wanted(self, watcher: Watcher) -> list[int] | None:
-        """Which of them a watcher wants; None for all."""
+        """Return which events a watcher wants; ``None`` for all."""
         if watcher.start_revision <= self.first and not watcher.is_filtered:
             return None
         if watcher.value_bytes_max and not self._value_bytes:
@@ -144,34 +145,34 @@ _log = logging.getLogger(__name__)
 
 
 DELIVERIES_PER_TURN: Final = 20_000
-"""Watchers times events that a turn delivers; those of further groups fall behind and are served in steps."""
+"""Watchers times events delivered in one turn; further groups fall behind and are served in steps."""
 
 DELIVERIES_MIN: Final = 100
-"""A group for which a turn has no more than this is served in it all the same: falling behind costs more."""
+"""A group with no more deliveries than this is still served in the turn: falling behind would cost more."""
 
 MATCHES_PER_TURN: Final = 10_000
-"""Changes, and groups found for them, that a turn looks at; when there are more, all watchers fall behind."""
+"""Changes, and groups found for them, processed in one turn; with more, all watchers fall behind."""
 
 GROUPS_PER_TURN: Final = 5_000
-"""Groups that a turn delivers to: 5 us each. When there are more, all watchers fall behind."""
+"""Groups served in one turn: 5 us each. With more, all watchers fall behind."""
 
 INTERVAL_WEIGHT: Final = 2
-"""Weight of the group of an interval: one that has no room, and falls behind by itself, takes 16 us."""
+"""Weight of an interval's group: if it has no room and falls behind separately, that takes 16 us."""
 
 BYTES_PER_TURN: Final = 8 * 1024 * 1024
-"""Bytes of events that a turn puts on streams, each copied twice or so; who gets no more falls behind."""
+"""Bytes of events queued on streams in one turn, each copied about twice; further watchers fall behind."""
 
 MOVES_PER_STEP: Final = 2_000
-"""Watchers that a step moves, when very many fell behind or left at once."""
+"""Watchers moved in one step, when very many fell behind or left at once."""
 
 MOVED_BYTES_PER_STEP: Final = 16 * 1024 * 1024
-"""Bytes of watchers that leave in a step: to find one on a key of 1.4 MB takes 0.3 ms."""
+"""Size of watchers removed in one step: finding one with a key of 1.4 MB takes 0.3 ms."""
 
 MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
-"""Memory limit of the watchers of all streams of a member: about 960,000. etcd has no limit but its memory."""
+"""Memory limit of the watchers of all streams of a member: about 960,000. etcd is limited only by its memory."""
 
 BEHIND_MAX: Final = 500
-"""Streams with watchers that are behind that a scrape looks at, 100 watchers each: 5 ms."""
+"""Streams with watchers that are behind examined in one scrape, 100 watchers each: 5 ms."""
 
 
 def _raise(error: errors.CorruptionError) -> None:
@@ -182,9 +183,9 @@ class WatchHub:
     """Delivers the changes of each turn to the watchers of their keys.
 
     Arguments:
-        store: whose changes are watched.
+        store: store whose changes are watched.
         header: encodes a response header for a revision.
-        wake: asks for ``catch_up`` to be run soon; it says then whether it wants to be run again.
+        wake: requests a call of ``catch_up`` soon; its result says whether to call it again.
         cork: flushes streams at the end of a turn.
     """
 
@@ -196,41 +197,41 @@ class WatchHub:
         self._pending: Batch = []
         self._deliveries_left = self._bytes_left = 0
         self._fallen: deque[WatcherIndex] = deque()
-        """Groups that fell behind: live no more, and not in the history yet; moved there in steps."""
+        """Groups that fell behind: no longer live, and not in the history yet; moved there in steps."""
         self._leaving: deque[list[Watcher]] = deque()
-        """Watchers of streams that were closed."""
+        """Watchers of closed streams."""
         self._wake = wake
         self.cork = cork
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
         self.streams: dict[WatchStream, None] = {}
         self.check_number = 0
-        """Grows when rights may have changed: streams fall behind then until they are checked (``WatchStream``)."""
+        """Incremented when rights may have changed: streams then fall behind until checked (``WatchStream``)."""
         self.events_total = 0
-        """Events that streams were sent; they count them."""
+        """Number of events sent, counted by the streams."""
         self.send_times: SendTimes | None = None
-        """How long that takes; None: not timed."""
+        """Durations of sending; ``None``: not measured."""
         self.watcher_count = 0
-        """Watchers of all open streams."""
+        """Number of watchers of all open streams."""
         self.shares = Shares(MEMBER_WATCHERS_MAX_BYTES)
         self.on_count: Callable[[Identity, int], None] | None = None
-        """Called with a queue and how many watchers more it has (fewer, if negative)."""
+        """Called with a queue and the change in its number of watchers."""
         self.counts = Shares(0)
-        """How many watchers each queue has, for its limit."""
+        """Number of watchers of each queue, for its limit."""
         self._streams_of: dict[Identity, dict[WatchStream, None]] = {}
         self.unsynced_count = 0
-        """Those that are behind."""
+        """Number of watchers that are behind."""
         self.delivered_revision = store.revision
         self.on_damage: Callable[[errors.CorruptionError], None] = _raise
-        """Called with damage that a read for a watcher met; its stream is ended."""
+        """Called with damage found by a read for a watcher; its stream is ended."""
 
     # -- the store's side --------------------------------------------------------------------------------------------
 
     def changed(self, revision: int, changes: list[Change]) -> None:
-        """Note the changes of a write txn: they are delivered when its entry and those of its turn are applied.
+        """Record the changes of a write txn; they are delivered when all entries of the turn are applied.
 
         Arguments:
-            revision: of the txn.
-            changes: in order.
+            revision: revision of the txn.
+            changes: the changes, in order.
         """
         if self._index.size or self._on_change:
             self._pending.append((revision, changes))
@@ -238,8 +239,8 @@ class WatchHub:
     def applied(self) -> None:
         """Deliver, at the end of a turn.
 
-        A failure here is no reason to stop the member, unless it found damage; but no watcher may miss an event
-        unknowingly, so all streams are ended, and their clients watch again from where they were.
+        A failure here does not stop the member, unless it found damage. But no watcher may miss an event without
+        notice, so all streams are ended, and their clients watch again from their last revision.
         """
         try:
             self.deliver()
@@ -255,7 +256,7 @@ class WatchHub:
                 stream.fail(errors.StoppedError(INTERRUPTED))
 
     def deliver(self) -> None:
-        """Deliver everything applied so far, if that has not been done."""
+        """Deliver all applied changes that are not delivered yet."""
         revision = self._store.revision
         if revision == self.delivered_revision:
             return
@@ -273,9 +274,9 @@ class WatchHub:
                 self._call_recipes(pending)
 
     def _by_group(self, pending: Batch) -> dict[Group, Batch] | None:
-        """Return the changes of a turn for each group that wants them. A watcher is in one group, so its order is kept.
+        """Return the changes of a turn for each matching group. A watcher is in one group, so its order is preserved.
 
-        None if there is too much to be matched in one turn.
+        ``None`` if matching is too much work for one turn.
         """
         batches: dict[Group, Batch] = {}
         left, groups_left = MATCHES_PER_TURN, GROUPS_PER_TURN
@@ -304,7 +305,7 @@ class WatchHub:
         return batches
 
     def _deliver_batch(self, group: Group, batch: Batch) -> None:
-        """Deliver the events of a turn to a group; it falls behind if they take too long for one turn."""
+        """Deliver the events of a turn to a group; the group falls behind if that takes too long for one turn."""
         cost = group.size * sum(len(changes) for _, changes in batch)
         if cost > max(self._deliveries_left, DELIVERIES_MIN):
             self._index.detach(group)
@@ -315,7 +316,7 @@ class WatchHub:
             self._deliver_piece(group, piece)
 
     def _deliver_piece(self, group: Group, piece: Batch) -> None:
-        """One response for each watcher of a group; its header has the revision of the last event."""
+        """Send one response to each watcher of a group; its header has the revision of the last event."""
         header = self._encode_header(piece[-1][0])
         if group.plain:
             events = [messages.event(kv, is_delete) for _, changes in piece for _, kv, is_delete, _ in changes]
@@ -324,7 +325,7 @@ class WatchHub:
             shared = Events(piece, self._store.reader.record)
             late = [watcher for watcher in group.special if not self._deliver_to(watcher, header, shared)]
             for watcher in late:
-                # These did not get it. They go on later, from history: from here, or from where they start within it.
+                # These did not get the events. They continue from history: from here, or from their start revision.
                 self._index.remove(watcher)
                 self._unsynced(watcher, max(shared.first, watcher.start_revision))
 
@@ -342,7 +343,7 @@ class WatchHub:
             self._fall_behind(self._index.detach_stream(group, stream), first)
 
     def _deliver_to(self, watcher: Watcher, header: bytes, events: Events) -> bool:
-        """Deliver to one watcher what it wants; False if it must fall behind."""
+        """Deliver matching events to one watcher; return False if it must fall behind."""
         wanted, stream = events.wanted(watcher), watcher.stream
         if (wanted is not None and not wanted) or stream.is_closed:
             return True
@@ -387,7 +388,7 @@ class WatchHub:
         self.unsynced_count += change
 
     def _fall_behind(self, group: Group, next_revision: int) -> None:
-        """A group that was taken out of the index falls behind; its watchers are moved to the history in steps."""
+        """Make a group that was removed from the index fall behind; its watchers are moved to the history in steps."""
         group.next_revision = next_revision
         for stream, ids in group.plain.items():
             if not stream.is_closed:
@@ -402,7 +403,7 @@ class WatchHub:
         self._wake()
 
     def _all_fall_behind(self, next_revision: int) -> None:
-        """All that are live fall behind, in about no time however many they are."""
+        """Make all live watchers fall behind, in nearly constant time."""
         fallen, self._index = self._index, WatcherIndex()
         fallen.next_revision = next_revision
         for stream in self.streams:
@@ -412,12 +413,12 @@ class WatchHub:
         self._wake()
 
     def _caught_up(self, watcher: Watcher) -> None:
-        """A watcher that was behind has everything."""
+        """Handle a watcher that has caught up."""
         self._count_unsynced(watcher.stream, -1)
         self._synced(watcher)
 
     def _synced(self, watcher: Watcher) -> None:
-        """A watcher has everything up to the present: serve it live."""
+        """Serve a watcher live that has all events up to now."""
         is_special = (
             watcher.is_filtered
             or watcher.prev_kv
@@ -429,7 +430,7 @@ class WatchHub:
         self._index.add(watcher, special=is_special)
 
     def restored(self) -> None:
-        """The store was replaced by a snapshot: all watchers catch up from where they were."""
+        """Handle the replacement of the store by a snapshot: all watchers catch up from their revision."""
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()
@@ -440,13 +441,13 @@ class WatchHub:
                 callback()
 
     def rights_changed(self) -> None:
-        """Serve no stream of a user live until it is checked anew; meanwhile ``catch_up`` asks for each watcher."""
+        """Serve no stream of a user live until it is checked again; meanwhile ``catch_up`` checks each watcher."""
         self.check_number += 1
 
     # -- the clients' side -------------------------------------------------------------------------------------------
 
     def add(self, watcher: Watcher) -> None:
-        """Serve a new watcher: live if it starts now or later, else from history first."""
+        """Serve a new watcher: live if it starts now or later, otherwise from history first."""
         self.deliver()
         stream = watcher.stream
         if stream not in self.streams:
@@ -470,15 +471,15 @@ class WatchHub:
 
     @property
     def watcher_bytes(self) -> int:
-        """Memory of the watchers of all open streams."""
+        """Memory used by the watchers of all open streams."""
         return self.shares.used
 
     def refusal(self, identity: Identity, size_bytes: int) -> str:
-        """Make room for a watcher, for which the newest of the greediest identity are cancelled; else say why not.
+        """Make room for a watcher by cancelling the newest of the identity with the most; return why not if impossible.
 
         Arguments:
-            identity: whose it is.
-            size_bytes: what it takes.
+            identity: identity of the watcher.
+            size_bytes: memory of the watcher.
         """
         if self.shares.make_room(identity, size_bytes, self._cancel_newest):
             return ""
@@ -492,7 +493,7 @@ class WatchHub:
         return False
 
     def remove(self, watcher: Watcher) -> None:
-        """Serve a watcher no more."""
+        """Stop serving a watcher."""
         self.watcher_count -= 1
         self.shares.give_back(watcher.stream.identity, watcher.size_bytes)
         self._count(watcher.stream.queue, -1)
@@ -500,7 +501,7 @@ class WatchHub:
             self._count_unsynced(watcher.stream, -1)
 
     def _forget(self, watcher: Watcher) -> bool:
-        """Take a watcher from wherever it is; whether that was among the live."""
+        """Remove a watcher from wherever it is; return whether it was live."""
         if self._index.remove(watcher):
             return True
         if not any(fallen.remove(watcher) for fallen in self._fallen):
@@ -508,11 +509,11 @@ class WatchHub:
         return False
 
     def is_live(self, watcher: Watcher) -> bool:
-        """Return whether a watcher has everything so far."""
+        """Return whether a watcher has all events so far."""
         return watcher in self._index
 
     def leave(self, stream: WatchStream) -> None:
-        """A client is gone: nothing reaches its watchers any more. However many there are, they go step by step."""
+        """Handle a client that has left: nothing reaches its watchers any more. They are removed step by step."""
         if stream in self.streams:
             del self.streams[stream]
             others = self._streams_of[stream.identity]
@@ -529,26 +530,26 @@ class WatchHub:
                 self._wake()
 
     def header(self) -> bytes:
-        """Header with the present revision, everything up to which was delivered."""
+        """Response header with the current revision, up to which everything was delivered."""
         self.deliver()
         return self._encode_header(self._store.revision)
 
     @property
     def revision(self) -> int:
-        """The present revision."""
+        """The current revision."""
         return self._store.revision
 
     def has_reached(self, watcher: Watcher) -> bool:
-        """Return whether a watcher has everything so far, and does not start in the future."""
+        """Return whether a watcher has all events so far, and does not start in the future."""
         return watcher in self._index and watcher.start_revision <= self._store.revision
 
     def on_change(self, key: bytes, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back after turns in which a key was written or deleted, or may have been.
 
-        For recipes inside the server, which read the store again then. Returns the function that ends it.
+        For recipes inside the server, which then read the store again. Returns the function that stops it.
 
         Arguments:
-            key: to be watched.
+            key: key to watch.
             callback: reads the store again.
         """
         self._on_change.setdefault(key, {})[callback] = None
@@ -564,13 +565,13 @@ class WatchHub:
     # -- behind ------------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> bool:
-        """Serve some of those that are behind, for a few milliseconds; whether there is more to do now."""
+        """Serve some of the watchers that are behind, for a few milliseconds; return whether more is to be done."""
         self.deliver()
         more = self._move()
         return self._catch_up.step() or more
 
     def _move(self) -> bool:
-        """Move some of those that fell behind or left many at once; whether there are more."""
+        """Move some of the watchers that fell behind or left together; return whether there are more."""
         if self._leaving:
             watchers = self._leaving[0]
             left_bytes = MOVED_BYTES_PER_STEP
@@ -590,12 +591,12 @@ class WatchHub:
         return bool(self._leaving or self._fallen)
 
     def _let_go(self, watcher: Watcher) -> None:
-        """Take a watcher of a closed stream from wherever it is, its stream too: they would hold each other."""
+        """Remove a watcher of a closed stream from wherever it is, and drop its stream, because they form a cycle."""
         self._forget(watcher)
         watcher.stream.watchers.pop(watcher.watch_id, None)
 
     def _to_history(self, fallen: WatcherIndex, count_max: int) -> int:
-        """Serve some watchers of a group that fell behind from history; how many."""
+        """Serve some watchers of a group that fell behind from history; return their number."""
         if not fallen:
             return 0
         group, count = fallen.pop(), 0
@@ -611,25 +612,25 @@ class WatchHub:
         return count
 
     def resume(self, watchers: list[Watcher]) -> None:
-        """These have room again."""
+        """Continue with watchers whose streams have room again."""
         for watcher in watchers:
             self._catch_up.add(watcher)
 
     @property
     def pending_count(self) -> int:
-        """Changes that are applied and not delivered yet."""
+        """Number of applied changes that are not delivered yet."""
         return sum(len(changes) for _, changes in self._pending)
 
     @property
     def lag_revisions(self) -> int:
-        """How far the slowest watcher is behind, of the first of those that wait for their turn or for their client."""
+        """Lag of the slowest watcher, among the first of those that wait for their turn or for their client."""
         behind = [stream for stream in self.streams if stream.unsynced_count][:BEHIND_MAX]
         parked = [stream.parked_revision for stream in behind]
         return max(self._store.revision + 1 - min(self._catch_up.next_revision, *parked, self._store.revision + 1), 0)
 
 
 class WatchRunner:
-    """Runs what the hub has to do for watchers that are behind, between other work of the loop."""
+    """Runs the hub's work for watchers that are behind, between other work of the loop."""
 
     def __init__(self) -> None:
         self.hub: WatchHub | None = None
@@ -637,7 +638,7 @@ class WatchRunner:
         self._scheduled = False
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Schedule a run."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run)
@@ -654,5 +655,5 @@ class WatchRunner:
             self.hub.on_damage(error)
         if more and not self._scheduled:
             self._scheduled = True
-            # The loop does other work for as long as this took.
+            # Let the loop do other work for as long as this took.
             self._loop.call_later(self._loop.time() - started_at, self._run)

@@ -1,8 +1,8 @@
 """Index of watchers: a dictionary for single keys, a treap for intervals; watchers of one interval form a group.
 
-Within a group, watchers that want every event as it is are kept as one table a stream: delivering to them is a loop
-over a few bytes each. The others (filters, previous values, fragments, progress, a start in the future) are *special*
-and looked at one by one.
+Within a group, watchers that want every event unmodified are stored as one table per stream: delivering to them is a
+loop over a few bytes each. The others (filters, previous values, fragments, progress, a start in the future) are
+*special* and handled one by one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 #     intervals.add(b"a", b"c", group)
 #     intervals.containing(b"b") -> [group]
 #
-# Adding, removing and asking cost O(log n), asking O(log n) more for each interval found. An end of ``b"\0"`` is open,
-# as on the wire; open intervals are kept apart, in order of start, since no key is greater than their end.
+# Adding, removing and lookup cost O(log n), and lookup O(log n) more for each interval found. An end of ``b"\0"`` is
+# open, as on the wire; open intervals are stored separately, in order of start, because no key is after their end.
 #
-# Clients cannot foresee priorities: otherwise they could choose intervals that make the tree a list, which is searched
-# to its end, and deeper than a stack. No answer depends on the shape that they give the tree.
+# Clients cannot predict priorities: otherwise they could choose intervals that turn the tree into a list, which would
+# be searched to its end, and be deeper than the stack. No result depends on the shape of the tree.
 
 T = TypeVar("T")
 _SEED: Final = random.SystemRandom().getrandbits(64)
 OPEN_END = b"\0"
 _LENGTHS: Final = 40
 ALL: Final = 1 << 62
-"""More than there can be."""
+"""No limit."""
 
 
 class _Node(Generic[T]):
@@ -65,7 +65,7 @@ class Intervals(Generic[T]):
     """Values by interval; each interval has at most one value.
 
     Attributes:
-        size: how many there are.
+        size: number of intervals.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Intervals(Generic[T]):
         self._open: SortedDict[bytes, T] = SortedDict()
         self._random = random.Random(_SEED)
         self.size = 0
-        # How many bounds have so many bits in their length.
+        # Number of bounds by the number of bits of their length.
         self._lengths = [0] * _LENGTHS
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Intervals(Generic[T]):
 
     @property
     def longest_bytes(self) -> int:
-        """About the length of the longest bound of a bounded interval, or more: what a search compares at each look."""
+        """Approximate length, or more, of the longest bound of a bounded interval: the cost of one comparison."""
         return max([1 << bits for bits, count in enumerate(self._lengths) if count], default=0)
 
     def get(self, start: bytes, end: bytes) -> T | None:
@@ -95,14 +95,14 @@ class Intervals(Generic[T]):
         return None if node is None else node.value
 
     def add(self, start: bytes, end: bytes, value: T) -> None:
-        """Add an interval that is not there yet."""
+        """Add a new interval."""
         if end == OPEN_END:
             self._open[start] = value
             self.size += 1
             return
         self._count(start, end, 1)
         new = _Node(start, end, value, self._random.random())
-        # Down to where its priority puts it: what is below is little, and alone is taken apart.
+        # Descend to the position of its priority: the subtree below is small, and only that is split.
         above: _Node[T] | None = None
         is_left = False
         node = self._root
@@ -120,7 +120,7 @@ class Intervals(Generic[T]):
         self._lengths[max(len(start), len(end)).bit_length()] += change
 
     def _hang(self, above: _Node[T] | None, is_left: bool, node: _Node[T] | None) -> None:
-        """Put a subtree in the place of one of the children of a node; None: of the root."""
+        """Replace one of the children of a node by a subtree; ``None``: the root."""
         if above is None:
             self._root = node
         elif is_left:
@@ -129,7 +129,7 @@ class Intervals(Generic[T]):
             above.right = node
 
     def remove(self, start: bytes, end: bytes) -> None:
-        """Remove an interval that is there."""
+        """Remove an existing interval."""
         if end == OPEN_END:
             del self._open[start]
             self.size -= 1
@@ -149,7 +149,7 @@ class Intervals(Generic[T]):
             above.update()
 
     def pop(self) -> T:
-        """Remove the first of the intervals, bounded ones before open ones, and return its value; there must be one."""
+        """Remove the first interval, bounded ones before open ones, and return its value; there must be one."""
         node = self._root
         if node is None:
             value: T = self._open.popitem(0)[1]
@@ -158,8 +158,8 @@ class Intervals(Generic[T]):
         above: _Node[T] | None = None
         while node.left is not None:
             above, node = node, node.left
-        # The ends noted above it may be greater now than what is left below: a search looks in vain, but misses nothing
-        # of it.
+        # The ends recorded above it may now be greater than the remaining ones: a search may descend in vain, but
+        # misses nothing.
         self._hang(above, True, node.right)
         self._count(node.start, node.end, -1)
         return node.value
@@ -168,8 +168,8 @@ class Intervals(Generic[T]):
         """Return the values of all intervals that contain a key: bounded ones in order of start, then open ones.
 
         Arguments:
-            key: to be looked for.
-            most: when there are more than so many, one more than that is returned.
+            key: key to look up.
+            most: if there are more intervals than this, ``most + 1`` are returned.
         """
         found: list[T] = []
         _collect(self._root, key, found, most)
@@ -218,21 +218,22 @@ def _merge(below: _Node[T] | None, above: _Node[T] | None) -> _Node[T] | None:
 # -- watchers -------------------------------------------------------------------------------------------------------
 
 LOOK_BYTES: Final = 4096
-"""Bytes that are compared in no time: to find a group takes some twenty comparisons, with its place in the tree."""
+"""Bytes compared in negligible time: finding a group takes about twenty comparisons, including its place in the tree.
+"""
 
 WATCHER_BYTES: Final = 1100
-"""Memory of a watcher beside its key, at most: measured 720 to 1,100, with its place in the index."""
+"""Maximum memory of a watcher besides its key: measured 720 to 1,100, including its place in the index."""
 
 
 class Watcher:
     """One watch of a client.
 
     Attributes:
-        stream, watch_id: whose it is; the id is unique in its stream.
+        stream, watch_id: stream of the watcher, and its id, which is unique in that stream.
         key, range_end: as in the index: ``range_end`` empty for one key, ``b"\\0"`` for no end.
-        start_revision: what the client asked for, 0 for "from now".
+        start_revision: requested revision, 0 for "from now".
         value_bytes_max: size of the largest values whose puts it wants; 0: of all.
-        next_revision: the first revision not sent yet; kept only while the watcher is served from history.
+        next_revision: the first revision not sent yet; valid only while the watcher is served from history.
         is_quiet: no event was sent since the last progress notification was due, or since it was created.
     """
 
@@ -288,31 +289,31 @@ class Watcher:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes."""
+        """Memory of the watcher."""
         return WATCHER_BYTES + len(self.key) + len(self.range_end)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether some events do not reach it."""
+        """Whether its filters may exclude some events."""
         return self.no_put or self.no_delete or self.value_bytes_max > 0
 
     def wants(self, is_delete: bool, value_bytes: int) -> bool:
-        """Return whether its filters let an event through."""
+        """Return whether an event passes its filters."""
         if is_delete:
             return not self.no_delete
         return not self.no_put and not 0 < self.value_bytes_max < value_bytes
 
 
 _NO_WATCHERS: Final[dict[Watcher, None]] = {}
-"""The empty dict that all groups without special watchers share, never changed: a dict each takes 64 bytes."""
+"""The empty dict shared by all groups without special watchers; never changed. A separate dict takes 64 bytes."""
 
 
 class Group:
     """All watchers of one key or one interval.
 
     Attributes:
-        interval: key and range end, as of its watchers.
-        next_revision: the first revision that they did not get, of a group that fell behind.
+        interval: key and range end of its watchers.
+        next_revision: the first revision that they did not get, for a group that fell behind.
     """
 
     __slots__ = ("interval", "next_revision", "plain", "special")
@@ -321,7 +322,7 @@ class Group:
         self.interval = interval
         self.next_revision = 0
         self.plain: dict[WatchStream, dict[int, bytes]] = {}
-        """For each stream, the ids of its watchers here, each with its encoded field of a response."""
+        """For each stream, the ids of its watchers in the group, each with its encoded field of a response."""
         self.special = _NO_WATCHERS
 
     def __bool__(self) -> bool:
@@ -329,7 +330,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many watchers it has."""
+        """Number of watchers."""
         return sum(map(len, self.plain.values())) + len(self.special)
 
     def pop(self) -> Watcher:
@@ -344,11 +345,11 @@ class Group:
 
 
 class WatcherIndex:
-    """Watchers by what they watch.
+    """Watchers by their key or interval.
 
     Attributes:
-        size: how many there are.
-        next_revision: the first revision that they did not get, when all of them fell behind at once.
+        size: number of watchers.
+        next_revision: the first revision that they did not get, if all of them fell behind at once.
     """
 
     def __init__(self) -> None:
@@ -360,11 +361,11 @@ class WatcherIndex:
         return self.size > 0
 
     def add(self, watcher: Watcher, *, special: bool) -> None:
-        """Add a watcher; ``special`` if events must not reach it unseen.
+        """Add a watcher.
 
         Arguments:
-            watcher: has everything so far.
-            special: events must not reach it unseen.
+            watcher: a watcher that has all events so far.
+            special: each event must be handled for this watcher separately.
         """
         group = self._group(watcher.key, watcher.range_end)
         if special:
@@ -375,7 +376,7 @@ class WatcherIndex:
         self.size += 1
 
     def remove(self, watcher: Watcher) -> bool:
-        """Remove a watcher; whether it was here."""
+        """Remove a watcher; return whether it was here."""
         group = self._find(watcher.key, watcher.range_end)
         if group is None:
             return False
@@ -399,16 +400,16 @@ class WatcherIndex:
         )
 
     def detach(self, group: Group) -> None:
-        """Remove a whole group, however many watchers it has, at once."""
+        """Remove a whole group in constant time, however many watchers it has."""
         self.size -= group.size
         self._forget(*group.interval)
 
     def detach_stream(self, group: Group, stream: WatchStream) -> Group:
-        """Take out the watchers of one stream that want every event of a group as it is.
+        """Remove the watchers of one stream that want every event of a group unmodified, and return them as a group.
 
         Arguments:
-            group: of the same key or interval.
-            stream: of the watchers.
+            group: group of the key or interval.
+            stream: stream of the watchers.
         """
         detached = Group(group.interval)
         detached.plain[stream] = group.plain.pop(stream)
@@ -418,7 +419,7 @@ class WatcherIndex:
         return detached
 
     def attach(self, group: Group) -> bool:
-        """Add a whole group, unless there is one of its interval; whether it was added."""
+        """Add a whole group, unless there is one with its interval; return whether it was added."""
         if self._find(*group.interval) is not None:
             return False
         self._set(*group.interval, group)
@@ -426,21 +427,21 @@ class WatcherIndex:
         return True
 
     def pop(self) -> Group:
-        """Remove a group, whichever is found soonest; there must be one."""
+        """Remove and return any group; there must be one."""
         group = self.ranges.pop() if self.ranges else self.by_key.popitem()[1]
         self.size -= group.size
         return group
 
     def weight(self, key: bytes) -> int:
-        """How many times as much it is to find a group of a large key as usual: bounds may be as large as a request."""
+        """Return the relative cost of finding the groups of a large key: bounds may be as large as a request."""
         return 1 + min(len(key), self.ranges.longest_bytes) // LOOK_BYTES
 
     def groups(self, key: bytes, most: int = ALL) -> Sequence[Group]:
-        """The groups whose key or interval contains a key; when there are more than so many, more than that, not all.
+        """Return the groups whose key or interval contains a key; if there are more than ``most``, not all of them.
 
         Arguments:
-            key: to be looked for.
-            most: how many are wanted.
+            key: key to look up.
+            most: limit; if exceeded, more than ``most`` groups are returned.
         """
         group = self.by_key.get(key)
         if not self.ranges.size:

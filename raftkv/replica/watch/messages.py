@@ -1,4 +1,4 @@
-"""The bytes of watch responses, written by hand: an event is serialized once, however many watch it.
+"""Encoding of watch responses, by hand: an event is serialized once, however many watchers it has.
 
 A response is ``header | watch_id | events`` (fields 1, 2, 11); header and events are shared by all watchers of a key,
 only the few bytes of the id differ. See ``raftkv.apply.wire`` for why this is not done with protobuf objects.
@@ -20,18 +20,18 @@ _DELETE: Final = b"\x08\x01"
 
 
 def without_values(kv: bytes, is_delete: bool, prev_kv: bytes | None = None) -> bytes:
-    """One element of field ``events`` for watchers that want keys alone; see ``event``."""
+    """Return one element of field ``events`` for watchers that want only keys; see ``event``."""
     previous = None if prev_kv is None else KeyValueView(prev_kv).without_value()
     return event(kv if is_delete else KeyValueView(kv).without_value(), is_delete, previous)
 
 
 def event(kv: bytes, is_delete: bool, prev_kv: bytes | None = None) -> bytes:
-    """One element of field ``events``: type=1, kv=2, prev_kv=3.
+    """Return one element of field ``events``: type=1, kv=2, prev_kv=3.
 
     Arguments:
-        kv: serialized KeyValue; of a deletion: key and mod_revision alone.
+        kv: serialized KeyValue; of a deletion: only key and mod_revision.
         is_delete: whether the event is a deletion.
-        prev_kv: the KeyValue before, for watchers that asked for it and where there was one.
+        prev_kv: the previous KeyValue, for watchers that requested it, if there was one.
     """
     body = b"\x12" + varint(len(kv)) + kv
     if is_delete:
@@ -42,54 +42,55 @@ def event(kv: bytes, is_delete: bool, prev_kv: bytes | None = None) -> bytes:
 
 
 def id_field(watch_id: int) -> bytes:
-    """Field ``watch_id``; nothing for 0."""
+    """Return field ``watch_id``; empty for 0."""
     return integer(2, watch_id)
 
 
 def created(header: bytes, watch_id: int) -> bytes:
-    """Make the answer to a create request that was accepted.
+    """Return the response to a create request that was accepted.
 
     Arguments:
-        header: of the response.
-        watch_id: of the new watcher.
+        header: response header.
+        watch_id: id of the new watcher.
     """
     return header + id_field(watch_id) + _CREATED
 
 
 def refused(header: bytes, reason: str) -> bytes:
-    """Make the answer to a create request that was refused: created and canceled at once, as in etcd.
+    """Return the response to a create request that was refused: created and canceled at once, as in etcd.
 
     Arguments:
-        header: of the response.
-        reason: for people.
+        header: response header.
+        reason: readable text.
     """
     return header + id_field(-1) + _CREATED + _CANCELED + field(6, reason.encode())
 
 
 def canceled(header: bytes, watch_id: int, reason: str = "") -> bytes:
-    """Make the answer to a cancel request, or the end of a watcher that may not go on.
+    """Return the response to a cancel request, or the end of a watcher that may not continue.
 
     Arguments:
-        header: of the response.
-        watch_id: of the watcher that ended.
-        reason: for people; empty: the client asked for it.
+        header: response header.
+        watch_id: id of the ended watcher.
+        reason: readable text; empty: the client requested it.
     """
     return header + id_field(watch_id) + _CANCELED + (field(6, reason.encode()) if reason else b"")
 
 
 def compacted(header: bytes, watch_id: int, compact_revision: int) -> bytes:
-    """Make the end of a watcher that still needed history which is gone.
+    """Return the end of a watcher that still needed compacted history.
 
     Arguments:
-        header: of the response.
-        watch_id: of the watcher.
-        compact_revision: up to where it is gone.
+        header: response header.
+        watch_id: id of the watcher.
+        compact_revision: the compact revision.
     """
     return header + id_field(watch_id) + _CANCELED + integer(5, compact_revision)
 
 
 def fragments(start: bytes, events: list[bytes], size_bytes_max: int) -> Iterator[bytes]:
-    """A response in pieces of at most ``size_bytes_max`` (or one event); all but the last say that more follows.
+    """Split a response into pieces of at most ``size_bytes_max`` (or one event); all but the last say that more
+    follows.
 
     Arguments:
         start: header and watch id, which every piece repeats.

@@ -1,16 +1,16 @@
-"""A piece of history, read in small steps and matched with the watchers that are to get it.
+"""A piece of history, read in small steps and matched with its watchers.
 
-Owns the events found so far, once for all watchers that want the same: those of one interval with the same filters and
-the same wish for previous values are a *view*. A piece ends with a whole revision, however large that is; what it may
-hold is bounded all the same: views beyond ``REFERENCES_MAX`` and ``PIECE_MAX_BYTES`` are left to later pieces.
+A piece stores the found events once for all watchers that want the same: watchers of one interval with the same filters
+and the same request for previous values are a *view*. A piece ends with a whole revision, however large that is. Its
+size is still bounded: views beyond ``REFERENCES_MAX`` and ``PIECE_MAX_BYTES`` are left to later pieces.
 
     piece = Piece(store, watchers, last)
     while not piece.is_read:
-        piece.read()                  # a bounded step; others may run between
-    for view in piece.views: ...      # watchers, and what they are to get
+        piece.read()                  # a bounded step; other work may run in between
+    for view in piece.views: ...      # watchers, and their events
 
-Between steps the store may be written to, which changes nothing here, or compacted: then ``is_stale`` says that what
-is left to read may have gaps, and the piece is of no use. Leaves out: whose turn it is (``catch_up``), sending.
+Between steps the store may be written to, which has no effect here, or compacted: then ``is_stale`` says that the
+unread rest may have gaps, and the piece is useless. Not here: the order of watchers (``catch_up``), sending.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from raftkv.storage.mvcc import Store
 
 BYTES_PER_PIECE: Final = 1024 * 1024
-"""Bytes of events that a piece has for all its watchers together, a whole revision at least."""
+"""Bytes of events in a piece for all its watchers together; at least a whole revision."""
 EVENT_BYTES: Final = 200
-"""Weight of an event for a watcher beside its own bytes: handing it over takes time too."""
+"""Weight of an event for a watcher in addition to its bytes, because delivering it takes time too."""
 
 UNITS_PER_STEP: Final = 2_000
-"""Work of a step of reading: records, and events of views. A step takes 3 to 6 ms."""
+"""Work of one reading step: records, and events of views. A step takes 3 to 6 ms."""
 LOOKED_AT_PER_UNIT: Final = 10
-"""Views whose filters are looked at in the time of a unit."""
+"""Views whose filters are checked in the time of one unit."""
 PREVIOUS_UNITS: Final = 5
-"""Weight of a previous value: it is searched for in the index and read."""
+"""Weight of a previous value, which is searched for in the index and read."""
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
 """Bytes of records, and of events with their previous values, after which a step ends."""
 REFERENCES_MAX: Final = 4_000_000
-"""Events of all views together (8 bytes each): beyond it the later half of the views waits for another piece."""
+"""Events of all views together (8 bytes each): above it the later half of the views waits for another piece."""
 PIECE_MAX_BYTES: Final = 512 * 1024 * 1024
-"""Bytes of events, likewise; so much for one view is more than a connection may have waiting (``rpc.limits``)."""
+"""Bytes of events with the same effect; this much for one view exceeds what a connection may queue (``rpc.limits``)."""
 FREED_PER_STEP: Final = 50_000
-"""Events of a view that are freed in a row."""
+"""Events of a view freed at a time."""
 
 _Wish = tuple[bool, bool, bool, bool, int]
 
@@ -54,13 +54,13 @@ class View:
     """Watchers of one interval that want the same events, and these events.
 
     Arguments:
-        home: where the piece finds it.
-        wish: its name there: prev_kv, no_put, no_delete, keys_only, value_bytes_max.
+        home: dictionary of the piece that contains this view.
+        wish: its key there: prev_kv, no_put, no_delete, keys_only, value_bytes_max.
 
     Attributes:
-        watchers: in the order in which they came.
-        size_bytes: of all events.
-        is_too_large: no client can be sent so much; the events are not kept.
+        watchers: in order of arrival.
+        size_bytes: size of all events.
+        is_too_large: no client can be sent this much; the events are not stored.
     """
 
     __slots__ = (
@@ -108,16 +108,16 @@ class View:
         return self._events[self._starts[index] :] if index < len(self._starts) else []
 
     def size_of(self, events: list[bytes]) -> int:
-        """Bytes of events that ``since`` returned."""
+        """Return the size of events returned by ``since``."""
         return self.size_bytes if events is self._events else sum(map(len, events))
 
     @property
     def is_joined(self) -> bool:
-        """Whether all of them were put together already."""
+        """Whether all events were joined already."""
         return bool(self._joined)
 
     def joined(self, events: list[bytes]) -> bytes:
-        """Events that ``since`` returned, as one; all of them are put together once."""
+        """Return events returned by ``since``, joined; all events are joined only once."""
         if events is not self._events:
             return b"".join(events)
         if not self._joined:
@@ -125,27 +125,27 @@ class View:
         return self._joined
 
     def leave(self) -> None:
-        """Get no more events."""
+        """Stop receiving events."""
         self._home.pop(self._wish, None)
 
     def free(self) -> bool:
-        """Let some of the events go, in a row: very many at once take long; whether there are more."""
+        """Free some of the events, because freeing very many at once takes long; return whether there are more."""
         self._joined = b""
         del self._events[-FREED_PER_STEP:]
         return bool(self._events)
 
 
 class Piece:
-    """Read a piece of history in steps, and gather for each view the events that its watchers want.
+    """Reads a piece of history in steps, and collects for each view the events that its watchers want.
 
     Arguments:
         store: the history.
-        watchers: who is to get it; a later one may be left out (``left_out``).
-        last: the last revision that it may have.
+        watchers: watchers of the piece; later ones may be left out (``left_out``).
+        last: the last revision that it may contain.
 
     Attributes:
-        last: the last revision that is in it whole, once it ``is_read``.
-        views: what it found, and for whom.
+        last: the last revision that it contains completely, once it ``is_read``.
+        views: the views with their events.
         is_abandoned: set when the database was replaced.
         left_out: watchers that must be served by another piece.
     """
@@ -184,12 +184,12 @@ class Piece:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a compaction has reached what is left to read, or another database is read now."""
+        """Whether a compaction has reached the unread rest, or another database is in place."""
         compacted = self._store.compact_revision
         return self.is_abandoned or (compacted != self._compact_revision and compacted > self._first)
 
     def read(self) -> None:
-        """Read on for a step."""
+        """Read one step further."""
         units, step_bytes = UNITS_PER_STEP, BYTES_PER_STEP
         current = self._next >> SUB_BITS
         history = self._store.history(current, self.last, sub=self._next & SUB_MASK)
@@ -206,12 +206,12 @@ class Piece:
                 return
             used, size_bytes = self._match(revision, kv, is_tombstone(revision_key))
             units -= used
-            # Records for no watcher were read and checked too, so they count.
+            # Records without watchers were read and checked too, so they count.
             step_bytes -= len(kv) + size_bytes
         self.is_read = True
 
     def _match(self, revision: int, kv: bytes, is_delete: bool) -> tuple[int, int]:
-        """Give a change to its views; the units and bytes of it."""
+        """Add a change to its views; return its units and bytes."""
         key = key_of(kv)
         found, units = self._wanting(key, kv, is_delete)
         if not found:
@@ -240,7 +240,7 @@ class Piece:
         return units, size_bytes
 
     def _wanting(self, key: bytes, kv: bytes, is_delete: bool) -> tuple[list[View], int]:
-        """Return the views that want a change of a key, and the units of looking for them."""
+        """Return the views that want a change of a key, and the units used to find them."""
         homes = self._ranges.containing(key) if self._ranges else []
         single = self._by_key.get(key)
         if single is not None:
@@ -263,7 +263,7 @@ class Piece:
         return found, 1 + looked_at // LOOKED_AT_PER_UNIT
 
     def _leave_out(self) -> None:
-        """Give up the later half of the views: their watchers are served by another piece, from where they are."""
+        """Drop the later half of the views: another piece serves their watchers, from their current revision."""
         if len(self.views) == 1:
             view = self.views[0]
             if self._held_bytes > PIECE_MAX_BYTES:
@@ -279,7 +279,7 @@ class Piece:
         self._held_bytes = sum(view.size_bytes for view in self.views)
 
     def _previous(self, key: bytes, revision: int, kv: bytes) -> bytes | None:
-        # A created key had no value before, also if it replaces one that the same txn has deleted.
+        # A created key had no previous value, even if it replaces one that the same txn has deleted.
         if KeyValueView(kv).create_revision == revision:
             return None
         try:

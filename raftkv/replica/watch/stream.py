@@ -1,9 +1,8 @@
-"""One client's watch stream: its watchers by id, its requests, and the events that are not sent yet.
+"""One client's watch stream: its watchers by id, its requests, and its unsent events.
 
-Messages of a turn are gathered and leave as one piece. How much is queued in the connection decides whether live events
-may be added (``has_room``): beyond ``QUEUED_MAX_BYTES`` the watchers that have events fall behind and are served from
-history once the client has read. So a client that does not read costs its own watchers time, and this member nothing:
-no events are kept for it.
+Messages of a turn are collected and sent together. The queue of the connection decides whether live events may be added
+(``has_room``): above ``QUEUED_MAX_BYTES`` the watchers with events fall behind and are served from history once the
+client has read. So a client that does not read only delays its own watchers and costs this member no memory for events.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CONNECTION_QUEUED_MAX_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all streams of a connection that may wait before watchers fall behind."""
 
 BURST_MAX_BYTES: Final = 4 * 1024 * 1024
-"""Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
+"""Bytes that one change may add to one stream at once: above it, its watchers are served one by one."""
 
 NOTIFICATIONS_PER_STEP: Final = 1000
 RECHECKS_PER_STEP: Final = 100
@@ -47,10 +46,10 @@ STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 """Memory limit of the watchers of one stream: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
 
 FILTERS_MAX: Final = 100
-"""Filters of a watch, of which there are two kinds: to look for one among two million takes half a second."""
+"""Maximum number of filters of a watch; there are two kinds. Searching two million filters takes half a second."""
 
 COMPACTED_MAX: Final = 1000
-"""Watchers of a stream that a compaction ended, whose cancellation is still answered."""
+"""Watchers of a stream ended by compactions whose cancellation is still answered."""
 
 INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
 
@@ -59,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 Refusal = Callable[[bytes, bytes], str]
-"""Why an interval of keys may not be watched, in etcd's words; empty: it may."""
+"""Returns why an interval of keys may not be watched, in etcd's words; empty if it may."""
 
 
 def _allow(_key: bytes, _range_end: bytes) -> str:
@@ -71,41 +70,41 @@ class Call(Protocol):
 
     @property
     def send_buffer_size(self) -> int:
-        """Bytes of this stream that wait to be sent."""
+        """Return the bytes of this stream that wait to be sent."""
 
     @property
     def connection_send_buffer_size(self) -> int:
-        """Bytes of the whole connection that wait to be sent."""
+        """Return the bytes of the whole connection that wait to be sent."""
 
     @property
     def crowded(self) -> bool:
-        """True while so much waits, for the connection or the member, that nothing more should be queued."""
+        """True while the connection or the member has so much queued that nothing more should be added."""
 
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
-        """Queue so many messages that have their prefixes already."""
+        """Queue ``count`` messages that already have their prefixes."""
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
         """Call back each time queued bytes have left; None to stop."""
 
 
 class SendTimes:
-    """How long responses take into their connections, for ``--metrics=extensive``: those of a turn are timed together.
+    """Durations of sending responses, for ``--metrics=extensive``: the responses of a turn are measured together.
 
     Attributes:
-        responses, events, control, progress: seconds of responses with events, of each event, of all other responses,
-            and of a look for watchers that are to be told how far they are.
+        responses, events, control, progress: seconds per response with events, per event, per other response, and per
+            search for watchers that need a progress notification.
     """
 
     def __init__(self) -> None:
         self.responses, self.events, self.control, self.progress = (Buckets(DISK_S) for _ in range(4))
 
     def sent(self, taken_s: float, responses: int, events: int, control: int) -> None:
-        """Note what one stream was sent in a turn; each response counts with the mean.
+        """Record the responses of one stream in a turn; each counts with the average.
 
         Arguments:
-            taken_s: by all of it.
-            responses, events: responses with events, and how many these have.
-            control: other responses.
+            taken_s: seconds for all of them.
+            responses, events: number of responses with events, and of their events.
+            control: number of other responses.
         """
         mean_s = taken_s / (responses + control)
         if control:
@@ -123,9 +122,9 @@ class WatchStream:
         call: the RPC.
         fragment_bytes: size above which a response is split, for watchers that allow it.
         fail: ends the RPC with an error.
-        refusal: of what the client may not watch.
-        identity: in whose share its watchers fall.
-        on_sent: hears how many bytes of responses were sent; None: they are not counted.
+        refusal: returns why the client may not watch an interval.
+        identity: identity in whose share its watchers count.
+        on_sent: called with the number of bytes sent; ``None``: not counted.
     """
 
     def __init__(
@@ -154,39 +153,39 @@ class WatchStream:
         self._bodies = 0
         """Elements of ``_out`` that belong to the message begun before them."""
         self._events = self._control = 0
-        """How many events ``_out`` has, and how many responses without any."""
+        """Number of events in ``_out``, and number of responses without events."""
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
         self._compacted: dict[int, None] = {}
-        """Ids of watchers that a compaction ended, the newest of them."""
+        """Ids of watchers that a compaction ended, limited to the newest."""
         self._ahead: Any = SortedList()
-        """Revision and id of the watchers that started in the future when they came."""
+        """Revision and id of the watchers that started in the future when they were created."""
         self.unsynced_count = 0
-        """Watchers that are behind; kept by the hub."""
+        """Number of watchers that are behind; maintained by the hub."""
         self.is_closed = False
         self.checked_at = -1
-        """``check_number`` of the rights by which all watchers were let in, or go on; -1: others see to that."""
+        """``check_number`` at which the rights of all watchers were checked; -1: checked elsewhere."""
         self.refusal_to_go_on = refusal
 
     @property
     def client(self) -> tuple[str, str]:
-        """Address of the client, and its user, as far as they are known; for people."""
+        """Address of the client, and its user, as far as known; for display."""
         call: Any = self._call
         user = getattr(getattr(call, "caller", None), "user", b"")
         return getattr(getattr(call, "peer", None), "address", ""), user.decode("utf-8", "replace")
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that wait for the client to read."""
+        """Bytes that wait for the client to read them."""
         return self._call.send_buffer_size
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take one message of the client, which may come when the call has ended.
+        """Handle one message of the client, which may arrive after the call has ended.
 
         Raises:
-            RpcError: the bytes are no WatchRequest.
+            RpcError: the bytes are not a WatchRequest.
         """
         request = parse_or_raise(rpc_pb2.WatchRequest, data)
         kind = None if self.is_closed else request.WhichOneof("request_union")
@@ -201,7 +200,7 @@ class WatchStream:
     def _create(self, request: rpc_pb2.WatchCreateRequest) -> None:
         key, range_end = request.key or b"\0", request.range_end
         header = self._hub.header()
-        # As etcd from 3.6.6 on; before, a watch of everything that is left, or the end of one.
+        # As etcd from 3.6.6 on; earlier versions watch all remaining history, or end the watch.
         if request.start_revision < 0:
             self.send(messages.refused(header, errors.CompactedError.text))
             return
@@ -246,13 +245,13 @@ class WatchStream:
         self._hub.add(watcher)
 
     def _refusal(self, size_bytes: int) -> str:
-        """Why there is no room for one more watcher; empty if there is."""
+        """Return why there is no room for one more watcher; empty if there is."""
         if self.watcher_bytes + size_bytes > STREAM_WATCHERS_MAX_BYTES:
             return f"raftkv: the watchers of one stream may take {STREAM_WATCHERS_MAX_BYTES} bytes: watch ranges"
         return self._hub.refusal(self.identity, size_bytes)
 
     def _has_watchers_ahead(self) -> bool:
-        """Return whether any watcher starts in the future; takes little time however many there are, or were."""
+        """Return whether any watcher starts in the future; fast, however many there are or were."""
         return bool(self._ahead) and self._ahead[-1][0] > self._hub.revision
 
     def _free_id(self) -> int:
@@ -271,7 +270,7 @@ class WatchStream:
             self.send(messages.canceled(self._hub.header(), watch_id))
 
     def end_compacted(self, watcher: Watcher, end: bytes) -> None:
-        """End a watcher whose history is gone. As in etcd, its client may still cancel it, and is answered."""
+        """End a watcher whose history is compacted. As in etcd, its client may still cancel it, and gets a response."""
         self.forget(watcher)
         self.send(end)
         if len(self._compacted) >= COMPACTED_MAX:
@@ -279,19 +278,19 @@ class WatchStream:
         self._compacted[watcher.watch_id] = None
 
     def cancel_newest(self, reason: str) -> None:
-        """End the newest watcher, and say why: others need its room."""
+        """End the newest watcher with a reason, because others need its room."""
         watcher = next(reversed(self.watchers.values()))
         self.forget(watcher)
         self.send(messages.canceled(self._hub.header(), watcher.watch_id, reason))
 
     def _report_progress(self) -> None:
-        """Say that everything up to a revision was sent, if that is so for every watcher; else say nothing."""
+        """Report the revision up to which everything was sent, if that holds for every watcher; else do nothing."""
         header = self._hub.header()
         if not self.unsynced_count and not self._has_watchers_ahead():
             self.send(header + messages.id_field(-1))
 
     def notify_progress(self) -> Iterator[None]:
-        """Tell watchers that asked for it, and had no event since last time, how far they are; with pauses."""
+        """Send progress to watchers that requested it and had no event since the last time; with pauses."""
         due = [watcher for watcher in self.watchers.values() if watcher.progress_notify]
         for number, watcher in enumerate(due, 1):
             is_here = self.watchers.get(watcher.watch_id) is watcher
@@ -302,7 +301,7 @@ class WatchStream:
                 yield
 
     def recheck(self, refusal: Refusal) -> Iterator[None]:
-        """End the watchers that may not go on, with pauses; before the end, each is asked for when it is served."""
+        """End the watchers without rights, with pauses; until this ends, each is checked when it is served."""
         check_number = self._hub.check_number
         ended: list[tuple[int, str]] = []
         for number, watcher in enumerate(list(self.watchers.values()), 1):
@@ -319,11 +318,11 @@ class WatchStream:
 
     @property
     def is_checked(self) -> bool:
-        """Whether all watchers go on by the rights of now."""
+        """Whether all watchers were checked with the current rights."""
         return self.checked_at < 0 or self.checked_at == self._hub.check_number
 
     def may_go_on(self, watcher: Watcher) -> bool:
-        """Return whether a watcher may be sent something, although not all are checked yet; end it if it may not."""
+        """Return whether a watcher may be sent events, although not all are checked yet; end it if it may not."""
         reason = "" if self.is_checked else self.refusal_to_go_on(watcher.key, watcher.range_end)
         if reason:
             self.forget(watcher)
@@ -338,7 +337,7 @@ class WatchStream:
         ended.clear()
 
     def forget(self, watcher: Watcher) -> None:
-        """End a watcher without a word."""
+        """End a watcher without a response."""
         self._hub.remove(watcher)
         del self.watchers[watcher.watch_id]
         self.watcher_bytes -= watcher.size_bytes
@@ -347,7 +346,7 @@ class WatchStream:
         self._parked.pop(watcher, None)
 
     def close(self) -> None:
-        """The client is gone: end all watchers."""
+        """End all watchers, because the client has left."""
         self.is_closed = True
         self._call.on_room(None)
         self._hub.leave(self)
@@ -359,19 +358,19 @@ class WatchStream:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        """Queue one response, behind any number of others; it leaves at the end of the turn."""
+        """Queue one response after all earlier ones; it is sent at the end of the turn."""
         self._touch()
         self._out.append(_pack(0, len(message)) + message)
         self._control += 1
         self._queued_bytes += len(message)
 
     def send_events(self, watcher: Watcher, header: bytes, events: list[bytes]) -> None:
-        """Queue the events of one watcher as one response, or as fragments where the watcher allows it.
+        """Queue the events of one watcher as one response, or as fragments if the watcher allows it.
 
         Arguments:
-            watcher: on this stream.
-            header: of the response.
-            events: elements of its field.
+            watcher: a watcher of this stream.
+            header: response header.
+            events: elements of field ``events``.
         """
         if self.is_to_be_split(watcher, header, len(events), sum(map(len, events))):
             self.send_fragments(watcher, list(self.fragments(watcher, header, events)), len(events))
@@ -379,46 +378,46 @@ class WatchStream:
             self.send_joined(watcher, header, b"".join(events), len(events))
 
     def send_joined(self, watcher: Watcher, header: bytes, events: bytes, count: int) -> None:
-        """Queue events that were put together as one response of a watcher.
+        """Queue joined events as one response of a watcher.
 
         Arguments:
-            watcher: on this stream.
-            header: of the response.
-            events: elements of its field, put together.
-            count: of the events.
+            watcher: a watcher of this stream.
+            header: response header.
+            events: elements of field ``events``, joined.
+            count: number of events.
         """
         watcher.is_quiet = False
         self._count(count)
         self._touch()
         size_bytes = len(header) + len(watcher.id_field) + len(events)
-        # Apart, so that events which many share are copied once: when they leave.
+        # As separate parts, so that events shared by many watchers are copied only once, when they are sent.
         self._out.append(_pack(0, size_bytes) + header + watcher.id_field)
         self._out.append(events)
         self._bodies += 1
         self._queued_bytes += size_bytes
 
     def is_to_be_split(self, watcher: Watcher, header: bytes, count: int, size_bytes: int) -> bool:
-        """Return whether a watcher allows fragments, and so many events are too large for one response.
+        """Return whether a watcher allows fragments, and the events are too large for one response.
 
         Arguments:
-            watcher: on this stream.
-            header: of the response.
-            count, size_bytes: of the events.
+            watcher: a watcher of this stream.
+            header: response header.
+            count, size_bytes: number and size of the events.
         """
         size_bytes += len(header) + len(watcher.id_field)
         return watcher.fragment and count > 1 and size_bytes >= self._fragment_bytes
 
     def fragments(self, watcher: Watcher, header: bytes, events: list[bytes]) -> Iterator[bytes]:
-        """The responses that events are split into, one by one: to put them all together may take long."""
+        """Iterate over the fragments of a response, because building all at once may take long."""
         return messages.fragments(header + watcher.id_field, events, self._fragment_bytes)
 
     def send_fragments(self, watcher: Watcher, fragments: list[bytes], count: int) -> None:
         """Queue all fragments of a response.
 
         Arguments:
-            watcher: on this stream.
+            watcher: a watcher of this stream.
             fragments: messages.
-            count: of the events in them.
+            count: number of their events.
         """
         watcher.is_quiet = False
         self._count(count)
@@ -430,13 +429,13 @@ class WatchStream:
             self._queued_bytes += len(message)
 
     def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes, count: int) -> bool:
-        """Queue some events for many watchers; False if there is no room and nothing was queued.
+        """Queue some events for many watchers; return False if there is no room and nothing was queued.
 
         Arguments:
-            header: of the responses.
-            id_fields: the field ``watch_id`` of each, by watch id.
-            event: elements of the field ``events``.
-            count: of the events.
+            header: response header.
+            id_fields: encoded field ``watch_id`` of each watcher, by watch id.
+            event: elements of field ``events``.
+            count: number of events.
         """
         if self.is_closed:
             return True
@@ -475,7 +474,7 @@ class WatchStream:
             self._hub.cork.touch(self)
 
     def flush(self) -> None:
-        """Send what the turn has gathered. If that fails the stream ends: no watcher may miss an event unknowingly."""
+        """Send the messages of the turn. If that fails the stream ends: no watcher may miss an event without notice."""
         out, self._out = self._out, []
         bodies, self._bodies = self._bodies, 0
         events, self._events = self._events, 0
@@ -498,11 +497,11 @@ class WatchStream:
 
     @property
     def parked_revision(self) -> int:
-        """The next revision of a watcher that waits for the client, about the one that is the farthest behind."""
+        """The next revision of a watcher that waits for the client, approximately the one farthest behind."""
         return min((watcher.next_revision for watcher in islice(self._parked, 100)), default=1 << 63)
 
     def park(self, watcher: Watcher) -> None:
-        """Set a watcher aside that is behind, until the client has read."""
+        """Set a watcher that is behind aside, until the client has read."""
         if not self._parked:
             self._call.on_room(self._drained)
         self._parked[watcher] = None
