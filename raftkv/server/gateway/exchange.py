@@ -64,6 +64,7 @@ class Exchange(Carrier):
         self.call: ServerCall | None = None
         self.on_given_up: Callable[[], None] | None = None
         self._headers = headers
+        self._kept_bytes = 0
         self._pieces: Sequence[bytes] | None = None
         self._error: RpcError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -149,7 +150,12 @@ class Exchange(Carrier):
         """The request is counted where its bytes are read."""
 
     def keep(self, amount: int) -> None:
-        """The request is counted where its bytes are read."""
+        """Account for what is made of a request until it is answered: a call may last, and so may thousands of them."""
+        self._kept_bytes += amount
+        budget = self._environment.answers
+        budget.held_bytes += amount
+        if budget.held_bytes > budget.held_limit_bytes and amount > 0:
+            budget.drop_greediest()
 
     def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
         """Take no answer yet: it is paid for first, since it waits for the text that is made of it."""
@@ -164,8 +170,8 @@ class Exchange(Carrier):
     # ---- what the account asks of its connection
 
     def held_size(self) -> int:
-        """Bytes of unfinished messages."""
-        return 0
+        """Bytes of what is kept of the request."""
+        return self._kept_bytes
 
     def queued_size(self) -> int:
         """Bytes of bodies that have not left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from raftkv.loop.scheduler import Slices
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.calls import KEPT_TIMES, UnaryCall
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.server import Server
@@ -21,6 +23,7 @@ from tests.rpc.loop import on_loop, until
 
 RANGE = "/etcdserverpb.KV/Range"
 PUT = "/etcdserverpb.KV/Put"
+LOCK = "/v3lockpb.Lock/Lock"
 
 
 async def behind(request: HttpRequest) -> HttpResponse:
@@ -34,13 +37,14 @@ async def body_of(response: HttpResponse) -> bytes:
 class World:
     """A server with a few methods, and its gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ServerLimits | None = None) -> None:
         self.calls: list[UnaryCall] = []
         self.around: list[str] = []
         self.gateway = Gateway(behind, Slices())
-        self.server = Server(around=(self._around,))
+        self.server = Server(limits, around=(self._around,))
         self.server.unary(RANGE, self._range)
         self.server.unary(PUT, self._put)
+        self.server.unary_async(LOCK, self._lock)
         self.gateway.serve(self.server)
 
     def _around(self, path: str, kind: Kind, handler: Any) -> Any:
@@ -65,6 +69,10 @@ class World:
 
     def _put(self, call: UnaryCall, message: bytes) -> None:
         self.calls.append(call)
+
+    async def _lock(self, message: bytes, call: UnaryCall) -> bytes:
+        await asyncio.Event().wait()
+        return b""
 
     async def ask(self, target: str, body: bytes = b"{}", method: str = "POST", **headers: str) -> HttpResponse:
         """Answer of one request."""
@@ -284,3 +292,18 @@ async def test_a_large_answer_is_freed_in_steps(is_read: bool) -> None:
         left.append(len(pieces))
         assert len(left) < 1000
     assert max(before - after for before, after in pairwise(left)) <= 4
+
+
+@on_loop
+async def test_calls_that_wait_are_counted_and_give_way_to_others() -> None:
+    """Count what is kept of a request: thousands of clients may wait for locks with long names."""
+
+    world = World(ServerLimits(process_assembly_bytes=1 << 20))
+    body = json.dumps({"name": b64encode(bytes(100_000)).decode()}).encode()
+    first, second, third = (asyncio.ensure_future(world.ask("/v3/lock/lock", body)) for _ in range(3))
+    assert (await first).status == 429
+    answers = world.server.answers
+    assert 2 * KEPT_TIMES * 100_000 < answers.held_bytes < 3 * KEPT_TIMES * 100_000
+    second.cancel()
+    third.cancel()
+    await until(lambda: answers.held_bytes == 0)
