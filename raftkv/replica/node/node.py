@@ -163,8 +163,7 @@ class Node(AwaitableNode):
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self._cork = cork or Cork()
         self.reads = ReadQueue(ask, ids, timeout_s, self._wake, self._cork.expect)
-        self._disk = disk
-        self._sender = sender
+        self._disk, self._sender = disk, sender
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
         self._note_applied = note_applied
