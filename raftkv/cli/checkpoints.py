@@ -39,6 +39,7 @@ from raftkv.cli.ctl.session import open_library, remark, use_library
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
 from raftkv.cli.table import Rows, byte_bar, clock, count, out, printable, tell
 from raftkv.client.library import Client
+from raftkv.client.records import number_in
 from raftkv.errors import ConfigError, RaftKVError
 
 LATEST = "latest"
@@ -57,7 +58,7 @@ def check_which(word: str) -> str:
         CommandError: it does not.
     """
     prefix, colon, name = word.partition(":")
-    is_step = not colon and word.isascii() and word.isdecimal()
+    is_step = not colon and number_in(word) is not None
     if word != LATEST and not is_step and not (name and prefix in (TAG, MIN, MAX)):
         raise CommandError(f"{word!r} names no checkpoint: write {WORDS}", BAD_ARGUMENTS)
     return word

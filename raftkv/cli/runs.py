@@ -37,6 +37,7 @@ from raftkv.client.credentials import announce_settings
 from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
 from raftkv.client.operations import Compare, Delete, lease_of, mod_revision
+from raftkv.client.records import number_in
 from raftkv.dataset import keys as dataset_keys
 from raftkv.errors import (
     ConfigError,
@@ -586,10 +587,11 @@ def parse_nodes(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: it is neither a number nor two.
     """
-    least, separator, most = text.partition(":")
-    if not least.isdecimal() or (separator and not most.isdecimal()):
+    words = text.split(":")
+    least, most = number_in(words[0]), number_in(words[-1])
+    if least is None or most is None or len(words) > 2:
         raise ConfigError(f"--nnodes is a number or MIN:MAX, not {text!r}")
-    return int(least), int(most or least)
+    return least, most
 
 
 def parse_signals(text: str) -> tuple[signal.Signals, ...]:

@@ -421,6 +421,7 @@ def test_an_unknown_run_is_one_line(raftkv_cluster, command: str) -> None:
         (["exec", "--job", "j"], 128, "run exec needs a command"),
         (["exec", "--", "true"], 128, "--job is missing"),
         (["exec", "--job", "j", "--nnodes", "two", "--", "true"], 128, "--nnodes is a number or MIN:MAX, not 'two'"),
+        (["exec", "--job", "j", "--nnodes", "9" * 5000, "--", "true"], 128, "--nnodes is a number or MIN:MAX, not '9"),
         (["exec", "--job", "j", "--nnodes", "4:2", "--", "true"], 128, "4:2 nodes cannot be"),
         (["exec", "--job", "j", "--conf", "lease=1", "--", "true"], 128, "unknown option 'lease'"),
         (["exec", "--job", "j", "--env-style", "mpi", "--", "true"], 128, "unknown environment style 'mpi'"),

@@ -184,6 +184,7 @@ def test_a_watch_that_is_interrupted_says_where_to_go_on(raftkv_cluster, raftkv_
         (["best", "job", "loss", "--count=0"], 1, "--count must be a whole number, 1 or more"),
         (["runs", "x"], 128, "checkpoint runs needs no arguments"),
         (["show", "a", "newest"], 128, "'newest' names no checkpoint: write latest, a step, tag:NAME, min:METRIC or"),
+        (["show", "a", "9" * 5000], 128, "'999"),
         (["show", "a/../b"], 128, "run id '..' cannot be used: 1 to 200 bytes, without slashes"),
         (["show", "a", "9999999999999"], 128, "step 9999999999999 cannot be used"),
         (["list", "a", "--kind", "zip"], 128, "'zip' is no kind of checkpoint; there are dcp, "),
