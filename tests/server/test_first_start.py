@@ -76,7 +76,7 @@ def test_the_data_of_another_member_is_refused_also_before_this_one_has_a_name(t
     """A member that was added and never started is known by its URL alone: two ran as the owner of the data."""
     owner = rpc_pb2.Member(ID=1, name="a", peerURLs=["http://10.0.0.1:2380"])
     added = rpc_pb2.Member(ID=2, peerURLs=["http://10.0.0.2:2380"])
-    with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of a member not started yet \("):
+    with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of member to be started \("):
         bootstrap._refuse_data_of_another(_config(tmp_path, "b"), 1, {1: owner, 2: added})
 
 

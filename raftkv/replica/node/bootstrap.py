@@ -348,11 +348,11 @@ def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mappi
     for other in members.values():
         # One that was added and never started has no name.
         if other.name in (config.name, "") and not urls.isdisjoint(map(cluster_id.comparable, other.peerURLs)):
-            whose = f"member {other.name}" if other.name else "a member not started yet"
+            whose = f"{other.name or 'to be started'} ({other.ID:x})"
             raise ConfigError(
                 f"{config.data_dir} holds the data of member {own.name} ({member_id:x}, {','.join(own.peerURLs)}), and "
-                f"--name and --initial-advertise-peer-urls are those of {whose} ({other.ID:x}): give the "
-                f"data of that member, or the flags of {own.name}"
+                f"--name and --initial-advertise-peer-urls are those of member {whose}: give the data of that member, "
+                f"or the flags of {own.name}"
             )
 
 
