@@ -3,7 +3,7 @@
 Before each step every member is asked how it is. A step is safe when the voters that stay, and are in sync, are a
 quorum; an unsafe step is refused with the reason, and nothing is restarted any more. A leader hands over before its
 restart. The next step waits until the restarted member has applied what the leader had when it came back. A member
-whose metrics show that the process of before still runs was not restarted, and ends the roll.
+whose metrics show that its old process still runs was not restarted, and ends the roll.
 
 The command must return after the old process has ended, as ``systemctl restart`` does. Words are split as by a shell
 and run without one; ``{host}``, ``{name}`` and ``{id}`` stand for the member, and names that a shell would read in
@@ -139,10 +139,11 @@ class Roll:
                 before = await self._start_of(member)
                 if status := await self.run(commands[member.ID]):
                     raise CommandError(f"the restart command for {member.name} ended with status {status}", ERROR)
-                await self._wait(member)
+                applied = await self._wait(member)
                 if before is not None and await self._start_of(member) == before:
-                    text = f"{member.name} was not restarted: the process of before still runs"
+                    text = f"{member.name} was not restarted: its old process still runs"
                     raise CommandError(f"{text}; the command must return after it has ended", ERROR)
+                self.say(f"{member.name} is back, with {applied:,} entries applied")
             except CommandError as error:
                 names = ", ".join(one.name for one in left[: number - 1]) or "none"
                 raise CommandError(str(error), ERROR, [*error.details, f"restarted so far: {names}"]) from None
@@ -177,8 +178,8 @@ class Roll:
         request = rpc_pb2.MoveLeaderRequest(targetID=target.ID)
         await self.client.call_at(member.clientURLs[0], methods.MOVE_LEADER, request, timeout_s=self.timeout_s)
 
-    async def _wait(self, member: rpc_pb2.Member) -> None:
-        """Wait until a member is in sync again."""
+    async def _wait(self, member: rpc_pb2.Member) -> int:
+        """Wait until a member is in sync again; how many entries it has applied."""
         deadline = time.monotonic() + self.wait_s
         problem = ""
         while time.monotonic() < deadline:
@@ -189,8 +190,7 @@ class Roll:
             else:
                 problem = one.problem
                 if not problem:
-                    self.say(f"{member.name} is back, with {one.status.raftAppliedIndex:,} entries applied")
-                    return
+                    return one.status.raftAppliedIndex
             await asyncio.sleep(PAUSE_S)
         wait = pflag.format_duration(round(self.wait_s * 1e9))
         raise CommandError(f"{member.name} was not in sync {wait} after its restart: it {problem}", ERROR)

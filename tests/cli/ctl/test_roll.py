@@ -163,9 +163,10 @@ def test_the_roll_stops_at_a_command_that_fails_or_a_member_that_stays_away(monk
 def test_the_roll_stops_where_the_old_process_still_runs() -> None:
     played = Played("a", "b", "c")
     played.started = {"b": None, "c": 7.0}  # b does not say
-    with pytest.raises(CommandError, match="c was not restarted: the process of before still runs") as stopped:
+    with pytest.raises(CommandError, match="c was not restarted: its old process still runs") as stopped:
         played.roll()
     assert (played.done, stopped.value.details) == (_restarts("b", "c"), ("restarted so far: b",))
+    assert [line.split(" ")[0] for line in played.said if "is back" in line] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["x; reboot", "-oProxyCommand=reboot", "$(reboot)", "a b", ""])
