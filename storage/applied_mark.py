@@ -84,7 +84,6 @@ class AppliedMark:
     """
 
     def __init__(self, path: Path) -> None:
-        self.index = self.term = 0
         try:
             self._map = _open(path)
         except OSError as error:
@@ -125,6 +124,24 @@ class AppliedMark:
     def close(self) -> None:
         """Unmap the file."""
         self._map.close()
+
+
+def read_index(path: Path) -> int:
+    """Return the index of the newest entry noted in a file, which is only read; 0: there is none, or no such file."""
+    data = path.read_bytes()[:_FILE_BYTES] if path.exists() else b""
+    return _newest(data)[0] if len(data) == _FILE_BYTES else 0
+
+
+def _newest(data: bytes) -> tuple[int, int, int]:
+    """Return index and term of the newest valid mark, and the slot for the next one: the other one."""
+    found, at, next_slot = 0, 0, 0
+    for slot in (0, _SLOT_BYTES):
+        body = data[slot : slot + _BODY_BYTES]
+        (checksum,) = _SUM.unpack_from(data, slot + _BODY_BYTES)
+        index, term = _BODY.unpack(body)
+        if checksum == crc32c(body) and index > found:
+            found, at, next_slot = index, term, _SLOT_BYTES - slot
+    return found, at, next_slot
 
 
 def _open(path: Path) -> mmap.mmap:

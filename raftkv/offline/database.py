@@ -13,8 +13,7 @@ from typing import Final
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.directory import database_of, held, refuse_running
 from raftkv.pb import rpc_pb2
-from raftkv.storage import schema
-from raftkv.storage.applied_mark import MARK_NAME, AppliedMark
+from raftkv.storage import applied_mark, schema
 from raftkv.storage.backend.base import History, ReadTxn, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, read_value, replace_file
 from raftkv.storage.hash import KVHash, hash_kv
@@ -69,10 +68,7 @@ def applied_index(path: str) -> int:
     """
     database = database_of(path)
     index = schema.decode_integer(read_value(database, schema.META, schema.META_CONSISTENT_INDEX)) or 0
-    if not (mark := database.with_name(MARK_NAME)).exists():
-        return index
-    with closing(AppliedMark(mark)) as applied:
-        return max(index, applied.index)
+    return max(index, applied_mark.read_index(database.with_name(applied_mark.MARK_NAME)))
 
 
 def checked_revision(begin_read: Callable[[], History], revision: int) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import StorageError
-from raftkv.storage.applied_mark import AppliedMark
+from raftkv.storage.applied_mark import AppliedMark, read_index
 
 NOTES = st.lists(st.integers(1, 2**40), min_size=1, max_size=6, unique=True).map(sorted)
 
@@ -49,6 +49,18 @@ def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(
     again = AppliedMark(path)
     again.note(notes[-1] + 1, 7)
     assert read(path) == (notes[-1] + 1, 7)
+
+
+def test_a_look_at_a_mark_makes_and_changes_nothing(tmp_path: Path) -> None:
+    """The doctor of a disk that the kernel had mounted read-only said to remove the member."""
+    assert read_index(tmp_path / "applied") == 0
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "applied").write_bytes(b"short")
+    assert read_index(tmp_path / "applied") == 0
+    assert (tmp_path / "applied").read_bytes() == b"short"
+    mark = AppliedMark(tmp_path / "applied")
+    mark.note(7, 1)
+    assert read_index(tmp_path / "applied") == 7
 
 
 def test_forgotten_mark_counts_from_the_next_note_on(tmp_path: Path) -> None:
