@@ -189,10 +189,12 @@ class PeerService:
         metadata = call.metadata
         cluster_id, sender, addressee = (_hex(metadata, key) for key in (CLUSTER_ID_KEY, FROM_KEY, TO_KEY))
         if cluster_id != self._cluster_id:
-            self._refuse(call, f"cluster id {cluster_id:x} is not ours ({self._cluster_id:x})")
+            cause = "one of the two was founded or restored alone, or has the address of another cluster"
+            self._refuse(call, f"cluster id {cluster_id:x} is not ours ({self._cluster_id:x}): {cause}")
             raise RpcError(errors.FAILED_PRECONDITION, str(errors.ClusterIDMismatchError()))
         if addressee != self._member_id:
-            self._refuse(call, f"it looks for member {addressee:x}, this is {self._member_id:x}")
+            cause = "it has not heard yet of a replacement, or two members have this address"
+            self._refuse(call, f"it looks for member {addressee:x}, this is {self._member_id:x}: {cause}")
             raise RpcError(errors.FAILED_PRECONDITION, "raftkv: member ID mismatch")
         if sender in self._membership.removed:
             self._refuse(call, f"{sender:x} was removed")
