@@ -182,6 +182,7 @@ class Answer:
         clock_s: between which two figures its clock is ahead of this machine's; None: unknown.
         program: what runs there, e.g. ``raftkv/0.2.0``; empty: it does not say.
         fsync_p99_ms, peers_p99_ms: of its syncs, and of round trips to its peers, since it started; None: unknown.
+        started_s: when its process started, by its clock; None: unknown.
         busiest: the user (certificate, network) that took most of its time in the last whole minute, and the part.
     """
 
@@ -194,6 +195,7 @@ class Answer:
     program: str = ""
     fsync_p99_ms: float | None = None
     peers_p99_ms: float | None = None
+    started_s: float | None = None
     busiest: tuple[str, float] | None = None
 
     @property
@@ -235,7 +237,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     yield from _members(picture)
     if not picture.statuses:
         return
-    for look in (_quorum, _leader, _versions, _alarms, _lag, _data):
+    for look in (_copies, _quorum, _leader, _versions, _alarms, _lag, _data):
         yield look(picture)
     yield from _space(picture)
     yield _clocks(picture)
@@ -276,6 +278,22 @@ def _members(picture: Picture) -> Iterator[Finding]:
         if not member.clientURLs:
             advice = "start it with --initial-cluster-state existing, or raftkvctl member remove"
             yield warning(f"member {member.ID:x}", "it was added and has never been started", advice)
+
+
+def _copies(picture: Picture) -> Finding:
+    """Tell two processes with one member's data, as after a machine was copied, from one at two endpoints."""
+    processes: dict[int, dict[float, str]] = {}
+    for answer in picture.answers:
+        if answer.status is not None and answer.started_s is not None:
+            processes.setdefault(answer.member_id, {}).setdefault(answer.started_s, answer.endpoint)
+    for member_id, endpoints in processes.items():
+        if len(endpoints) > 1:
+            figure = f"two processes run as {_name(picture, member_id)}, at {' and '.join(endpoints.values())}"
+            advice = (
+                "stop the one at an address that raftkvctl member list does not show, and delete its copy of the data"
+            )
+            return failure("members", figure, advice)
+    return ok("members", f"{len(processes)} answer, each from one process")
 
 
 def _quorum(picture: Picture) -> Finding:
@@ -1047,7 +1065,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
         return Answer(endpoint, error=str(error), is_refusal=is_refusal)
     program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
-    fsync_ms, peers_ms = await asyncio.to_thread(_ask_metrics, core, endpoint)
+    fsync_ms, peers_ms, started_s = await asyncio.to_thread(_ask_metrics, core, endpoint)
     return Answer(
         endpoint,
         status=status,
@@ -1056,6 +1074,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         program=program,
         fsync_p99_ms=fsync_ms,
         peers_p99_ms=peers_ms,
+        started_s=started_s,
         busiest=await _ask_busiest(core, endpoint),
     )
 
@@ -1087,15 +1106,16 @@ async def _reach(url: str) -> float | None:
         return None
 
 
-def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None]:
-    """99th percentiles that a member has measured (ms): of its syncs, of round trips to its peers; None: unknown."""
+def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None, float | None]:
+    """Ask for the 99th percentiles (ms) of a member's syncs and round trips to peers, and its start; None: unknown."""
     try:
         text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
         found = [top.quantile(text, name, 0.99, FIGURES_MIN) for name in (_FSYNC, _ROUND_TRIP)]
+        started_s = top.sums(text).get("process_start_time_seconds")
     except (OSError, ValueError):
-        return None, None
+        return None, None, None
     fsync_ms, peers_ms = (None if seconds is None else seconds * 1000 for seconds in found)
-    return fsync_ms, peers_ms
+    return fsync_ms, peers_ms, started_s
 
 
 async def _ask_busiest(core: Core, endpoint: str) -> tuple[str, float] | None:

@@ -226,3 +226,19 @@ def test_members_that_differ_after_the_same_entries_are_found():
     # etcd reads its two figures one after the other.
     found.answers[2] = replace(found.answers[2], program="")
     assert of(found, "same data").level is Level.OK
+
+
+def test_two_processes_with_the_data_of_one_member_are_found():
+    """A copied machine: both answer as the member, and no line of the table said so."""
+    found = picture()
+    found.answers = [replace(one, started_s=100.0 + at) for at, one in enumerate(found.answers)]
+    copy = replace(answer(1), endpoint="m9:1", started_s=500.0)
+    same = replace(answer(1), endpoint="localhost:1", started_s=100.0)
+    found.answers.append(same)
+    assert levels(found)["members"] is Level.OK
+    found.answers.append(copy)
+    assert of(found, "members").level is Level.FAILURE
+    assert of(found, "members").figure == "two processes run as m1, at m1:1 and m9:1"
+    # One that does not say when it started is no proof.
+    found.answers[-1] = replace(copy, started_s=None)
+    assert levels(found)["members"] is Level.OK
