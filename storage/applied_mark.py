@@ -88,15 +88,7 @@ class AppliedMark:
             self._map = _open(path)
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
-        self._slot = 0
-        # The slot with the highest valid index is current; the next mark goes into the other slot.
-        for slot in (0, _SLOT_BYTES):
-            body = self._map[slot : slot + _BODY_BYTES]
-            (checksum,) = _SUM.unpack_from(self._map, slot + _BODY_BYTES)
-            index, term = _BODY.unpack(body)
-            if checksum == crc32c(body) and index > self.index:
-                self.index, self.term = index, term
-                self._slot = _SLOT_BYTES - slot
+        self.index, self.term, self._slot = _newest(self._map[:])
 
     def note(self, index: int, term: int) -> None:
         """Note that everything up to an entry is applied and about to become visible.
