@@ -1,23 +1,23 @@
-"""The streams and connections that have output, flushed together at the end of a turn of the loop.
+"""Streams and connections with pending output, flushed together at the end of a turn of the loop.
 
-    cork.touch(stream)        # has messages: the end of the turn hands them to its connection
-    cork.mark(connection)     # has bytes: the end of the turn writes them to its socket
+    cork.touch(stream)        # the stream has messages: they go to its connection at the end of the turn
+    cork.mark(connection)     # the connection has bytes: they go to its socket at the end of the turn
 
-    with cork:                # a turn that makes many answers: no flush before its end
+    with cork:                # a turn that makes many answers: no flush before the block ends
         ...
 
-    cork.begin_pass()         # the same for a pass over all sockets that are ready
-    cork.end_pass(False)      # runs the callbacks of cork.defer(turn) first, then flushes
+    cork.begin_pass()         # the same for a pass over all ready sockets
+    cork.end_pass(False)      # first runs the callbacks of cork.defer(turn), then flushes
 
-    cork.expect(8)            # eight callers are answered in this turn: most of them ask again at once
-    cork.arrived()            # one of them has
+    cork.expect(8)            # eight callers are answered in this turn: most of them send the next request at once
+    cork.arrived()            # one of the expected requests has arrived
 
-Output touched outside of both is flushed at the start of the loop's next turn, by one callback. Streams come first, so
-the output of a turn for one connection leaves in one system call.
+Output that is touched or marked outside of a block and a pass is flushed at the start of the loop's next turn, by one
+callback. Streams are flushed first, so the output of a turn for one connection leaves in one system call.
 
     request read -> handler -> stream.answer -> touch ...... end of the turn: stream.flush -> mark -> connection.flush
 
-Deferred work costs as much for one request as for many: a write to the log, a sync, a message to each member. So a
+Deferred work costs the same for one request as for many: a write to the log, a sync, a message to each member. So a
 pass may wait a moment while callers are expected (``awaits_more``).
 
 Leaves out: the output itself, and limits on it (``rpc.server.budget``, streams).
@@ -31,10 +31,10 @@ from typing import Protocol
 
 
 class Flushable(Protocol):
-    """Gathers bytes or messages during a turn."""
+    """Collects bytes or messages during a turn."""
 
     def flush(self) -> None:
-        """Hand them on."""
+        """Pass the output on."""
 
 
 def _next_turn(callback: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ def _next_turn(callback: Callable[[], None]) -> None:
 
 
 class Cork:
-    """Flushes streams and connections at the end of a turn.
+    """Collects streams and connections, and flushes them at the end of a turn.
 
     Arguments:
         schedule: calls a function at the start of the loop's next turn.
@@ -58,24 +58,24 @@ class Cork:
         self._has_arrived = False
 
     def touch(self, stream: Flushable) -> None:
-        """Flush a stream at the end of the turn. A stream calls this once a turn."""
+        """Flush a stream at the end of the turn. Each stream calls this once per turn."""
         if not self._is_held and not self._touched and not self._marked:
             self._schedule(self.flush)
         self._touched.append(stream)
 
     def mark(self, connection: Flushable) -> None:
-        """Flush a connection at the end of the turn, after all streams. A connection calls this once a turn."""
+        """Flush a connection at the end of the turn, after all streams. Each connection calls this once per turn."""
         if not self._is_held and not self._marked and not self._touched:
             self._schedule(self.flush)
         self._marked.append(connection)
 
     def flush(self) -> None:
-        """Flush now, within ``with`` too.
+        """Flush now, even within a ``with`` block.
 
         Raises:
-            Exception: the first that a flush raised, after all other flushes.
+            Exception: first error of a flush, raised after all other flushes.
         """
-        was_held, self._is_held = self._is_held, True  # streams touched by a flush are flushed here as well
+        was_held, self._is_held = self._is_held, True  # streams touched by a flush are flushed in this loop too
         failure: Exception | None = None
         while self._touched or self._marked:
             if self._touched:
@@ -101,10 +101,10 @@ class Cork:
         """Run the deferred callbacks, and flush.
 
         Arguments:
-            is_late: the pass has used its time: deferred callbacks wait for the next turn of the loop.
+            is_late: the pass has used up its time, so deferred callbacks wait for the next turn of the loop.
 
         Raises:
-            Exception: the first that a callback or a flush raised, after all others.
+            Exception: first error of a callback or flush, raised after all others.
         """
         deferred, self._deferred = self._deferred, None
         failure: Exception | None = None
@@ -122,10 +122,10 @@ class Cork:
             raise failure
 
     def defer(self, callback: Callable[[], None]) -> bool:
-        """Call back at the end of the pass under way, and save a turn of the loop; False if no pass is under way.
+        """Call back at the end of the current pass, which saves a turn of the loop. Returns False outside of a pass.
 
         Arguments:
-            callback: does the work that requests of the pass share.
+            callback: does work that all requests of the pass share.
         """
         if self._deferred is None:
             return False
@@ -133,10 +133,10 @@ class Cork:
         return True
 
     def expect(self, callers: int) -> None:
-        """Note that so many callers are answered: they may ask again as soon as they have read it.
+        """Note answered callers: each may send its next request as soon as it has read the answer.
 
         Arguments:
-            callers: how many.
+            callers: number of callers.
         """
         self._expected += callers
 
@@ -152,7 +152,7 @@ class Cork:
 
     @property
     def awaits_more(self) -> bool:
-        """Whether the pass under way has a request with deferred work, and expects more that could share it."""
+        """Whether the current pass has a request with deferred work, and more requests that could share it are due."""
         return self._has_arrived and self._expected > 0
 
     def __enter__(self) -> None:

@@ -1,23 +1,23 @@
-"""Memory is freed by reference count, in steps: no reference cycles, no long collection, no large free at once.
+"""Memory is freed by reference counts, in steps: no reference cycles, no long collections, no large frees.
 
-    collect_in_small_passes()                        # of this process, before its loop runs
-    with look_at_young_objects(loop, puts): ...      # and while it runs, as keys are written
+    collect_in_small_passes()                        # for this process, before its loop runs
+    with look_at_young_objects(loop, puts): ...      # while the loop runs: collect after many puts
 
     release(transport); forget_frames(error)         # break the cycles that asyncio and tracebacks make
     spawn(free_in_steps(h2.drop))                    # free hundreds of MiB over many turns of the loop
 
-A full collection by Python's garbage collector holds the loop for 0.2 s with 300,000 keys. So the collector looks at
-young objects only, and an object that survives one collection is never looked at again. Long-lived cycles are not
-freed, therefore none may exist: a client that opens and drops connections must not leave cycles behind. Most are
-avoided where objects are made; this module breaks those of asyncio's transports and of exceptions whose frames hold a
-connection. Should one slip through, it stays small while the member is idle, since few objects are made then.
+A full collection by Python's garbage collector blocks the loop for 0.2 s with 300,000 keys. The collector therefore
+examines young objects only, and never examines an object again after it has survived one collection. Long-lived cycles
+are not freed, so none may exist: a client that opens and drops connections must not leave cycles behind. Most cycles
+are avoided where objects are made; this module breaks those of asyncio's transports and of exceptions whose frames hold
+a connection. A cycle that is missed costs little while the member is idle, since few objects are made then.
 
 Invariants:
 
-1. A collection looks at no more than some 20,000 objects (2 ms): more are not made between two.
-2. Nor at large objects that have grown since. Python counts objects, not their contents, and follows all of them. The
-   list of a key's revisions may grow by a hundred thousand while hardly an object is made; 40 of them took a follower
-   0.37 s in one turn. So there is a collection after ``PUTS_A_PASS`` puts too.
+1. A collection examines at most some 20,000 objects (2 ms): no more are made between two collections.
+2. A collection examines no old object that has grown. Python counts objects, not their contents, and follows all
+   references of an object. The list of a key's revisions may grow by a hundred thousand while almost no object is made;
+   40 such lists took a follower 0.37 s in one turn. So ``PUTS_A_PASS`` puts cause a collection too.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from typing import Final
 GC_THRESHOLDS: Final = (5_000, 2, 1_000_000)
 PUTS_A_PASS: Final = 10_000
 PASS_INTERVAL_S: Final = 0.25
-"""How often puts are counted. A member applies some 40,000 in that time, and looks at as many references in 2 ms."""
+"""How often puts are counted. A member applies some 40,000 in that time; examining as many references takes 2 ms."""
 FREE_BYTES_PER_STEP: Final = 4 * 1024 * 1024
-"""Giving memory back to the system takes about 0.2 ms a MiB."""
+"""Bytes freed in one turn. Returning memory to the system takes about 0.2 ms per MiB."""
 
 _YOUNG: Final = 1
-"""The older of the two generations that are looked at."""
+"""The older of the two generations that are examined."""
 
 
 def collect_in_small_passes() -> None:
-    """Have the collector of this process look at young objects only."""
+    """Limit the garbage collector of this process to young objects."""
     gc.set_threshold(*GC_THRESHOLDS)
     if _keep_out_of_sight not in gc.callbacks:
         gc.callbacks.append(_keep_out_of_sight)
@@ -54,11 +54,11 @@ def _keep_out_of_sight(phase: str, collection: dict[str, int]) -> None:
 
 @contextmanager
 def look_at_young_objects(loop: asyncio.AbstractEventLoop, puts: Callable[[], int]) -> Iterator[None]:
-    """Collect each time that ``PUTS_A_PASS`` keys have been put.
+    """Collect within the block each time ``PUTS_A_PASS`` keys have been put.
 
     Arguments:
-        loop: of the member.
-        puts: how many keys have been put.
+        loop: event loop of the member.
+        puts: returns the number of keys put so far.
     """
     timer: asyncio.TimerHandle
     looked_at = puts()
@@ -79,7 +79,7 @@ def look_at_young_objects(loop: asyncio.AbstractEventLoop, puts: Callable[[], in
 
 
 class _GoneTransport(asyncio.Transport):
-    """Replaces the transport of a protocol whose connection is lost."""
+    """Replaces the transport of a protocol whose connection is lost. All writes to it are ignored."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -110,24 +110,24 @@ GONE: Final[asyncio.Transport] = _GoneTransport()
 
 
 async def free_in_steps(drop: Callable[[int], bool]) -> None:
-    """Free much memory, one step in each turn of the loop: hundreds of MiB at once would hold it.
+    """Free much memory, one step per turn of the loop: freeing hundreds of MiB at once would block it.
 
     Arguments:
-        drop: frees about so many bytes, and returns whether more is left. Its data has no other owner.
+        drop: frees about the given number of bytes, and returns whether more is left. Nothing else refers to its data.
     """
     for _ in iter(partial(drop, FREE_BYTES_PER_STEP), False):
         await asyncio.sleep(0)
 
 
 def nothing() -> None:
-    """Replace a callback that is needed no more."""
+    """Do nothing: replaces a callback that is no longer needed."""
 
 
 def release(transport: asyncio.BaseTransport | None) -> None:
     """Break the cycles of a transport whose connection is lost.
 
-    A socket transport keeps a bound method of itself, and from Python 3.12 on a second one unless it was closed, not
-    aborted; so none of them is freed by its reference count.
+    A socket transport keeps a bound method of itself. From Python 3.12 on it keeps a second one after an abort (a close
+    drops it). Without this function no such transport is freed by its reference count.
     """
     if transport is not None and hasattr(transport, "_read_ready_cb"):
         transport._read_ready_cb = None

@@ -1,22 +1,23 @@
-"""Fair service: identities that wait for the same thing are served in turn, by what their items cost.
+"""Fair service: identities that wait for the same resource are served in turn, by the cost of their items.
 
     queue = FairQueue[Job]()
     queue.add(b"alice", job)            # behind the other items of alice
-    identity, job = queue.pop()         # of the identity that has been served least
-    queue.charge(identity, seconds)     # what it cost, once that is known: time, bytes or calls
-    queue.wait_s(identity)              # about how long an item waits that comes now
+    identity, job = queue.pop()         # an item of the identity that has been served least
+    queue.charge(identity, seconds)     # the cost of the item, once it is known: time, bytes or calls
+    queue.wait_s(identity)              # about how long a new item would wait
 
-In order of arrival, one identity that floods a member makes all others wait for the length of its flood. Here the wait
-depends on the number of identities that wait, and on the cost of one item of each. With one identity the order is that
-of arrival.
+In order of arrival, one identity that floods a member would make all others wait until its flood ends. Here the wait
+depends on the number of waiting identities and the cost of one item of each. With a single identity items are served in
+order of arrival.
 
-This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each identity has a virtual time, the cost of what it was
-served; the one with the least goes next. One that comes anew begins at the time of the item that was served last, so it
-cannot save up for a flood of its own. Of two identities with items that wait all the time, one is served at most the
-cost of one item of each more than the other. A cost may be charged after the item was served, and counts from then on.
+This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each identity has a virtual time, the total cost of its
+served items; the identity with the least goes next. A new identity begins at the virtual time of the last served item,
+so it cannot save up time for a flood of its own. Of two identities that always have items waiting, neither is served
+more than the cost of one item ahead of the other. A cost may be charged after the item was served, and counts from then
+on.
 
-Invariants: items of one identity keep their order; memory is a few words for each identity that has items or has been
-served more than others, and each of these has paid for its place.
+Invariants: items of one identity keep their order. Memory is a few words for each identity that has items or has been
+served more than others, so an identity has paid for its memory.
 
 Leaves out: weights (all identities count the same), and limits on what may wait (``rpc/shares``).
 """
@@ -31,38 +32,38 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 Identity = str | bytes
-"""A user's name as bytes; else "certificate NAME" or "address ADDRESS"."""
+"""A user's name as bytes; otherwise "certificate NAME" or "address ADDRESS"."""
 
 MEMBER: Final = "member"
-"""The identity of the member's own work, apart from all clients."""
+"""The identity of the member's own work, which no client asked for."""
 
 SERVED_KEPT_MIN: Final = 64
-"""Virtual times that are kept before those of identities that have no items and are not ahead are dropped."""
+"""Virtual times kept before those of identities without items that are not ahead of the others are dropped."""
 
 MEASURED_S: Final = 1.0
-"""How long an identity is served before the oldest half of that counts half."""
+"""How long an identity is measured before the past counts half."""
 
 
 class FairQueue(Generic[T]):
-    """Items that wait, each once, by identity.
+    """Waiting items by identity. Each item is in the queue at most once.
 
     Arguments:
-        clock: seconds; None: waits are not measured.
+        clock: returns seconds; None: waits are not measured.
 
     Attributes:
-        length: how many wait.
+        length: number of waiting items.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock
         self._pace: dict[Identity, tuple[float, int]] = {}
-        """Since when each identity with items is measured, and how many were taken since."""
-        # Ordered, and not plain dicts: those are slow to give their first when many before it are gone.
+        """For each identity with items: when its measurement began, and how many items were taken since."""
+        # OrderedDict, since a plain dict is slow to find its first item when many before it were deleted.
         self._lines: dict[Identity, OrderedDict[T, None]] = {}
         self._served: dict[Identity, float] = {}
-        """The virtual time of each identity that has items, or is ahead of the others."""
+        """The virtual time of each identity that has items or is ahead of the others."""
         self._heap: list[tuple[float, int, Identity]] = []
-        """The identities with items, each once, under a time that may have passed since; and some that have none."""
+        """Each identity with items once, under a virtual time that may be outdated; also identities without items."""
         self._heaped: set[Identity] = set()
         self._now = 0.0
         self._number = 0
@@ -77,20 +78,20 @@ class FairQueue(Generic[T]):
             yield from line
 
     def has(self, identity: Identity) -> bool:
-        """Return whether an identity has items here."""
+        """Return whether an identity has waiting items."""
         return identity in self._lines
 
     def add(self, identity: Identity, item: T) -> None:
-        """Have an item wait; one that waits already keeps its place.
+        """Add a waiting item; one that already waits keeps its place.
 
         Arguments:
-            identity: whose it is.
-            item: to be served.
+            identity: owner of the item.
+            item: item to be served.
         """
         line = self._lines.get(identity)
         if line is None:
             if not self.length:
-                self.clear()  # while none waited, none was served at the cost of another
+                self.clear()  # while the queue was empty, no identity lost to another
             line = self._lines[identity] = OrderedDict()
             self._served[identity] = max(self._served.get(identity, 0.0), self._now)
             self._push(identity)
@@ -101,7 +102,7 @@ class FairQueue(Generic[T]):
             self.length += 1
 
     def pop_other_than(self, excepted: Callable[[Identity], bool]) -> tuple[Identity, T] | None:
-        """Take the oldest item of the first identity that is not excepted; None: all are."""
+        """Take the oldest item of the first identity that is not excepted; None: all identities are."""
         for identity, line in self._lines.items():
             if not excepted(identity):
                 item, _none = line.popitem(last=False)
@@ -113,7 +114,7 @@ class FairQueue(Generic[T]):
         return None
 
     def put_back(self, identity: Identity, item: T) -> None:
-        """Have an item wait again, before the others of its identity."""
+        """Add an item again, ahead of the other items of its identity."""
         self._note_taken(identity, -1)
         self.add(identity, item)
         self._lines[identity].move_to_end(item, last=False)
@@ -125,7 +126,7 @@ class FairQueue(Generic[T]):
             heappush(self._heap, (self._served[identity], self._number, identity))
 
     def pop(self) -> tuple[Identity, T]:
-        """Take the next item, and return whose it is too.
+        """Take the next item, and return it with its identity.
 
         Raises:
             IndexError: no item waits.
@@ -137,7 +138,7 @@ class FairQueue(Generic[T]):
             if line is None:
                 continue  # all its items were discarded
             if served < self._served[identity]:
-                self._push(identity)  # it has been charged since
+                self._push(identity)  # it has been charged since it was pushed
                 continue
             self._now = served
             item, _none = line.popitem(last=False)
@@ -156,7 +157,7 @@ class FairQueue(Generic[T]):
             self._pace[identity] = (since, taken + count)
 
     def wait_s(self, identity: Identity) -> float:
-        """Return how long an item that comes now would wait, at the speed of late; 0: unknown."""
+        """Return how long a new item would wait at the recent speed; 0: unknown."""
         if self._clock is None or identity not in self._pace:
             return 0.0
         now = self._clock()
@@ -167,16 +168,16 @@ class FairQueue(Generic[T]):
         return wait_s
 
     def charge(self, identity: Identity, cost: float) -> None:
-        """Count what was done for an identity.
+        """Add the cost of work done for an identity.
 
         Arguments:
-            identity: as ``pop`` returned it.
-            cost: in the one unit of this queue.
+            identity: identity returned by ``pop``.
+            cost: in the same unit for all calls on this queue.
         """
         self._served[identity] = max(self._served.get(identity, 0.0), self._now) + cost
 
     def discard(self, identity: Identity, item: T) -> None:
-        """Forget an item, if it waits."""
+        """Remove an item, if it waits."""
         line = self._lines.get(identity)
         if line is not None and item in line:
             del line[item]
@@ -185,7 +186,7 @@ class FairQueue(Generic[T]):
                 self._end(identity)
 
     def _end(self, identity: Identity) -> None:
-        """An identity has no more items; its virtual time counts while it is ahead."""
+        """Remove an identity without items. Its virtual time is kept while it is ahead of the others."""
         del self._lines[identity]
         self._pace.pop(identity, None)
         if not self.length:
@@ -198,7 +199,7 @@ class FairQueue(Generic[T]):
             self._heaped = {entry[2] for entry in self._heap}
 
     def clear(self) -> None:
-        """Forget all items, and what was served."""
+        """Remove all items and virtual times."""
         self._lines.clear()
         self._served.clear()
         self._heap.clear()

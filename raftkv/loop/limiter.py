@@ -1,20 +1,20 @@
-"""Limits on what one turn of the event loop does; the rest waits for later turns.
+"""Limits on the work of one turn of the event loop; the rest waits for later turns.
 
     limiter = Limiter(100)                     # room for 100 in each turn
-    if not limiter.try_enter():                # a coroutine enters; a heavy one takes the room of several
+    if not limiter.try_enter():                # a coroutine enters; heavy work takes more room (``weight``)
         await limiter.enter(1, user)
     limiter.add(callback, user)                # a short callback, called in the next turn that has room
-    limiter.begin(callbacks)                   # many of the member's own; the first of them are called now
-    limiter.clear()                            # drop the callbacks that were not called yet
+    limiter.begin(callbacks)                   # many callbacks of the member itself; the first of them run now
+    limiter.clear()                            # drop the callbacks that have not run yet
 
-    backlog.add(connection.go_on, user)        # connections with unprocessed input: ``TURN_S`` in each turn for all
+    backlog.add(connection.go_on, user)        # connections with unprocessed input: together ``TURN_S`` in each turn
 
-    text = SharedText(parts)                   # a slow text for concurrent requests: one is made at a time
-    await text()                               # as it is after this call
+    text = SharedText(parts)                   # a text that is slow to build; concurrent requests share one build
+    await text()                               # the text as of now or later
 
-One event may let thousands continue: a key that all of them waited for has changed, the leader is lost, one pass over
-the sockets brought the first bytes of as many handshakes. All at once they would hold the loop. Identities that wait
-are served in turn (``fair``), and the requests of one keep their order.
+One event may wake thousands of waiters: a key that all of them watched has changed, the leader is lost, or one pass
+over the sockets read the first bytes of thousands of handshakes. Together they would block the loop. Waiting identities
+are served in turn (``fair``), and the requests of one identity keep their order.
 
 Leaves out: work that is long in itself and pauses by itself (``scheduler``).
 """
@@ -33,19 +33,19 @@ from raftkv.loop.fair import MEMBER, FairQueue, Identity
 Callback = Callable[[], object]
 
 TURN_S: Final = 0.002
-"""Time of a backlog in each turn of the loop. Short, since a put of another client takes three or four turns."""
+"""Time per turn of the loop for a backlog. It is short because another client's put takes three or four turns."""
 
 
 class Limiter:
-    """Lets coroutines enter and calls callbacks, a few in each turn of the loop.
+    """Limits how many coroutines enter and how many callbacks run in one turn of the loop.
 
     Arguments:
-        in_a_turn: how many, or the sum of their weights.
+        in_a_turn: room of one turn: the sum of the weights that may run in it.
     """
 
     def __init__(self, in_a_turn: int) -> None:
         self._in_a_turn = self._left = in_a_turn
-        """Room of a turn, and what is left of it for coroutines that come now."""
+        """Room of one turn, and the part of it that is left in this turn."""
         self._waiting = FairQueue[Callback]()
         self._room = self._woken = 0
         self._is_scheduled = self._is_calling = False
@@ -54,10 +54,10 @@ class Limiter:
         return len(self._waiting)
 
     def try_enter(self, weight: int = 1) -> bool:
-        """Enter if this turn has room and nothing waits.
+        """Enter if this turn has room and nothing is waiting.
 
         Arguments:
-            weight: how much the caller has to do. A weight above the room of a turn gets a turn of its own.
+            weight: room that the caller takes. A weight above the room of a turn gets a turn of its own.
         """
         if self._left <= 0 or len(self._waiting):
             return False
@@ -66,11 +66,11 @@ class Limiter:
         return True
 
     async def enter(self, weight: int, identity: Identity) -> None:
-        """Wait for a turn that has room, behind all of the same identity that wait, and enter.
+        """Wait for a turn that has room, behind earlier waiters of the same identity, and enter.
 
         Arguments:
-            weight: as of ``try_enter``.
-            identity: for which the caller works.
+            weight: as in ``try_enter``.
+            identity: identity that the caller works for.
         """
         if not self.try_enter(weight):
             turn = asyncio.get_running_loop().create_future()
@@ -92,17 +92,17 @@ class Limiter:
         turn.set_result(None)
 
     def add(self, callback: Callback, identity: Identity) -> None:
-        """Call back once in the next turn that has room; adding a callback that waits already changes nothing.
+        """Call back once, in the next turn that has room. Adding a callback that already waits has no effect.
 
         Arguments:
-            callback: does little.
-            identity: for which it does that.
+            callback: short piece of work.
+            identity: identity that it works for.
         """
         self._waiting.add(identity, callback)
         self._schedule()
 
     def begin(self, callbacks: Iterable[Callback]) -> None:
-        """Call the first of many now, unless others wait already, and the rest in later turns."""
+        """Run the first of many callbacks now, unless others already wait, and the rest in later turns."""
         had_waiting = bool(len(self._waiting)) or self._is_calling
         for callback in callbacks:
             self._waiting.add(MEMBER, callback)
@@ -114,7 +114,7 @@ class Limiter:
                 self._schedule()
 
     def clear(self) -> None:
-        """Drop the callbacks that wait."""
+        """Drop the waiting callbacks."""
         self._waiting.clear()
 
     def _schedule(self) -> None:
@@ -127,14 +127,14 @@ class Limiter:
         self._left = self._in_a_turn - self._woken  # coroutines woken in the previous turn run in this one
         self._woken = 0
         if len(self._waiting) or self._left < self._in_a_turn:
-            self._schedule()  # before waking coroutines: what they schedule belongs to the turn after
+            self._schedule()  # before coroutines are woken: callbacks that they schedule belong to the turn after
         self._call_some()
 
     def _call_some(self) -> None:
         waiting = self._waiting
         self._room, self._is_calling = self._in_a_turn, True
         try:
-            for _ in range(len(waiting)):  # a callback added meanwhile waits for the next turn
+            for _ in range(len(waiting)):  # a callback added by one of these waits for the next turn
                 if self._room <= 0 or not len(waiting):
                     break
                 self._room -= 1
@@ -146,16 +146,16 @@ class Limiter:
 
 
 class Backlog:
-    """Connections of one server that brought more work than one turn may do.
+    """Connections of one server with more unprocessed input than one turn may handle.
 
-    A read is bounded in bytes, but the cost of its requests is not: a client may send 2,000 large requests except for
-    their last octets, and then all of those in one read. So a connection that has used its time stops between two
-    frames, is not read meanwhile, and continues here. ``TURN_S`` is for all of them together, however many there are,
-    and each identity has an equal part of it, however many connections it has.
+    A read is bounded in bytes, but the cost of its requests is not: a client may send 2,000 large requests without
+    their last octets, and then all the last octets in one read. A connection that has used its time therefore stops
+    between two frames, is not read while it waits, and continues here. All connections share ``TURN_S``, and each
+    identity gets an equal part of it, however many connections it has.
 
     Arguments:
-        cork: held while they work.
-        loop: of the server.
+        cork: held while the connections work.
+        loop: event loop of the server.
     """
 
     def __init__(self, cork: Cork, loop: asyncio.AbstractEventLoop) -> None:
@@ -168,8 +168,8 @@ class Backlog:
         """Call back in a later turn.
 
         Arguments:
-            go_on: does some of the work, and adds itself again if some is left.
-            identity: of the connection.
+            go_on: does part of the work, and adds itself again if work is left.
+            identity: identity of the connection.
         """
         self._waiting.add(identity, go_on)
         self._next_turn()
@@ -203,29 +203,29 @@ class Backlog:
 
 
 TEXT_SLICE_S: Final = 0.002
-"""How long a turn of the loop works on a text; a part is never cut."""
+"""Time per turn of the loop for building a text. One part is never interrupted."""
 
 
 class SharedText:
-    """Makes a text on demand, in slices. Requests that come while one is made share the next one.
+    """Builds a text on demand, in slices. Requests that arrive during a build share the next build.
 
     Arguments:
-        parts: makes the text as it is now, part by part.
+        parts: yields the current text, part by part.
     """
 
     def __init__(self, parts: Callable[[], Iterator[str]]) -> None:
         self._parts = parts
         self._begun = 0
-        """Texts that were begun."""
+        """Number of builds started."""
         self._text = (0, b"")
-        """The last one that is whole, and which it is."""
+        """Number of the last finished build, and its text."""
         self._turn = asyncio.Lock()
 
     async def __call__(self) -> bytes:
-        """Return the text as it is after this call."""
+        """Return a text whose build began after this call."""
         begun = self._begun
         async with self._turn:
-            if self._text[0] <= begun:  # no caller has begun one since
+            if self._text[0] <= begun:  # no build has begun since this call
                 self._begun += 1
                 number = self._begun
                 self._text = number, await self._make()

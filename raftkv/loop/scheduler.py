@@ -1,21 +1,21 @@
-"""Long work on the loop, done in slices between everything else: reads of many keys above all.
+"""Long work on the loop, done in slices between all other work. Most of it reads many keys.
 
     job = slices.run(begin, failed, size, user) # begin() -> a generator that pauses after each small piece of work
     job.cancel()                                # the client has left: stop the job where it is
     await slices.result(begin, size, user)      # the same for a coroutine
-    await on_thread(job, give_up)               # what blocks: its thread has ended when this returns
+    await on_thread(job, give_up)               # blocking work: its thread has ended when this returns
 
-Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that begin
-in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``). So puts and heartbeats never wait longer
-than a few milliseconds. A job that fits into the rest of ``INLINE_S`` is done at once, without a pass between. Other
-jobs take turns of ``SLICE_S``.
+Each pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that begin
+in it (and ``SLICE_S`` to one urgent job, ``run_ahead``). So puts and heartbeats never wait longer than a few
+milliseconds. A job that fits into the rest of ``INLINE_S`` is completed at once, without another pass. Other jobs take
+turns of ``SLICE_S``.
 
-Two lanes share the time equally, so short jobs never wait for long ones; ``size`` decides. Within a lane each identity
-has an equal part of the time, however many jobs it has (``fair``). A lane works on few jobs at a time and begins the
-next when one ends: a waiting job holds no results, and the jobs under way all come to their end. An identity that has
-none under way may begin one all the same, until there are twice as many.
+Two lanes share the time equally, so short jobs never wait for long ones; ``size`` selects the lane. Within a lane each
+identity has an equal part of the time, however many jobs it has (``fair``). A lane works on few jobs at a time and
+begins the next when one ends: waiting jobs hold no results, and every active job finishes. An identity without an
+active job may begin one even in a full lane, until twice as many jobs are active.
 
-Leaves out: the work of jobs and their answers; how long they may take, except that ``hold`` bounds how long they may
+Leaves out: the work of jobs and their answers; how long a job may take, except that ``hold`` limits how long it may
 keep history from being compacted.
 """
 
@@ -37,19 +37,19 @@ TURN_S: Final = 0.002
 SLICE_S: Final = 0.001
 INLINE_S: Final = 0.003
 SHORT_KEYS: Final = 10_000
-"""Jobs above this size belong in the lane for long jobs."""
+"""Jobs above this size go to the lane for long jobs."""
 SHORT_ACTIVE_MAX: Final = 64
 LONG_ACTIVE_MAX: Final = 4
 RUN_ITEMS: Final = 1000
-"""Items that are sorted, or put together, at once."""
+"""Items that are sorted or joined at once."""
 RUN_BYTES: Final = 256 * 1024
-"""Bytes that are put together at once."""
+"""Bytes that are joined at once."""
 HOLD_MAX_S: Final = 30.0
-"""How long a job may keep compactions from dropping what it reads."""
+"""How long a job may keep the data that it reads from being compacted."""
 
 
 class Job:
-    """One piece of work; made by ``Slices.run``."""
+    """One piece of work; created by ``Slices.run``."""
 
     __slots__ = ("_begin", "_failed", "_is_running", "_work", "identity", "is_over", "lane")
 
@@ -65,7 +65,7 @@ class Job:
         self.identity = identity
 
     def step(self, until: float) -> bool:
-        """Work until a moment of ``perf_counter``, one piece at least; whether it is over."""
+        """Work until a moment of ``perf_counter``, for at least one piece. Returns whether the job has ended."""
         self._is_running = True
         try:
             if self._work is None:
@@ -85,7 +85,7 @@ class Job:
         return self.is_over
 
     def cancel(self) -> None:
-        """Stop the job, unless it is over: its result is not needed."""
+        """Stop the job, unless it has ended: its result is no longer needed."""
         if not self.is_over:
             self.is_over = True
             self.lane.remove(self)
@@ -94,7 +94,7 @@ class Job:
 
 
 class _Lane:
-    """Jobs of one kind: some under way, taking turns, the others waiting."""
+    """Jobs of one kind: some are active and take turns, the others wait."""
 
     def __init__(self, active_max: int) -> None:
         self._active_max = active_max
@@ -112,15 +112,15 @@ class _Lane:
         return active < self._active_max or (active < 2 * self._active_max and not self._active.has(identity))
 
     def wait_s(self, identity: Identity) -> float:
-        """Return about how long a job of an identity waits to begin."""
+        """Return about how long a new job of an identity would wait to begin."""
         return self._waiting.wait_s(identity)
 
     def add(self, job: Job) -> None:
-        """Begin a job when it is its turn."""
+        """Begin a job now if there is room, otherwise when its turn comes."""
         (self._active if self.has_room(job.identity) else self._waiting).add(job.identity, job)
 
     def remove(self, job: Job) -> None:
-        """Forget a job, if it is here; the next may begin."""
+        """Remove a job, if it is here; the next may begin."""
         self._active.discard(job.identity, job)
         self._waiting.discard(job.identity, job)
         self._begin_next()
@@ -130,7 +130,7 @@ class _Lane:
             identity, job = self._waiting.pop()
             self._waiting.charge(identity, 1)
             self._active.add(identity, job)
-        # An identity without one may begin one all the same, and must not be overtaken by those that come later.
+        # An identity without an active job may begin one in a full lane, and later arrivals must not overtake it.
         while len(self._active) < 2 * self._active_max:
             found = self._waiting.pop_other_than(self._active.has)
             if found is None:
@@ -139,7 +139,7 @@ class _Lane:
             self._active.add(*found)
 
     def step(self, until: float, charge: Callable[[Identity, float], None]) -> None:
-        """A slice of the job whose turn it is."""
+        """Run a slice of the next job."""
         began = perf_counter()
         identity, job = self._active.pop()
         is_over = True
@@ -155,10 +155,10 @@ class _Lane:
 
 
 class Slices:
-    """The long work of one member. One owner: the loop on which it was made.
+    """The long work of one member. It belongs to the loop on which it was created.
 
     Attributes:
-        charge: hears how long each identity was worked for.
+        charge: called with an identity and the seconds that were worked for it.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Slices:
         self._scheduled = False
         self._inline_left_s = INLINE_S
         self.is_late = False
-        """Whether this pass of the loop has no time left for jobs: new ones wait for the next."""
+        """Whether this pass of the loop has no time left for jobs: new ones wait for the next pass."""
 
     def __len__(self) -> int:
         return len(self._short) + len(self._long) + len(self._ahead)
@@ -182,13 +182,13 @@ class Slices:
         size: int,
         identity: Identity,
     ) -> Job:
-        """Do some work: now, if there is time, else in turn.
+        """Do some work: now, if there is time, otherwise when its turn comes.
 
         Arguments:
-            begin: starts it; called when its turn comes.
-            failed: called with an error, begin's included, that ended it.
-            size: about how much it is, in keys to be looked at.
-            identity: for which it is done; ``MEMBER``: for no client.
+            begin: returns the generator; called when the job's turn comes.
+            failed: called with the error that ended the job, also one of ``begin``.
+            size: approximate number of keys that the job reads.
+            identity: identity that the job works for; ``MEMBER``: no client.
         """
         lane = self._long if size > SHORT_KEYS else self._short
         job = Job(begin, failed, lane, identity)
@@ -199,15 +199,15 @@ class Slices:
         return job
 
     def wait_s(self, size: int, identity: Identity) -> float:
-        """Return about how long a job would wait that comes now; 0: not at all, or unknown."""
+        """Return about how long a new job would wait; 0: not at all, or unknown."""
         return (self._long if size > SHORT_KEYS else self._short).wait_s(identity)
 
     def run_ahead(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], *, at_once: bool) -> None:
-        """Do some work ahead of all waiting jobs. It is for rare work: to revoke a right, for example.
+        """Do rare, urgent work ahead of all waiting jobs, for example revoking a right.
 
         Arguments:
-            begin, failed: as of ``run``.
-            at_once: do a slice of it now, even if this pass of the loop has no time left.
+            begin, failed: as in ``run``.
+            at_once: run a slice now, even if this pass of the loop has no time left.
         """
         job = Job(begin, failed, self._ahead, MEMBER)
         if (at_once or not self.is_late) and self._begin(job, SLICE_S):
@@ -216,28 +216,28 @@ class Slices:
         self._schedule()
 
     def _begin(self, job: Job, seconds: float) -> bool:
-        """Do the first slice of a job; whether it is over."""
+        """Run the first slice of a job. Returns whether the job has ended."""
         started_at = perf_counter()
         is_over = job.step(started_at + seconds)
         self.spend(perf_counter() - started_at)
         return is_over
 
     def spend(self, seconds: float) -> None:
-        """Note that a caller took time of this pass of the loop for work of this kind."""
+        """Subtract time that a caller spent on such work from this pass of the loop."""
         self._inline_left_s -= seconds
         self.is_late = self._inline_left_s <= 0
         self._schedule()
 
     async def result(self, begin: Callable[[], Work[T]], size: int, identity: Identity) -> T:
-        """Do some work for a coroutine; cancelled with it.
+        """Do some work for a coroutine. Cancelling the coroutine cancels the work.
 
         Arguments:
-            begin: makes the work.
-            size: about how many keys or items it looks at.
-            identity: as of ``run``.
+            begin: returns the generator.
+            size: approximate number of keys or items that the work reads.
+            identity: as in ``run``.
 
         Raises:
-            Exception: raised by the work.
+            Exception: error of the work.
         """
         done: asyncio.Future[T] = self._loop.create_future()
 
@@ -282,7 +282,7 @@ class Slices:
 
 
 def in_order(items: Iterable[T]) -> Work[Iterator[T]]:
-    """Sort, with pauses; what is returned gives the items one by one, and is to be used with pauses too."""
+    """Sort items, with pauses. The returned iterator yields them one by one; its user must pause too."""
     runs: list[list[T]] = []
     source = iter(items)
     while run := sorted(islice(source, RUN_ITEMS)):
@@ -292,11 +292,11 @@ def in_order(items: Iterable[T]) -> Work[Iterator[T]]:
 
 
 def encoded(items: Iterable[T], encode: Callable[[T], bytes]) -> Work[list[bytes]]:
-    """Encode items, with pauses: the pieces of an answer, in their order.
+    """Encode items, with pauses. Returns the pieces of an answer, in order.
 
     Arguments:
-        items: must not change meanwhile.
-        encode: makes the bytes of one.
+        items: must not change until the end.
+        encode: returns the bytes of one item.
     """
     pieces: list[bytes] = []
     size_bytes = 0
@@ -314,21 +314,21 @@ def encoded(items: Iterable[T], encode: Callable[[T], bytes]) -> Work[list[bytes
 
 
 class Pinned(Protocol):
-    """A view of the present that keeps history from being compacted."""
+    """A view of the current state that keeps history from being compacted."""
 
     def let_go(self) -> None:
-        """Keep it no longer."""
+        """Release the view: history may be compacted."""
 
 
 V = TypeVar("V", bound=Pinned)
 
 
 def hold(pin: Callable[[], V], work_on: Callable[[V], Work[T]]) -> Work[T]:
-    """Work on a pinned view, which is let go at the end of it, or after ``HOLD_MAX_S`` if it takes longer.
+    """Work on a pinned view. The view is released at the end of the work, at the latest after ``HOLD_MAX_S``.
 
     Arguments:
-        pin: makes the view.
-        work_on: works on it, with pauses.
+        pin: creates the view.
+        work_on: works on the view, with pauses.
     """
     view = pin()
     until = perf_counter() + HOLD_MAX_S
@@ -349,17 +349,17 @@ def hold(pin: Callable[[], V], work_on: Callable[[V], Work[T]]) -> Work[T]:
 
 
 def _go_on() -> None:
-    """Let a job come to its own end."""
+    """Let a job run to its end."""
 
 
 async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) -> T:
-    """Run a job on a thread, and wait for its end however often cancelled: the caller deletes what the job works on.
+    """Run a job on a thread, and wait until it ends even if cancelled: the caller then deletes the job's files.
 
-    A deletion beside a thread that goes on fails, and its error takes the place of the cancellation.
+    Deleting them while the thread still runs would fail, and that error would replace the cancellation.
 
     Arguments:
-        job: what to do.
-        give_up: called when cancelled; may have the job end soon.
+        job: blocking work.
+        give_up: called on each cancellation; may make the job end soon.
     """
     running = asyncio.ensure_future(asyncio.to_thread(job))
     cancelled: asyncio.CancelledError | None = None
@@ -370,6 +370,6 @@ async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) 
             cancelled = error
             give_up()
     if cancelled is not None:
-        running.exception()  # it has no other reader
+        running.exception()  # marks the exception as retrieved
         raise cancelled
     return running.result()

@@ -1,4 +1,4 @@
-"""Deadlines of many calls behind one timer of the event loop.
+"""Deadlines of many calls behind one event loop timer.
 
     timer = WheelTimer(loop)                        # one for a server or a channel
     timer.wheel.add(call, deadline, loop.time())    # call.expire() when the deadline has passed
@@ -8,9 +8,9 @@
 calls with long deadlines hold no memory. Near deadlines share a bucket of one tick; far ones share coarser buckets
 (rounded *down*, and sorted in again at that time), so there are at most 64 buckets for each power of two of ticks.
 
-The wheel has no clock and no timer: its owner calls ``expire(now)`` at the time given through ``on_earlier``.
-``WheelTimer`` does so on a loop. A deadline never fires early, and at most one tick late (plus the owner's delay). Of
-many that pass at once, ``FIRED_MAX`` are fired at a time: each may end a call, and thousands may share a deadline.
+The wheel has no clock and no timer: its owner calls ``expire(now)`` at the time passed to ``on_earlier``.
+``WheelTimer`` does so on an event loop. A deadline never fires early, and at most one tick late (plus the owner's
+delay). When many pass at once, ``FIRED_MAX`` fire at a time: each may end a call, and thousands may share a deadline.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 FIRED_MAX = 200
-"""Entries that one call of ``expire`` looks at: to end a call takes 10 to 50 us, with its task."""
+"""Entries that one call of ``expire`` examines: ending a call with its task takes 10 to 50 us."""
 TICK_S = 0.01
 _PER_S = 1 / TICK_S
 _EXACT_TICKS = 64
 
 
 class Expiring(Protocol):
-    """An entry of a wheel, which owns both attributes meanwhile."""
+    """An entry of a wheel. The wheel owns both attributes while the entry is in it."""
 
     bucket: dict[Expiring, None] | None
     deadline: float | None
 
     def expire(self) -> None:
-        """Called once when the deadline has passed."""
+        """End the entry: its deadline has passed. Called once."""
 
     def __hash__(self) -> int: ...
 
@@ -51,14 +51,14 @@ class DeadlineWheel:
         self._buckets: dict[int, dict[Expiring, None]] = {}
         self._ticks: list[int] = []
         self._due: deque[Expiring] = deque()
-        """Entries of buckets whose time has come, not looked at yet."""
+        """Entries of expired buckets that have not been examined yet."""
         self._expired_at = 0.0
 
     def add(self, entry: Expiring, deadline: float, now: float) -> None:
         """Watch an entry until its deadline.
 
         Arguments:
-            entry: expires then, unless ``forget`` is called before.
+            entry: its ``expire`` is called then, unless ``forget`` is called before.
             deadline, now: times of the owner's clock, in seconds.
         """
         entry.deadline = deadline
@@ -88,17 +88,17 @@ class DeadlineWheel:
         return self._ticks[0] * TICK_S if self._ticks else None
 
     def expire(self, now: float) -> None:
-        """Fire the entries whose deadline has passed, ``FIRED_MAX`` at most: then ``next_expiry`` is at once."""
+        """Fire up to ``FIRED_MAX`` entries whose deadline has passed. If more have, ``next_expiry`` is at once."""
         due, self._expired_at = self._due, now
         while self._ticks and self._ticks[0] * TICK_S <= now:
             due.extend(self._buckets.pop(heapq.heappop(self._ticks)))
-        # Fired only after all buckets are taken: an entry that is sorted in again must not be looked at twice.
+        # Fired only after all buckets are taken: an entry that is put into another bucket must not be examined twice.
         for _ in range(min(len(due), FIRED_MAX)):
             self._fire(due.popleft(), now)
 
     def _fire(self, entry: Expiring, now: float) -> None:
         if entry.bucket is None:
-            return  # an earlier entry of this bucket has finished it
+            return  # an earlier entry of this bucket has ended this one
         entry.bucket = None
         if entry.deadline is not None and entry.deadline > now:
             self.add(entry, entry.deadline, now)
@@ -146,7 +146,7 @@ class WheelTimer:
             self._arm(due)
 
     def close(self) -> None:
-        """Stop; deadlines that are left never fire."""
+        """Stop the timer; the remaining deadlines never fire."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

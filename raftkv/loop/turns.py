@@ -1,18 +1,18 @@
-"""The event loop of a member, and how long its turns are: during a turn it answers no request and no heartbeat.
+"""The event loop of a member, and how long its turns take: during a turn it answers no request and no heartbeat.
 
-Owns the loop and its selector. A turn is the time between two waits for events, so waiting is not part of it, and
-everything else is: callbacks, tasks, an inline sync, a pause of the process. Measuring costs 0.4 us a turn.
+Owns the loop and its selector. A turn is the time between two waits for events. It includes everything except the
+waiting: callbacks, tasks, an inline sync, a pause of the process. Measuring costs 0.4 us a turn.
 
     selector = TurnSelector(turns := LoopTurns())
     asyncio.Runner(loop_factory=lambda: MemberLoop(selector))
 
-Reported in three ways: the histogram ``raftkv_loop_turn_seconds``; the gauges of the longest turn since the last scrape
-(with two scrapers each sees a part); and a warning for a turn above ``TURN_LIMIT_S``, at most one a second, that names
-the functions which ran. These names come from a thread that looks at the loop ten times a second, so short turns have
-no work with it. (It cannot look more often: each look takes the interpreter lock from a busy loop, which on a crowded
-machine costs more than a turn.) On Linux the loop also knows how long it waited for a processor that others had.
-``own`` is the turn without that wait: what the member did itself, including syncs and waits for the interpreter lock.
-The wait may have begun up to 20 ms before the turn, and ``own`` may be too short by as much.
+Turns are reported in three ways: the histogram ``raftkv_loop_turn_seconds``; gauges of the longest turn since the last
+scrape (two scrapers each see a part of the turns); and a warning for a turn above ``TURN_LIMIT_S``, at most one a
+second, that names the functions which ran. A thread samples the loop ten times a second to find these names, so short
+turns cost it nothing. (It cannot sample more often: each sample takes the interpreter lock from a busy loop, which on
+a crowded machine costs more than a turn.) On Linux the loop also knows how long its thread waited for a processor.
+``own`` is the turn without that wait: the member's own work, including syncs and waits for the interpreter lock.
+The measured wait may begin up to 20 ms before the turn, so ``own`` may be too short by that much.
 
 Leaves out: cutting long work into slices (``scheduler``).
 """
@@ -46,27 +46,27 @@ TURN_LIMIT_S: Final = 0.05
 WARNING_INTERVAL_S: Final = 1.0
 LOOK_INTERVAL_S: Final = 0.1
 SEEN_AFTER_S: Final = 0.01
-"""A turn that has lasted so long when it is looked at is noted; most end soon."""
+"""A turn that has lasted this long when it is sampled is noted; most turns end sooner."""
 SAMPLE_INTERVAL_S: Final = 0.02
-"""How old the base may be from which waits for a processor are counted; reading it costs 4 us."""
+"""Longest age of the base sample for processor waits. Reading a sample costs 4 us."""
 EVENTS_MAX: Final = 16
-"""Readers that are called before the kernel is asked again."""
+"""Readers that run before the kernel is asked again."""
 FOREVER_S: Final = 3600.0
 FRAMES_MAX: Final = 4
-"""Functions that a warning names, the innermost first."""
+"""Functions named in a warning, the innermost first."""
 _BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 _log = logging.getLogger(__name__)
 
 
 class LoopTurns(Collector):
-    """The figures of one loop. Only the loop's thread writes them; a scrape runs there too.
+    """Statistics of the turns of one loop. Only the loop's thread writes them; scrapes run there too.
 
     Attributes:
-        buckets: of the histogram.
-        longest_s, longest_own_s: the longest turn since the last scrape, by the clock, and without waits for a
+        buckets: buckets of the histogram.
+        longest_s, longest_own_s: longest turn since the last scrape, by the clock, and without waits for a
             processor.
-        notable_s: a turn above this may be the longest, or is too long.
+        notable_s: longest turn that needs no attention: a longer one is the longest so far, or too long.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class LoopTurns(Collector):
         """Count a turn that took longer than ``notable_s``.
 
         Arguments:
-            seconds: by the clock.
-            own_seconds: without waits for a processor.
-            work: names what was seen of it.
+            seconds: length by the clock.
+            own_seconds: length without waits for a processor.
+            work: functions that were seen running; empty: none.
             now: monotonic seconds.
         """
         self.longest_s = max(self.longest_s, seconds)
@@ -106,7 +106,7 @@ class LoopTurns(Collector):
         self._unreported = 0
 
     def collect(self) -> Iterator[Metric]:
-        """All families. The longest turn begins anew with each scrape."""
+        """Yield all families. The longest turn is reset by each scrape."""
         longest_s, own_s = self.longest_s, self.longest_own_s
         self.longest_s = self.longest_own_s = self.notable_s = 0.0
         text = "How long turns of the event loop take."
@@ -118,10 +118,10 @@ class LoopTurns(Collector):
 
 
 class TurnSelector(selectors.DefaultSelector):
-    """A selector that times what its loop does between two calls of ``select``.
+    """A selector that measures the time its loop spends between two calls of ``select``.
 
     Arguments:
-        turns: counts every turn.
+        turns: receives every turn.
     """
 
     def __init__(self, turns: LoopTurns) -> None:
@@ -129,9 +129,9 @@ class TurnSelector(selectors.DefaultSelector):
         self.turns = turns
         self._wait = super().select
         self.turn = 0
-        """The number of the turn under way; 0: none was begun."""
+        """Number of the current turn; 0: none has begun."""
         self.began = 0.0
-        """When it began; 0: the loop waits for events."""
+        """When the current turn began; 0: the loop waits for events."""
         self._waits: _Waits | None = None
         self._onlooker: _Onlooker | None = None
 
@@ -143,12 +143,12 @@ class TurnSelector(selectors.DefaultSelector):
         return ready
 
     def begin_turn(self) -> None:
-        """The wait is over."""
+        """Begin a turn: the wait for events has ended."""
         self.turn += 1
         self.began = monotonic()
 
     def end_turn(self) -> None:
-        """Count the turn that ends, if one was begun."""
+        """Count the current turn, if there is one."""
         turns, began = self.turns, self.began
         if began:
             now = monotonic()
@@ -162,7 +162,7 @@ class TurnSelector(selectors.DefaultSelector):
                 self._waits.since_sample_s(now)
             self.began = 0.0
         elif self._onlooker is None:
-            # The first call: on the loop's own thread, whose waits and frames are meant.
+            # The first call. It runs on the loop's own thread: the waits and frames of that thread are measured.
             self._waits = _Waits()
             self._onlooker = _Onlooker(self)
 
@@ -172,13 +172,13 @@ class TurnSelector(selectors.DefaultSelector):
         self.turns.notable(seconds, max(0.0, seconds - waited_s), work if number == self.turn else "", now)
 
     def disregard(self) -> None:
-        """Do not count the turn under way: no client waits for a member that opens its data."""
+        """Do not count the current turn: a member that is opening its data has no clients yet."""
         self.began = 0.0
         if self._waits is not None:
             self._waits.since_sample_s(monotonic())
 
     def close(self) -> None:
-        """Close it, and let its thread end."""
+        """Close the selector, and stop its threads."""
         if self._onlooker is not None:
             self._onlooker.stop()
         if self._waits is not None:
@@ -187,19 +187,19 @@ class TurnSelector(selectors.DefaultSelector):
 
 
 class MemberLoop(asyncio.SelectorEventLoop):
-    """The loop of a member: its readers are called as soon as the kernel names them.
+    """The loop of a member. It calls readers as soon as the kernel reports their descriptors.
 
-    asyncio makes an object of each event, queues a handle for it, and goes through its queues and timers before and
-    after. That takes longer than a pass over the sockets takes to find one request. So while nothing is queued and no
-    timer is due, readers are called without that. Their descriptors have no writers.
+    For each event asyncio makes an object and queues a handle, and it goes through its queues and timers before and
+    after. That takes longer than finding one request in a pass over the sockets. While nothing is queued and no timer
+    is due, this loop therefore calls readers directly. Their descriptors have no writers.
 
     Arguments:
-        selector: counts its turns.
+        selector: counts the turns of the loop.
     """
 
     time = staticmethod(monotonic)
     """The C function itself, without a wrapper: the clock is read several times for each request."""
-    # asyncio's own: callbacks of the next turn, a heap of timers, whether the loop is to stop.
+    # Attributes of asyncio: callbacks of the next turn, a heap of timers, whether the loop is to stop.
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
@@ -208,21 +208,21 @@ class MemberLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._turns = selector
         self._readers: dict[int, Callable[[], object]] = {}
-        # Each of the two objects closes the descriptor that it has.
+        # Each of the two objects closes its own descriptor.
         self._epoll = select.epoll.fromfd(os.dup(selector.fileno())) if hasattr(select, "epoll") else None
 
     def add_reader(self, fd: Any, callback: Callable[..., object], *arguments: Any) -> None:  # type: ignore[override]
-        """Call back each time that a descriptor can be read."""
+        """Call back each time that a descriptor becomes readable."""
         super().add_reader(fd, callback, *arguments)
         self._readers[fd] = partial(callback, *arguments) if arguments else callback
 
     def remove_reader(self, fd: Any) -> bool:
-        """Call back no more; whether there was a reader."""
+        """Stop calling back. Returns whether the descriptor had a reader."""
         self._readers.pop(fd, None)
         return super().remove_reader(fd)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the loop."""
         super().close()
         if self._epoll is not None:
             self._epoll.close()
@@ -233,7 +233,7 @@ class MemberLoop(asyncio.SelectorEventLoop):
         super()._run_once()  # type: ignore[misc]
 
     def _serve_readers(self, epoll: select.epoll) -> None:
-        """Call readers until there is something else to do, which is asyncio's: it asks the kernel once more."""
+        """Call readers until there is other work. asyncio does that work, and asks the kernel once more."""
         queued, timers, readers, turns = self._ready, self._scheduled, self._readers, self._turns
         has_others = False
         while not (queued or has_others or self._stopping):
@@ -256,7 +256,7 @@ class MemberLoop(asyncio.SelectorEventLoop):
 
 
 class _Waits:
-    """How long the thread that made this has waited for a processor, since the sample before."""
+    """Measures how long the thread that created the object waited for a processor since the previous sample."""
 
     def __init__(self) -> None:
         try:
@@ -268,7 +268,7 @@ class _Waits:
         self.since_sample_s(0.0)
 
     def since_sample_s(self, now: float) -> float:
-        """Take a sample."""
+        """Take a sample, and return the wait since the previous one."""
         if self._file < 0:
             return 0.0
         # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
@@ -287,10 +287,10 @@ class _Waits:
 
 
 class _Onlooker:
-    """The thread that looks at the loop; made on the loop's own thread.
+    """The thread that samples the loop. Create it on the loop's own thread.
 
     Attributes:
-        seen: the number of a turn that was long when it was looked at, and what it did.
+        seen: number of the last turn that was found to be long, and the functions that ran in it.
     """
 
     def __init__(self, selector: TurnSelector) -> None:

@@ -1,22 +1,22 @@
-"""gRPC and HTTP/1.1 on one port: the RPC layer that server, peers and client library share.
+"""gRPC and HTTP/1.1 on one port: the RPC layer shared by server, peers and client library.
 
-Owns bytes, calls, deadlines and every limit on what a peer can make grow; it knows no request of ours.
+Owns bytes, calls, deadlines and every limit on what a peer can make grow. It knows no request type of raftkv.
 
     socket (sockets) -> protocol -> http2 (engine) -> core -> handler(call, message)               bytes in
     handler: call.reply(message) -> core -> engine -> cork, end of the turn -> one write        bytes out
 
 Read in this order: ``status`` (gRPC's codes), ``framing`` (messages in a byte stream, metadata), ``http2`` (the
-engine), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls out),
-``server`` and ``client`` (the asyncio shells), ``sockets`` (those of a server). ``loop.cork`` writes the output of a
-turn at its end; ``limits`` has all numbers; ``shares`` says who has which part of a budget.
+engine), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls out), ``server`` and ``client`` (the asyncio
+shells), ``sockets`` (sockets of a server). ``loop.cork`` writes the output of a turn at its end; ``limits`` has all
+numbers; ``shares`` divides budgets among identities.
 
 Laws:
 
-1. The core modules do no I/O and read no clock of their own: bytes, times and wake-ups are given to them.
-2. The output of one turn of the loop for one connection leaves in one write.
-3. All that a peer can make grow has a named limit in ``limits``.
+1. The core modules do no I/O and read no clock: bytes, times and wake-ups are passed to them.
+2. All output of one loop turn for one connection leaves in one write.
+3. Everything that a peer can make grow has a named limit in ``limits``.
 4. A failed call says whether the request certainly never reached a handler (``RpcError.definite``).
-5. A lost connection is freed by its reference count: the collector hardly ever runs in a member (``loop.cycle_free``).
+5. A lost connection is freed by its reference count: a member's collector skips old objects (``loop.cycle_free``).
 
 Example::
 
@@ -26,9 +26,9 @@ Example::
     async with Channel(f"127.0.0.1:{port}") as channel:
         assert await channel.unary("/pkg.Echo/Say", b"hello", timeout_s=5) == b"hello"
 
-Leaves out: retries, load balancing (the client library), authentication of users, compression of what is sent.
+Leaves out: retries, load balancing (the client library), authentication of users, compression of sent messages.
 
-A name below is imported when it is first used, so that a client does not load the server, nor a server the client.
+The names below are imported on first use, so that a client does not load the server, nor a server the client.
 """
 
 from __future__ import annotations

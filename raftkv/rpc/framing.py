@@ -4,9 +4,9 @@
 
     | 0 | 00 00 00 05 | hello |        compressed flag, length (big endian), message
 
-Any cutting of the bytes gives the same messages. The length is checked when the prefix is known, before a byte of
-the message is kept, so a peer can make us hold at most one message below the limit per stream.
-A set flag is an error here, worded as grpc-go words it.
+The messages do not depend on how the bytes are cut. The length is checked as soon as the prefix is known, before any
+byte of the message is kept, so a peer can make us hold at most one message below the limit per stream.
+A set compressed flag is an error here, with grpc-go's text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Final
 from raftkv.rpc.status import Code, Headers, RpcError, decode_binary, encode_binary
 
 SMALL_PIECE_BYTES = 1024
-"""Payloads of unfinished messages below this are copied together."""
+"""Payloads of unfinished messages below this size are joined."""
 
 PIECES_FREE = 64
 PIECE_BYTES_MIN = 128
-"""A message may come in 64 pieces of any size; beyond that they must have 128 bytes on average."""
+"""A message may arrive in 64 pieces of any size; more pieces must have 128 bytes on average."""
 
 PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = 5
@@ -39,28 +39,28 @@ def frame(message: bytes) -> bytes:
 
 
 def prefix_of(message: bytes) -> bytes:
-    """Return only the prefix: for large messages, whose bytes should not be copied."""
+    """Return only the prefix: it avoids copying the bytes of a large message."""
     return _pack(0, len(message))
 
 
 def prefix(size_bytes: int) -> bytes:
-    """Return the prefix of a message of a size."""
+    """Return the prefix of a message of the given size."""
     return _pack(0, size_bytes)
 
 
 def message_too_large(length: int, limit: int) -> RpcError:
-    """Return the error of grpc-go for a message above the limit (bytes)."""
+    """Return grpc-go's error for a message above the limit (bytes)."""
     return RpcError(Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({length} vs. {limit})")
 
 
 def refusal_of(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> RpcError:
-    """Return the error of grpc-go for a prefix that cannot be accepted.
+    """Return grpc-go's error for a prefix that cannot be accepted.
 
     Arguments:
-        flag, length: of the prefix; the length in bytes.
-        limit: on a message, in bytes.
-        encoding: of the call's ``grpc-encoding``.
-        on_server: which side refuses: the texts differ.
+        flag, length: fields of the prefix; the length in bytes.
+        limit: message limit in bytes.
+        encoding: ``grpc-encoding`` of the call.
+        on_server: whether the server refuses: the texts differ.
     """
     if flag == 1:
         return _compressed(encoding, on_server)
@@ -76,7 +76,7 @@ def _compressed(encoding: bytes | None, on_server: bool) -> RpcError:
 
 
 def decompressor_missing(encoding: bytes, on_server: bool = True) -> RpcError:
-    """Return the error of grpc-go for a ``grpc-encoding`` that is not installed."""
+    """Return grpc-go's error for a ``grpc-encoding`` that is not supported."""
     quoted = '"' + encoding.decode("latin-1") + '"'
     code = Code.UNIMPLEMENTED if on_server else Code.INTERNAL
     return RpcError(code, f"grpc: Decompressor is not installed for grpc-encoding {quoted}")
@@ -85,11 +85,11 @@ def decompressor_missing(encoding: bytes, on_server: bool = True) -> RpcError:
 class MessageAssembler:
     """Turns the DATA payloads of one stream into messages.
 
-    Small pieces are put together as they come: as objects of their own they would take many times their size.
+    Small pieces are joined as they arrive: as separate objects they would take many times their size.
 
     Attributes:
-        held_bytes: bytes of the unfinished message (with its prefix) that are kept here.
-        pieces: payloads that the unfinished message has come in.
+        held_bytes: bytes of the unfinished message (with its prefix) held here.
+        pieces: payloads received of the unfinished message.
     """
 
     __slots__ = ("_chunks", "_encoding", "_limit", "_need", "_on_server", "held_bytes", "pieces")
@@ -105,21 +105,21 @@ class MessageAssembler:
 
     @property
     def crumbled(self) -> bool:
-        """True if the unfinished message comes in pieces so small that taking them costs more than it is worth."""
+        """True if the unfinished message arrives in pieces so small that they cost more than they are worth."""
         return self.pieces > PIECES_FREE and self.pieces * PIECE_BYTES_MIN > self.held_bytes
 
     @property
     def is_busy(self) -> bool:
-        """Whether messages that have come are not ready yet; here they are always."""
+        """Whether received messages are not ready yet; never here."""
         return False
 
     def drop(self) -> None:
-        """Forget what has come."""
+        """Drop the received bytes."""
         self._chunks.clear()
         self.held_bytes = self.pieces = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a payload, return the messages it completes.
+        """Take a payload, and return the messages it completes.
 
         Raises:
             RpcError: a prefix announces a message that is too large, compressed or malformed.
@@ -133,7 +133,7 @@ class MessageAssembler:
         size = len(data) - PREFIX_BYTES
         if size >= 0:
             flag, length = _unpack(data)
-            if length == size and not flag and length <= self._limit:  # as nearly all come: one, and whole
+            if length == size and not flag and length <= self._limit:  # nearly always: one whole message
                 self.held_bytes = 0
                 self.pieces = 1
                 return [data[PREFIX_BYTES:]]
@@ -176,18 +176,18 @@ class MessageAssembler:
 
 # -- packed ---------------------------------------------------------------------------------------------------------
 #
-# Compressed messages of a call: gzip, a piece at a time.
+# Compressed messages of a call: gzip, unpacked a piece at a time.
 #
-# A few octets may be millions when they are unpacked, or take long to unpack to nothing. So no step takes more than
-# ``PIECE_BYTES`` of what came, or makes more than ``ROOM_BYTES`` of it; the caller asks between two of them whether
-# there is time for another. Unpacked bytes count as an unfinished message until it is whole, and none grows above the
-# limit on messages.
+# A few octets may unpack to millions, or take long to unpack to nothing. So one step takes at most ``PIECE_BYTES`` of
+# the input, and makes at most ``ROOM_BYTES`` of output; between two steps the caller checks whether there is time for
+# another. Unpacked bytes count as an unfinished message until it is whole, and no message grows above the message
+# limit.
 #
-# Codes and texts are those of grpc-go, which trusts the size at the end of the data before it unpacks anything. Of
-# damaged deflate data it also says where. Answers are never compressed: a client takes them plain.
+# Codes and texts are those of grpc-go, which trusts the size at the end of the data before it unpacks anything. (For
+# damaged deflate data grpc-go also gives the offset.) Answers are never compressed: a client accepts plain ones.
 
 PIECE_BYTES: Final = 8 * 1024
-"""The worst that can be made of it, blocks that hold nothing but their tables, takes 2 ms."""
+"""Input of one step. The worst input, blocks with nothing but their tables, takes 2 ms."""
 ROOM_BYTES: Final = 128 * 1024
 
 GZIP: Final = b"gzip"
@@ -203,17 +203,17 @@ _END_WRONG: Final = ("incorrect data check", "incorrect length check")
 
 
 class Unpacking:
-    """One compressed message on its way to what it was.
+    """One compressed message that is being unpacked.
 
     Arguments:
-        packed: members of gzip, one behind the other.
-        limit_bytes: on what they hold.
+        packed: gzip members, one after another.
+        limit_bytes: limit on the unpacked message.
 
     Attributes:
-        held_bytes: what it takes: the packed message, and what is unpacked of it.
+        held_bytes: memory in use: the packed message, and its unpacked part.
 
     Raises:
-        RpcError: it begins like nothing that is known, or says itself that it is too large.
+        RpcError: the message does not begin with a gzip header, or announces a size above the limit.
     """
 
     __slots__ = ("_at", "_inflater", "_limit", "_made", "_packed", "_tail")
@@ -231,11 +231,11 @@ class Unpacking:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it takes, packed and unpacked."""
+        """Memory in use, packed and unpacked."""
         return len(self._packed) + len(self._made)
 
     def _member(self) -> zlib._Decompress:
-        """Begin a member, of whose head all must be there."""
+        """Begin a gzip member; its whole header must be there."""
         rest = len(self._packed) - self._at
         if rest < _HEAD_BYTES:
             raise _broken("unexpected EOF" if rest else "EOF")
@@ -244,10 +244,10 @@ class Unpacking:
         return zlib.decompressobj(_WITH_GZIP_HEAD)
 
     def step(self) -> bytes | None:
-        """Unpack a piece; the message, when that was the last.
+        """Unpack one piece. Returns the message after the last piece.
 
         Raises:
-            RpcError: what came is no gzip, or holds more than a message may.
+            RpcError: the data is not gzip, or unpacks to more than the message limit.
         """
         data = self._tail
         if not data:
@@ -270,7 +270,7 @@ class Unpacking:
         return None
 
     def _ended(self, inflater: zlib._Decompress) -> bytes | None:
-        """A member is whole: there may be another behind it."""
+        """End a member: another may follow it."""
         self._at -= len(inflater.unused_data)
         self._tail = b""
         if self._at == len(self._packed):
@@ -290,10 +290,10 @@ def _broken(text: str) -> RpcError:
 
 
 class PackedAssembler(MessageAssembler):
-    """Messages of a call that said ``grpc-encoding: gzip``: each may be compressed or plain.
+    """Messages of a call with ``grpc-encoding: gzip``: each may be compressed or plain.
 
-    While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed. Waiting bytes count with
-    their prefix, so that ``held_bytes`` is more than nothing then.
+    While ``is_busy``, call ``feed(b"")`` to continue with the received bytes, and feed nothing else. Waiting messages
+    count with their prefix, so ``held_bytes`` is above zero then.
     """
 
     __slots__ = ("_kept_bytes", "_refused", "_unpacking", "_waiting", "_waiting_bytes")
@@ -302,29 +302,29 @@ class PackedAssembler(MessageAssembler):
         super().__init__(limit_bytes, GZIP)
         self._kept_bytes = 0
         self._refused: tuple[int, int] | None = None
-        """The flag and the length that end the call, behind the messages that wait."""
+        """The flag and the length that will end the call, after the waiting messages."""
         self._unpacking: Unpacking | None = None
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether messages that have come are not unpacked yet."""
+        """Whether received messages are not unpacked yet."""
         return self._unpacking is not None or len(self._waiting) > 0 or self._refused is not None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a payload, or go on with the last one; returns what is whole."""
+        """Take a payload, or continue with the last one. Returns the completed messages."""
         return self._go_on() if self.is_busy else super().feed(data)
 
     def drop(self) -> None:
-        """Forget what has come."""
+        """Drop the received bytes."""
         super().drop()
         self._unpacking = self._refused = None
         self._waiting.clear()
         self._waiting_bytes = 0
 
     def _split(self, data: bytes) -> list[bytes]:
-        """Set all whole messages aside, and begin with the first."""
+        """Set all whole messages aside, and begin with the first one."""
         offset, size = 0, len(data)
         self._need = PREFIX_BYTES
         while size - offset >= PREFIX_BYTES:
@@ -367,13 +367,13 @@ class PackedAssembler(MessageAssembler):
 
 # -- metadata -------------------------------------------------------------------------------------------------------
 #
-# Call metadata: timeouts in their header form, user metadata in and out, reserved names.
+# Call metadata: timeouts in header form, user metadata in both directions, reserved names.
 #
 # Names are lower-case ASCII; a name that ends in ``-bin`` carries bytes, which cross the wire as base64. Users of
 # this package see such values as plain bytes. Source: gRPC's PROTOCOL-HTTP2.md, "Requests".
 
 Metadata = Iterable[tuple[str | bytes, str | bytes]]
-"""User metadata as callers write it: pairs of name and value."""
+"""User metadata as callers write it: pairs of a name and a value."""
 
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT_DIGITS_MAX = 8
@@ -406,7 +406,7 @@ def encode_metadata(metadata: Metadata) -> Headers:
     """Return user metadata as header fields, in order.
 
     Raises:
-        ValueError: a name is not gRPC's, or is reserved, or a text value is not printable ASCII.
+        ValueError: a name is invalid in gRPC or reserved, or a text value is not printable ASCII.
     """
     return tuple(_encode_field(name, value) for name, value in metadata)
 
@@ -429,8 +429,8 @@ _RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"host", b"connect
 def user_metadata(headers: Headers) -> dict[str, str | bytes]:
     """Return a request's or response's metadata by name; the last of equal names wins.
 
-    HTTP's and gRPC's own fields are left out, except ``:authority`` and ``user-agent``, which handlers ask for.
-    A value that is not UTF-8 stays bytes, so that a handler can refuse it; so does one of a ``-bin`` name.
+    Fields of HTTP and gRPC are left out, except ``:authority`` and ``user-agent``, which handlers use. The value of a
+    ``-bin`` name is bytes. So is a value that is not UTF-8, so that a handler can refuse it.
     """
     found: dict[str, str | bytes] = {}
     for name, value in headers:

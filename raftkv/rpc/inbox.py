@@ -1,8 +1,9 @@
-"""The receiving half of a stream: messages in, one reader, windows given back as the reader takes them.
+"""The receiving half of a stream: messages in, one reader, window credit returned as the reader takes messages.
 
-Used by both ends. Bytes of finished messages keep the window closed until they are read. Bytes of an unfinished message
-are given back as they come, else a message larger than the window could never arrive; once it is finished, nothing more
-is given back until the reader has caught up with that advance. So one stream holds at most its window plus one message.
+Both ends use it. Bytes of finished messages keep the window closed until they are read. Bytes of an unfinished message
+are returned as they arrive, otherwise a message larger than the window could never arrive. When it is finished, nothing
+more is returned until the reader has caught up with that advance. One stream thus holds at most its window plus one
+message.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from copy import copy
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler
 
 MESSAGE_OVERHEAD_BYTES = 56
-"""Cost of a message beside its bytes: a stream of empty ones would else be free."""
+"""Cost of a message beyond its bytes: otherwise a stream of empty messages would cost nothing."""
 
 
 class Inbox:
     """Messages of one stream, read by one task.
 
     Attributes:
-        consume: called with the bytes that may be given back to the peer's window.
-        tap: sees every message that the reading task takes, before it does, and once.
+        consume: called with the number of bytes that may be returned to the peer's window.
+        tap: called once with each message, just before the reading task gets it.
     """
 
     __slots__ = (
@@ -47,7 +48,7 @@ class Inbox:
         self.unread = 0
         self.consume = consume
         self._again = False
-        """Set while the next message was read before."""
+        """Whether the next message was read before (``put_back``)."""
         self._listener: Callable[[bytes], None] | None = None
         self._messages: deque[bytes] = deque()
         self._received = 0
@@ -57,16 +58,16 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
-        """Hand every message to ``listener`` as it comes, not to a reading task; ``get`` then returns only the end.
+        """Pass every message to ``listener`` as it arrives, not to a reading task; ``get`` then returns only the end.
 
-        Saves a task switch a message. The listener must keep up by itself: nothing is left in the window for it.
+        This saves a task switch per message. The listener must keep up: its messages never keep the window closed.
         """
         self._listener = listener
         while self._messages and self._listener is not None:
             listener(self._take())
 
     def feed(self, data: bytes) -> int:
-        """Take a DATA payload; how many messages it completed. RpcError as MessageAssembler.feed raises it."""
+        """Take a DATA payload, and return how many messages it completed. Raises as ``MessageAssembler.feed``."""
         self._received += len(data)
         if self._listener is not None:
             try:
@@ -88,32 +89,32 @@ class Inbox:
         return len(messages)
 
     def end(self) -> None:
-        """The peer has sent its last message."""
+        """Note that the peer has sent its last message."""
         self._ended = True
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Every later read raises ``error``, once the messages that came before are read."""
+        """Make later reads raise ``error``, after the messages that arrived before."""
         if self._error is None:
             self._error = error
         self._wake()
 
     def discard(self) -> None:
-        """Drop what is unread and give all of it back."""
+        """Drop unread messages, and return all their bytes to the window."""
         self._messages.clear()
         self.unread = 0
         self._settle()
 
     def release(self) -> None:
-        """Deliver nothing more: the listener usually holds the call, and the call this inbox."""
+        """Deliver nothing more. This breaks a cycle: the listener usually holds the call, and the call this inbox."""
         self._listener = self.tap = None
 
     @property
     def held_bytes(self) -> int:
-        """Memory that is not held back by the window.
+        """Memory in use beyond the bytes that keep the window closed.
 
-        That is the unfinished message, the cost of messages as objects, and of unread messages the part that was given
-        back before they were whole, or that decompression added.
+        It includes the unfinished message, the cost of messages as objects, and bytes of unread messages that were
+        returned to the window before their message was whole, or that decompression added.
         """
         held, count = self.assembler.held_bytes, len(self._messages)
         if count:
@@ -126,10 +127,10 @@ class Inbox:
         return self._ended
 
     async def get(self) -> bytes | None:
-        """Return the next message; None after the last; raise what ``fail`` was given."""
+        """Return the next message; None after the last. Raises the error passed to ``fail``."""
         while not self._messages:
             if self._error is not None:
-                # A copy: what is raised holds the frames that it passes, and those hold this.
+                # A copy: a raised error holds the frames that it passes, and those hold this inbox.
                 raise copy(self._error)
             if self._ended:
                 return None
@@ -137,7 +138,7 @@ class Inbox:
         return self._take()
 
     def put_back(self, message: bytes) -> None:
-        """Have a message read once more, before all others: it was only looked at."""
+        """Put a message back in front of all others, to be read again."""
         self._messages.appendleft(message)
         self._again = True
         self.unread += PREFIX_BYTES + len(message)
@@ -165,7 +166,7 @@ class Inbox:
             self._waiter.set_result(None)
 
     def _settle(self) -> None:
-        # Negative when a message whose first part was given back early is finished and not yet read.
+        # Negative when a finished message is unread, and its first part was returned early.
         amount = self._received - self.unread - self._returned
         if amount > 0:
             self._returned += amount

@@ -1,7 +1,7 @@
-"""Every limit of the RPC layer, by name, with its number and the reason for the number.
+"""Every limit of the RPC layer, with its name, its number and the reason for the number.
 
-All are on by default. Sizes are bytes, times seconds. Nothing else in this package holds a number that a peer's
-behaviour is measured against.
+All limits are on by default. Sizes are in bytes, times in seconds. No other module of this package holds a number that
+limits a peer's behaviour.
 """
 
 from __future__ import annotations
@@ -16,67 +16,67 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of a server for one connection, and for all of them.
+    """Limits of a server, for one connection or for all of them.
 
     Attributes:
         max_receive_message_bytes: largest request message; etcd's 1.5 MiB request limit plus 512 KiB.
-        max_concurrent_streams: open calls a connection; more are refused (REFUSED_STREAM), never queued.
-        stream_window_bytes: request bytes a stream may send ahead of its handler.
-        connection_window_bytes: the same for a whole connection; bounds what slow handlers can make us hold.
+        max_concurrent_streams: open calls per connection; more are refused (REFUSED_STREAM), never queued.
+        stream_window_bytes: request bytes that a stream may send ahead of its handler.
+        connection_window_bytes: the same for a whole connection; bounds the memory held because of slow handlers.
         assembly_bytes: unfinished messages of a connection, all streams together.
-        process_assembly_bytes: the same for all connections; above this the one that holds most is ended. Both count 8
-            KiB for each call of a connection beyond 16 that is open, or whose answer is not sent.
+        process_assembly_bytes: the same for all connections; above this the connection that holds most is ended. Both
+            limits count 8 KiB for each call of a connection beyond 16 that is open or has an unsent answer.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
-        connection_send_buffer_bytes: answers of a connection that wait to be read; above this a call fails, and no new
-            one is taken (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
+        connection_send_buffer_bytes: unread answers of a connection; above this a call fails, and no new call is
+            accepted (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
         process_send_buffer_bytes: the same for all connections of all listeners that share a budget.
-        send_buffer_floor_bytes: a connection that holds less is served even when the process has no room.
-        reading_grace_s: a connection that took no fair part of its answers for so long is ended when room is short.
-        send_stall_timeout_s: a stream that has bytes waiting and whose client lets none of them through for so long is
-            reset, and the connection with it if its own window is closed; by their windows, that is: what waits for the
-            socket is as slow as the connection. Streams that hold nothing may idle for ever.
-        transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
+        send_buffer_floor_bytes: a connection that holds less is served even when the process limit is reached.
+        reading_grace_s: when room is short, a connection that has not read its fair part for this long is ended.
+        send_stall_timeout_s: a stream with waiting bytes whose client lets none of them through for this long is
+            reset, and the connection with it if the connection's window is closed. Bytes that wait only for the socket
+            do not count (``write_stall_timeout_s``). Streams without waiting bytes may idle for ever.
+        transport_buffer_bytes: serialized bytes waiting for the socket; serializing stops above this.
         blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
-        write_stall_timeout_s: a peer that reads nothing for so long is disconnected; one that reads slowly is not.
+        write_stall_timeout_s: a peer that reads nothing for this long is disconnected; one that reads slowly is not.
         header_list_bytes: decoded size of one header block; a larger one ends the connection.
-        header_count: fields in one header block, and of a request of HTTP/1.1: each is an object of its own.
+        header_count: fields in a header block, or in an HTTP/1.1 request: each is an object.
         continuations: CONTINUATION frames after one HEADERS (CVE-2024-27316 family).
         settings_entries: entries in one SETTINGS frame.
         outbound_acks: SETTINGS and PING acknowledgements waiting to be sent.
-        reset_burst: RST_STREAM frames taken at once, and faults that make us send one (CVE-2023-44487, CVE-2025-8671);
-            a watch-heavy client cancels in bursts.
-        reset_per_s: the same each second after the burst.
-        reset_free_after_s: the reset of a call that was open for so long is not counted: its time was up.
-        glitch_burst: useless but allowed frames that are accepted at once: of unknown kinds, for closed streams,
-            priorities, requests above the limit of streams.
-        glitch_per_s: the same each second after the burst.
-        control_burst: SETTINGS, PRIORITY_UPDATE, empty DATA frames and small ones of answered calls taken at once, and
-            WINDOW_UPDATE frames beyond one for each 32 bytes that the client was sent and four for each call it began.
-        control_per_s: the same each second after the burst.
+        reset_burst: RST_STREAM frames accepted at once, and faults that make us send one (CVE-2023-44487,
+            CVE-2025-8671); a watch-heavy client cancels in bursts.
+        reset_per_s: the same per second after the burst.
+        reset_free_after_s: resets of calls that were open for this long are not counted: their deadline had passed.
+        glitch_burst: useless but allowed frames accepted at once: of unknown types, for closed streams, priorities,
+            requests above the stream limit.
+        glitch_per_s: the same per second after the burst.
+        control_burst: SETTINGS, PRIORITY_UPDATE, empty DATA frames and small ones of answered calls accepted at once;
+            also WINDOW_UPDATE frames beyond one for each 32 bytes sent to the client and four for each call it began.
+        control_per_s: the same per second after the burst.
         connections: open connections of the server, unfinished handshakes included.
-        crowded_idle_s: when there are as many, one for which nothing was done for so long is closed for others.
+        crowded_idle_s: when the server has that many, a connection idle for this long is closed to admit a new one.
         preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
         tls_handshake_timeout_s: from accept to the end of the TLS handshake (GHSA-6vch-q96h-7gc3).
-        unfinished_handshakes: connections between accept and that end, at most half of all; the oldest of more is
-            closed.
-        ping_interval_min_s: a client may ping so often while it has open calls (etcd's MinTime); 0 counts its pings as
-            control frames instead, and lets it choose when.
-        ping_interval_idle_min_s: and so often while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).
-        ping_permit_without_stream: treat a connection without calls like one with.
+        unfinished_handshakes: connections between accept and the end of the handshake, at most half of all; above this
+            the oldest of the address with most of them is closed.
+        ping_interval_min_s: shortest time between a client's pings while it has open calls (etcd's MinTime); 0: pings
+            may come at any time, and count as control frames.
+        ping_interval_idle_min_s: the same while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).
+        ping_permit_without_stream: treat a connection without calls like one with calls.
         ping_strikes_max: early pings forgiven before GOAWAY too_many_pings.
         keepalive_time_s: silence after which we ping the client (etcd's 2 h).
-        keepalive_timeout_s: and how long its answer may take (etcd's 20 s).
+        keepalive_timeout_s: how long the answer to that ping may take (etcd's 20 s).
         http1_header_timeout_s: from connection (or first byte of a next request) to the end of its header.
-        http1_body_stall_timeout_s: silence of the client amid the body of a request.
-        http1_idle_timeout_s: a kept-alive connection without a request, from when its last answer has left.
-        http1_half_closed_s: a client that has ended its own half of a connection, as BusyBox's nc does behind its
-            request, gets what it has asked for if that takes no longer, or while it is being sent.
-        http1_probe_s: silence after which the kernel asks an HTTP/1.1 client's machine whether it is there, and between
-            its questions: no other limit ends a stream whose client has left.
+        http1_body_stall_timeout_s: silence of the client in the middle of a request body.
+        http1_idle_timeout_s: a kept-alive connection without a request, measured from the end of its last answer.
+        http1_half_closed_s: how long the answer may take to begin when the client has closed its own half of the
+            connection, as BusyBox's nc does after its request. An answer that is being sent is not cut.
+        http1_probe_s: silence after which the kernel probes an HTTP/1.1 client's machine, and the interval of its
+            probes (TCP keep-alive): no other limit ends a stream whose client has left.
         http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
         http_body_bytes: body of a plain HTTP request, either version.
-        goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY; 0: who
-            has to go for others is not told.
+        goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY; 0: idle
+            connections that make way for others are closed without a GOAWAY.
     """
 
     max_receive_message_bytes: int = 2 * MIB
@@ -137,23 +137,23 @@ class ChannelOptions:
     """How a channel connects, and what it accepts from the server.
 
     Attributes:
-        max_receive_message_bytes: largest response message (etcd's clients set no limit but gRPC's own).
+        max_receive_message_bytes: largest response message (etcd's clients set no limit except gRPC's own).
         stream_window_bytes: response bytes a stream may receive ahead of its reader.
         connection_window_bytes: the same for the whole connection.
         stream_send_buffer_bytes: ``ClientStream.send`` waits while more than this is queued.
-        transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
+        transport_buffer_bytes: serialized bytes waiting for the socket; serializing stops above this.
         queued_calls: calls waiting for a connection or for a free stream; more fail with RESOURCE_EXHAUSTED.
-        assumed_concurrent_streams: streams we open before the server's SETTINGS have given its limit.
+        assumed_concurrent_streams: streams opened before the server's SETTINGS have given its limit.
         header_list_bytes: decoded size of one response header block.
-        connect_timeout_s: for a name to be looked up and TCP to connect, which the kernels of both ends do.
-        settings_timeout_s: from there to the server's SETTINGS, TLS handshake included, which a busy server is slow to
-            do; a port that accepts and says nothing fails so.
+        connect_timeout_s: time for the name lookup and the TCP connection, which the kernels of both ends make.
+        settings_timeout_s: time from the connection to the server's SETTINGS, including the TLS handshake, which is
+            slow on a busy server. A port that accepts connections and stays silent fails after this time.
         backoff_base_s: wait before the second attempt to connect.
-        backoff_factor: growth of that wait with each failure.
-        backoff_jitter: share of the wait that is random, to both sides.
+        backoff_factor: growth of that wait with each failed attempt.
+        backoff_jitter: random part of the wait, as a fraction in both directions.
         backoff_max_s: longest wait.
-        keepalive_time_s: silence after which we ping the server; None never. Below 5 s etcd servers object.
-        keepalive_timeout_s: and how long its answer may take before the connection is given up.
+        keepalive_time_s: silence after which we ping the server; None: never. etcd servers reject intervals below 5 s.
+        keepalive_timeout_s: how long the answer to that ping may take before the connection is closed.
         keepalive_without_calls: ping even while no call is open.
         wait_for_ready: calls wait for a connection; False: they fail at once while connecting fails.
         authority: ``:authority`` and TLS server name; empty takes the target's host.
@@ -199,17 +199,17 @@ def _check_windows(stream: int, connection: int) -> None:
 UPDATE_BYTES: Final = 32
 UPDATES_PER_CALL: Final = 4
 UPDATES_MAX: Final = 20_000
-"""However much was sent: so many WINDOW_UPDATE frames are a few milliseconds of work."""
+"""Limit however much was sent: handling this many WINDOW_UPDATE frames takes a few milliseconds."""
 
 RESETS_FREE_MAX: Final = 10_000
-"""However many calls have aged: so many RST_STREAM frames are some milliseconds of work."""
+"""Limit however many calls have aged: handling this many RST_STREAM frames takes some milliseconds."""
 
 _GROUPS: Final = 4
-"""How many groups there are, about, of calls that have not aged yet."""
+"""Approximate number of groups of calls that have not aged yet."""
 
 
 class TokenBucket:
-    """``burst`` events at once, ``per_s`` each second after that."""
+    """Allows ``burst`` events at once, and ``per_s`` each second after that."""
 
     __slots__ = ("_burst", "_per_s", "_since", "_tokens")
 
@@ -230,15 +230,15 @@ class TokenBucket:
 
 
 class ResetAllowance:
-    """How many calls a client may take back: all those that were open for a while, and others as a bucket allows.
+    """How many calls a client may reset: all that were open for a while, and others as far as a bucket allows.
 
-    Many calls whose time is up together are no attack, as when a quorum is lost; many that are taken back as soon as
-    they have begun are one (CVE-2023-44487). Ages are known to some calls and some of the time: enough to tell these
-    two apart, without a clock at each call.
+    Many calls whose deadlines pass together are no attack: a quorum may be lost. Many calls that are reset as soon as
+    they have begun are an attack (CVE-2023-44487). The times of a sample of calls are enough to tell the two cases
+    apart, without reading the clock for each call.
 
     Arguments:
-        burst, per_s: of the bucket.
-        free_after_s: the age from which a call may be reset uncounted.
+        burst, per_s: limits of the bucket.
+        free_after_s: age from which the reset of a call is not counted.
     """
 
     __slots__ = ("_aged_id", "_bucket", "_free", "_free_after_s", "_groups")
@@ -251,10 +251,10 @@ class ResetAllowance:
         self._free = 0
 
     def begun(self, stream_id: int, now: float) -> None:
-        """Note that a call has begun: one of a few dozen is enough.
+        """Note the start of a call. Calling it for one call in a few dozen is enough.
 
         Arguments:
-            stream_id: of the call; a client's streams have odd ids, and later ones higher ids.
+            stream_id: stream of the call; a client's streams have odd ids, and later ones higher ids.
             now: seconds of the owner's clock.
         """
         groups = self._groups
@@ -265,10 +265,10 @@ class ResetAllowance:
         self._age(now)
 
     def take(self, stream_id: int, now: float) -> bool:
-        """Count the reset of a call; False when there were too many.
+        """Count the reset of a call; False when there have been too many.
 
         Arguments:
-            stream_id: of the call, open or not: each call that has aged pays for one reset.
+            stream_id: stream of the call, open or not. Each aged call allows one reset.
             now: seconds of the owner's clock.
         """
         self._age(now)
@@ -285,7 +285,7 @@ class ResetAllowance:
 
 
 class _Group:
-    """Calls that began at about one time."""
+    """Calls that began at about the same time."""
 
     __slots__ = ("first_s", "last_id", "last_s")
 
@@ -295,11 +295,12 @@ class _Group:
 
 
 class UpdateAllowance:
-    """How many WINDOW_UPDATE frames a client may send: some at first, then as many as it has reasons for.
+    """How many WINDOW_UPDATE frames a client may send: an initial number, then as many as it has earned.
 
-    A reason is ``UPDATE_BYTES`` sent to it: a client says how much it has read. Even one that says so after each DATA
-    frame, for stream and connection, stays below. Another is a call that it begins: gRPC's core opens the window of
-    each stream up to twice before anything is answered, so 2,000 calls that wait come with 4,000 updates.
+    Each ``UPDATE_BYTES`` sent to the client earn one frame, since a client reports how much it has read. A client that
+    reports after each DATA frame, for stream and connection, stays below that. Each call earns ``UPDATES_PER_CALL``:
+    gRPC's core opens the window of each stream up to twice before any answer, so 2,000 waiting calls come with 4,000
+    updates.
     """
 
     __slots__ = ("_last_stream_id", "_left", "_sent_bytes")
@@ -310,11 +311,11 @@ class UpdateAllowance:
         self._last_stream_id = 0
 
     def take(self, sent_bytes: int, last_stream_id: int) -> bool:
-        """Count one frame; False when there were too many.
+        """Count one frame; False when there have been too many.
 
         Arguments:
-            sent_bytes: all that was ever sent to the client.
-            last_stream_id: of the newest call that is open, 0 without one; a client's streams have odd ids.
+            sent_bytes: total bytes sent to the client.
+            last_stream_id: stream of the newest open call, 0 without one; a client's streams have odd ids.
         """
         if self._left <= 0:
             read = (sent_bytes - self._sent_bytes) // UPDATE_BYTES
@@ -333,7 +334,7 @@ class PingPolicy:
     """Counts early pings of one connection.
 
     A ping is early when it follows the last one by less than ``interval_min_s`` (with open calls) or
-    ``interval_idle_min_s`` (without). Any answer that we send resets the count: the client may then ping once
+    ``interval_idle_min_s`` (without). Any answer sent resets the count: the client may then ping once
     for its bandwidth estimate.
     """
 
@@ -352,7 +353,7 @@ class PingPolicy:
 
         Arguments:
             now: seconds of the owner's clock.
-            has_calls: whether calls are open, for which pings may come more often.
+            has_calls: whether calls are open; pings may then come more often.
         """
         interval = self._interval_min_s if has_calls else self._idle_min_s
         early = now - self._last < interval

@@ -1,11 +1,11 @@
-"""The asyncio side of an HTTP/2 connection, the same for both ends: bytes between a transport and a core.
+"""The asyncio side of an HTTP/2 connection, for both ends: moves bytes between a transport and a core.
 
 Invariants:
 
-1. One write per loop turn and connection, unless there is more than ``transport_buffer_bytes`` to say.
+1. One write per loop turn and connection, unless more than ``transport_buffer_bytes`` are pending.
 2. While the peer does not read (the transport's buffer is above its high-water mark) nothing is pulled from the core,
-   so what waits is bounded by the core's own limits; and a peer that keeps sending control frames meanwhile is not
-   read either.
+   so pending output is bounded by the core's own limits. If such a peer keeps sending control frames, it is not read
+   either.
 3. A peer that reads nothing for ``write_stall_timeout_s`` is disconnected; one that reads slowly is not.
 """
 
@@ -24,34 +24,34 @@ from raftkv.loop.cycle_free import GONE, nothing, release
 
 # -- liveness -------------------------------------------------------------------------------------------------------
 #
-# Whether the peer of a connection is alive, and whether it reads.
+# Is the peer of a connection alive, and does it read?
 #
 #     guard = StallGuard(loop, timeout_s=60.0)
-#     guard.arm(transport, transport.abort)     # output waits for the socket: from now on bytes must pass
+#     guard.arm(transport, transport.abort)     # output waits for the socket: from now on bytes must get through
 #     guard.disarm()                            # no output waits, or the connection is lost
 #
-# ``StallGuard`` cuts a peer that takes no bytes, and leaves a slow reader alone. It counts the bytes that the peer's
-# kernel has acknowledged, and does not wait for an empty buffer of ours: ten megabytes at 100 kB/s take longer than
-# any timeout, and a kernel with a large buffer takes no bytes from us for a long time while its peer reads steadily.
-# Where the kernel does not tell (unix sockets, systems other than Linux), our buffer counts. There is no minimum
-# speed: a peer that takes one byte now and then holds a connection and one buffer, which are bounded.
+# ``StallGuard`` disconnects a peer that takes no bytes, but not a slow reader. It counts the bytes that the peer's
+# kernel has acknowledged. It does not wait for our buffer to empty: ten megabytes at 100 kB/s take longer than any
+# timeout, and a kernel with a large buffer takes no bytes from us for a long time while its peer reads steadily.
+# Where the kernel does not report this (unix sockets, systems other than Linux), the size of our buffer counts. There
+# is no minimum speed: a peer that reads a byte now and then holds a connection and one buffer, which are bounded.
 #
-# ``Keepalive`` pings an HTTP/2 peer after silence, and ends the connection when no byte comes. As in grpc-go, any
+# ``Keepalive`` pings an HTTP/2 peer after silence, and ends the connection when no byte arrives. As in grpc-go, any
 # byte from the peer counts as a sign of life.
 
 CHECKS: Final = 4
-"""Looks within one timeout: a stalled peer is cut after the timeout, at most this share of it late."""
+"""Checks within one timeout: a stalled peer is disconnected at most this fraction of the timeout late."""
 
 _BYTES_ACKED_AT: Final = 120
 _BYTES_ACKED: Final = struct.Struct("=Q")
 
 
 class StallGuard:
-    """Cuts one connection whose peer takes no bytes while output waits.
+    """Disconnects a peer that takes no bytes while output waits. One guard per connection.
 
     Arguments:
-        loop: for its time and timers.
-        timeout_s: how long a peer may take no bytes.
+        loop: provides time and timers.
+        timeout_s: how long the peer may take no bytes.
     """
 
     __slots__ = ("_cut", "_handle", "_loop", "_passed", "_since_s", "_timeout_s", "_transport")
@@ -66,10 +66,10 @@ class StallGuard:
         self._since_s = 0.0
 
     def arm(self, transport: asyncio.Transport, cut: Callable[[], None]) -> None:
-        """Call back once no byte has passed for the timeout. A guard that is armed already continues.
+        """Call ``cut`` once no byte has got through for the timeout. Arming an armed guard has no effect.
 
         Arguments:
-            transport: whose progress is looked at.
+            transport: transport whose progress is measured.
             cut: ends the connection.
         """
         if self._handle is None:
@@ -121,7 +121,7 @@ class Keepalive:
     """Pings one HTTP/2 connection when its peer is silent.
 
     Arguments:
-        loop: for its time and timers.
+        loop: provides time and timers.
         time_s: silence before a ping.
         timeout_s: silence after the ping before ``dead`` is called.
         last_read_s: returns the loop time of the last byte received.
@@ -165,7 +165,7 @@ class Keepalive:
             self._dead()
 
     def _ping_if_silent(self, now: float, silence_s: float) -> float:
-        """Ping if it is time to; return how long to wait."""
+        """Ping if the peer has been silent long enough. Returns the seconds until the next check."""
         if silence_s < self._time_s:
             return self._time_s - silence_s
         if not self._active():
@@ -186,10 +186,10 @@ def _never() -> float:
 
 
 READ_BYTES = 256 * 1024
-"""Most bytes taken from one socket in one go."""
+"""Most bytes read from one socket at once."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""A peer that lets nothing through for so long is cut, while a connection that we close still has something to say."""
+"""Time without progress after which a connection that we are closing is cut, although output is pending."""
 
 _of_thread = threading.local()
 
@@ -197,8 +197,8 @@ _of_thread = threading.local()
 def read_buffer() -> memoryview:
     """Return this thread's receive buffer.
 
-    One for all connections of a loop: what was read is consumed before anything else is. Receiving into it instead of
-    into a fresh 256 KiB object (what ``asyncio.Protocol`` does) was measured to make a small read five times cheaper.
+    All connections of a loop share it: received bytes are consumed before the next read. Receiving into this buffer
+    makes a small read five times cheaper than receiving into a fresh 256 KiB object (as ``asyncio.Protocol`` does).
     """
     buffer: memoryview | None = getattr(_of_thread, "buffer", None)
     if buffer is None:
@@ -207,11 +207,11 @@ def read_buffer() -> memoryview:
 
 
 class Core(Protocol):
-    """A sans-IO connection, as its transport uses it."""
+    """A sans-IO connection, as seen by its transport."""
 
     closing: bool
     drop_unsent: bool
-    """The connection ends because its peer does not read: what is written already need not arrive."""
+    """Whether the connection ends because its peer does not read: written output need not arrive."""
 
     def receive(self, data: bytes | memoryview) -> None:
         """Take bytes from the peer."""
@@ -220,21 +220,21 @@ class Core(Protocol):
         """Return at most ``amount`` bytes to send."""
 
     def block(self, is_blocked: bool) -> None:
-        """The socket takes nothing, or something again."""
+        """Note that the socket is full, or has room again."""
 
     def lost(self) -> None:
-        """The transport has gone."""
+        """End: the transport is gone."""
 
 
 class DrainWatcher(Protocol):
-    """A stream whose sender waits for room in its send buffer."""
+    """A stream whose sender waits for space in its send buffer."""
 
     @property
     def send_buffer_size(self) -> int:
-        """Bytes that are queued and not yet taken for the wire."""
+        """Bytes that are queued and not yet taken by the connection."""
 
     def drained(self) -> None:
-        """Some of them have left."""
+        """Note that some of the bytes have left."""
 
     def __hash__(self) -> int: ...
 
@@ -270,15 +270,15 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         transport.set_write_buffer_limits(high=buffer_bytes, low=buffer_bytes // 4)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the transport shall put what it reads."""
+        """Return the buffer that the transport reads into."""
         return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have been read."""
+        """Pass received bytes on."""
         self.feed(self._read_buffer[:nbytes])
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Hand bytes to the core."""
+        """Pass bytes to the core."""
         self.last_read_s = self._loop.time()
         if not self.writable:
             self._count_blocked_input(data)
@@ -290,7 +290,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
             self.transport.pause_reading()
 
     def flush(self) -> None:
-        """Send what the core has, as far as the peer reads it."""
+        """Send pending output of the core, as far as the peer reads it."""
         pull, size = self.core.pull, self._buffer_bytes
         while self.writable and not self._finished:
             data = pull(size)
@@ -305,7 +305,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
                 self.abort()
 
     def finish(self) -> None:
-        """Close the transport after what is written has gone out."""
+        """Close the transport after its written output has left."""
         if not self._finished:
             self._finished = True
             if not self.transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
@@ -317,24 +317,24 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
                 self._stall.arm(self.transport, self.transport.abort)
 
     def abort(self) -> None:
-        """Cut the connection: nothing more is sent."""
+        """Abort the connection: pending output is dropped."""
         self._finished = True
         self.transport.abort()
 
     @property
     def ended_here(self) -> bool:
-        """True once this end has closed or cut the connection; what is lost otherwise was lost by the peer."""
+        """True once this end has closed or aborted the connection; otherwise a loss is due to the peer."""
         return self._finished
 
     def pause_writing(self) -> None:
-        """The peer does not keep up: stop pulling."""
+        """Stop pulling from the core: the peer does not keep up."""
         self.writable = False
         self.core.block(True)
         self._blocked_input = 0
         self._stall.arm(self.transport, self.abort)
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """Continue: the peer has caught up."""
         self.writable = True
         self.core.block(False)
         if not self._finished:
@@ -344,15 +344,15 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         self.flush()
 
     def _read_on(self) -> None:
-        """Read the peer again, unless there is another reason not to."""
+        """Resume reading, unless there is another reason not to."""
         self.transport.resume_reading()
 
     def eof_received(self) -> bool | None:
-        """The peer will send nothing more: HTTP/2 has no half-closed connections, so close."""
+        """Close: the peer sends nothing more, and HTTP/2 has no half-closed connections."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone."""
+        """Release everything: the transport is gone."""
         self._finished = True
         self.writable = False
         self._stall.disarm()

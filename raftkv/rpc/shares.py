@@ -1,21 +1,22 @@
-"""Budgets that all clients share: each identity has a share, so that none takes what belongs to all; and its use.
+"""Budgets that all clients share: each identity has a share of each, so that none can use up a budget; and their use.
 
-An *identity* is the user of a call, else the name in the client's certificate, else the client's address (of IPv6 its
-/64: one host has all of that). While users are on, a name that no user has counts for nothing: whoever can have
-certificates made would have a share for each. Passwords that are checked show no identity yet: see the row "logins".
+An *identity* is the user of a call, else the name in the client's certificate, else the client's address (for IPv6 its
+/64, since one host has all of that). While authentication is on, a name in a certificate counts only if it is a user's:
+otherwise a client that can obtain certificates would have a share for each. A password being checked has no identity
+yet: see the row "logins".
 
     shares = Shares(limit=64)
     if shares.make_room(identity, 1, give_way):     # the greediest gave way if that was needed; False: refuse
         shares.take(identity, 1)
-    shares.give_back(identity, 1)                   # exactly what was taken
+    shares.give_back(identity, 1)                   # exactly the amount taken
 
-Two rules, by whether a thing can be taken back:
+There are two rules, depending on whether a resource can be taken back:
 
-    taken back       one identity may hold all of it. When it is full, what the greediest holds gives way to an identity
+    taken back       one identity may hold all of it. When it is full, the identity that holds most gives way to one
                      that would hold less (``make_room``), so all get an equal share
-    not taken back   one identity alone may hold ``limit``. A seventh of that comes on top, and is for the others:
-                     each may hold seven times what is then left (``has_room``), so something is left for a newcomer,
-                     and as things end, all that ask come to hold the same
+    not taken back   one identity alone may hold ``limit``. Another seventh of ``limit`` is for the others: each may
+                     hold seven times what is left in all (``has_room``), so something is left for a newcomer, and
+                     as holders return their parts, all that ask come to hold the same
 
 Every budget of a member, and how it is shared:
 
@@ -26,18 +27,18 @@ Every budget of a member, and how it is shared:
     requests         bytes unfinished   taken back: likewise                                   ``rpc/server/budget``
     watchers         bytes              taken back: its newest watchers are cancelled          ``replica/watch/hub``
     dashboard        open pages         taken back: its oldest page ends                       ``server/ui/service``
-    tokens ahead     calls that wait    taken back: its oldest is refused, for its own newer one too: who is honest
-                                        waits for a moment                                     ``server/auth/guard``
-    logins           passwords          taken back, by address and, within one, by name (all names that no user has are
+    tokens ahead     calls that wait    taken back: its oldest is refused, also for its own newer one: an honest
+                                        caller waits for a moment                              ``server/auth/guard``
+    logins           passwords          taken back, by address and, within one, by name (all unknown names count as
                                         one): its newest is refused; each in turn is served    ``server/auth/passwords``
-    tokens           count              taken back: an old one of the user who has most  ``server/auth/simple_tokens``
+    tokens           count              taken back: an old one of the user with most     ``server/auth/simple_tokens``
     proposals        bytes, and calls   not taken back: they may be in the log already ``replica/node/proposals``
     keep-alives      that wait          not taken back: as proposals                   ``server/streams/keep_alives``
     leases           count              not taken back: keys hang on them                      ``replica/lease/lessor``
 
-Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
-members. Not shared either, and full for all when one fills it: audit lines and log lines.
-Limits of one connection or stream are no budgets of all: ``rpc/limits``. The loop's time is shared among the same
+Not shared, since only root or members ask for them: waiting membership changes, snapshot streams, messages between
+members. Not shared either, and full for all clients when one fills them: audit lines and log lines.
+Limits of one connection or stream are not budgets: see ``rpc/limits``. The loop's time is shared among the same
 identities (``loop/fair``), except that all unknown clients of an IPv4 /24 wait in one queue.
 """
 
@@ -58,18 +59,18 @@ Identify = Callable[[str, Mapping[str, Any] | None], Identity]
 """Returns the identity of a connection, as ``identity_of_peer``."""
 
 GREED: Final = 7
-"""How many times what is left for others one identity may hold, of what cannot be taken back."""
+"""Factor of ``Shares.has_room``: one identity may hold this many times what is left for the others."""
 
 _IPV6_NETWORK_BITS: Final = 64
 _IPV4_NETWORK: Final = re.compile(r"address (\d+\.\d+\.\d+)\.\d+")
 
 
 def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None) -> str:
-    """Return the identity of a connection, apart from the users of its calls.
+    """Return the identity of a connection, regardless of the users of its calls.
 
     Arguments:
         address: ``host:port``, or ``unix:``.
-        certificate: as ``ssl`` decodes it; None: none was shown.
+        certificate: certificate as decoded by ``ssl``; None: none was shown.
 
     >>> identity_of_peer("10.0.0.7:51000"), identity_of_peer("[2001:db8::17]:443")
     ('address 10.0.0.7', 'address 2001:db8::/64')
@@ -89,15 +90,15 @@ def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None)
 
 
 def identity_of(call: Any) -> Identity:
-    """Return the identity of a call: its user, else that of its connection, as far as they are known."""
+    """Return the identity of a call: its user, else the identity of its connection; empty: unknown."""
     found: Identity = getattr(call, "identity", "")
     return found
 
 
 def queue_of(identity: Identity) -> Identity:
-    """Return the queue in which work of an identity waits for its turn (``loop/fair``).
+    """Return the queue in which an identity waits for its turn (``loop/fair``).
 
-    The addresses of one /24 share a queue: they cost a client little.
+    The addresses of one IPv4 /24 share a queue: a client can get many of them cheaply.
 
     >>> queue_of(b"alice"), queue_of("address 10.0.0.7"), queue_of("address 2001:db8::/64")
     (b'alice', 'address 10.0.0.0/24', 'address 2001:db8::/64')
@@ -107,12 +108,12 @@ def queue_of(identity: Identity) -> Identity:
 
 
 def queue_of_call(call: Any) -> Identity:
-    """Return the queue in which work of a call waits: of its user, else of its connection."""
+    """Return the queue in which a call waits: that of its user, else of its connection."""
     return queue_of(identity_of(call))
 
 
 def name_of(identity: Identity) -> str:
-    """Return an identity for people.
+    """Return the human-readable name of an identity.
 
     >>> name_of(b"alice"), name_of("address 10.0.0.7")
     ('user alice', 'address 10.0.0.7')
@@ -128,18 +129,18 @@ def refusal(identity: Identity, limit: str) -> str:
     """Return the text of a refusal, which names the limit.
 
     Arguments:
-        identity: that is refused.
-        limit: what all may have together, as "1024 watchers of this member".
+        identity: refused identity.
+        limit: total for all clients, such as "1024 watchers of this member".
     """
     return f"raftkv: {name_of(identity)} has its share of the {limit}: each user, certificate or address has one"
 
 
 def greedier(held: Mapping[Identity, int], identity: Identity, amount: int) -> Identity | None:
-    """Return the identity that holds most, if that is more than another would hold with so much more; None: none does.
+    """Return the identity that holds most, if that is more than ``identity`` would hold then; None: there is none.
 
     Arguments:
-        held: by identity.
-        identity, amount: which asks, and for how much.
+        held: amount by identity.
+        identity, amount: requesting identity, and the requested amount.
     """
     greediest: Identity | None = None
     most = held.get(identity, 0) + amount
@@ -150,10 +151,10 @@ def greedier(held: Mapping[Identity, int], identity: Identity, amount: int) -> I
 
 
 def totals(parts: Iterable[tuple[Identity, int]]) -> dict[Identity, int]:
-    """Return what each identity holds in all, where that is not counted as it changes.
+    """Return the total of each identity, for a resource whose shares are not counted as they change.
 
     Arguments:
-        parts: an identity, and how much of what it holds.
+        parts: pairs of an identity and an amount.
     """
     held: dict[Identity, int] = {}
     for identity, size in parts:
@@ -164,14 +165,14 @@ def totals(parts: Iterable[tuple[Identity, int]]) -> dict[Identity, int]:
 class Shares:
     """The share of each identity in one budget.
 
-    To find the greediest takes a moment for each identity that holds something, and is done while the budget is full.
+    Finding the greediest takes time for each identity that holds something; it is done only while the budget is full.
 
     Arguments:
-        limit: of what can be taken back: what all may hold; of other things: what one may hold.
+        limit: if the resource can be taken back: total for all identities; else: most that one identity may hold.
 
     Attributes:
-        held: by identity, if it holds any.
-        used: what all hold.
+        held: amount by identity; identities with nothing are absent.
+        used: total of all identities.
     """
 
     __slots__ = ("held", "limit", "used")
@@ -182,12 +183,12 @@ class Shares:
         self.used = 0
 
     def take(self, identity: Identity, amount: int) -> None:
-        """Count what an identity holds from now on."""
+        """Add an amount to the share of an identity."""
         self.held[identity] = self.held.get(identity, 0) + amount
         self.used += amount
 
     def give_back(self, identity: Identity, amount: int) -> None:
-        """Count it no more."""
+        """Subtract an amount from the share of an identity."""
         left = self.held[identity] - amount
         self.used -= amount
         if left:
@@ -196,11 +197,11 @@ class Shares:
             del self.held[identity]
 
     def make_room(self, identity: Identity, amount: int, give_way: Callable[[Identity], bool]) -> bool:
-        """Make room for what can be taken back; False: refuse the identity, which has its share.
+        """Make room in a budget that can be taken back; False: refuse the identity, which has its share.
 
         Arguments:
-            identity, amount: which asks, and for how much.
-            give_way: has an identity give back something; False: it has nothing that can be.
+            identity, amount: requesting identity, and the requested amount.
+            give_way: makes an identity give something back; False: it has nothing to give back.
         """
         while self.used + amount > self.limit:
             greediest = greedier(self.held, identity, amount)
@@ -209,11 +210,11 @@ class Shares:
         return True
 
     def has_room(self, identity: Identity, amount: int, others: int = 0) -> bool:
-        """Return whether an identity may hold so much more of what cannot be taken back.
+        """Return whether an identity may take more of a budget that cannot be taken back.
 
         Arguments:
-            identity, amount: which asks, and for how much.
-            others: what is held besides, and not counted here.
+            identity, amount: requesting identity, and the requested amount.
+            others: amount in use that is not counted here.
         """
         left = self.limit - self.used - others - amount
         return self.held.get(identity, 0) + amount <= GREED * left + self.limit
@@ -221,36 +222,36 @@ class Shares:
 
 # -- uses -----------------------------------------------------------------------------------------------------------
 #
-# Who uses a member: what each identity takes of the loop's time, in calls and in bytes.
+# The use of a member: loop time, calls and bytes of each identity.
 #
-#     uses.charge(identity, seconds, calls, size_bytes)    # as it is taken
-#     uses.waited(identity, seconds)                       # a proposal has waited so long before the log
-#     for name, figures in uses.figures(): ...             # the identities that used most, and the rest as OTHER
+#     uses.charge(identity, seconds, calls, size_bytes)    # at each use
+#     uses.waited(identity, seconds)                       # how long a proposal waited before the log
+#     for name, figures in uses.figures(): ...             # the identities with most use, and the rest as OTHER
 #
-# Those of one queue count as one. ``NAMED_MAX`` have figures of their own, which
-# only grow: one that used more in the last minute takes the place of one that used less, and begins with nothing. All
-# others together are ``OTHER``, to which a figure that was named never moves. So names that are made up by the million
-# cost no memory, and rates are true at all times.
+# All identities of one queue count as one. ``NAMED_MAX`` identities have figures of their own. Figures only grow: an
+# identity that used more in the last minute replaces one that used less, and starts at zero. All others together are
+# ``OTHER``; the figures of a named identity never move there. So a million invented names cost no memory, and rates are
+# correct at all times.
 #
-# What is charged: input of connections with all that handlers do at once, requests of the gateway, long reads, applying
-# and answering writes. Left out: events, and work that no client asked for; so all parts are less than the whole.
+# Charged are: input of connections with the immediate work of handlers, requests of the gateway, long reads, applying
+# and answering writes. Left out: events, and the member's own work. So the sum of all parts is less than the whole.
 
 NAMED_MAX: Final = 20
 KEPT_MAX: Final = 1_024
-"""Identities whose use since the last look is kept apart, to find those that use most."""
+"""Identities whose use since the last ``roll`` is kept apart, to find those with most use."""
 MINUTE_S: Final = 60.0
 OTHER: Final = "other"
 LABEL_MAX: Final = 120
 
 
 class Use:
-    """What one identity has used.
+    """The use of one identity.
 
     Attributes:
-        seconds: of the loop.
-        minute_s: of these, in this minute.
+        seconds: time of the loop.
+        minute_s: part of ``seconds`` in the current minute.
         calls, size_bytes: requests, and bytes in both directions.
-        share: part of the loop's time in the last whole minute.
+        share: fraction of the loop's time in the last whole minute.
     """
 
     __slots__ = ("_waits_s", "calls", "minute_s", "seconds", "share", "size_bytes")
@@ -262,15 +263,15 @@ class Use:
 
     @property
     def wait_s(self) -> float:
-        """The longest wait of a proposal in this minute and the last."""
+        """The longest wait of a proposal in this minute and the previous one."""
         return max(self._waits_s)
 
     def waited(self, seconds: float) -> None:
-        """Note a wait."""
+        """Note the wait of a proposal."""
         self._waits_s = (max(self._waits_s[0], seconds), self._waits_s[1])
 
     def add(self, other: Use) -> None:
-        """Count what another has used, too."""
+        """Add the use of another identity."""
         self.calls += other.calls
         self.size_bytes += other.size_bytes
         self.seconds += other.seconds
@@ -287,7 +288,7 @@ class Uses:
     """The use of one member.
 
     Arguments:
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -296,15 +297,15 @@ class Uses:
         self._others: dict[Identity, Use] = {}
         self._other = Use()
         self._use_of: dict[Identity, Use] = {}
-        """By identity, of which several may share a queue."""
+        """By identity; several identities may share a queue, and so a ``Use``."""
         self._began_s = clock()
 
     def charge(self, identity: Identity, seconds: float, calls: int = 0, size_bytes: int = 0) -> None:
-        """Count what an identity takes.
+        """Add to the use of an identity.
 
         Arguments:
-            identity: as of ``Shares``.
-            seconds, calls, size_bytes: as of ``Use``.
+            identity: as in ``Shares``.
+            seconds, calls, size_bytes: as in ``Use``.
         """
         use = self._use_of.get(identity)
         if use is None:
@@ -338,7 +339,7 @@ class Uses:
         self._use_of.clear()
 
     def roll(self) -> None:
-        """End the minute, if it is over. Called now and then."""
+        """End the minute, if it has passed. Call it from time to time."""
         length_s = self._clock() - self._began_s
         if length_s < MINUTE_S:
             return
@@ -355,7 +356,7 @@ class Uses:
             self._named[queue].share = share
 
     def figures(self) -> Iterator[tuple[Identity, Use]]:
-        """Yield those with figures of their own, and what all others used."""
+        """Yield the named identities and their use, and the use of all others as ``OTHER``."""
         self.roll()
         yield from self._named.items()
         rest = Use()
@@ -365,7 +366,7 @@ class Uses:
 
 
 def label_of(identity: Identity) -> str:
-    """Return an identity as the label of a figure: printable, and of bounded length.
+    """Return an identity as a metric label: printable, and of bounded length.
 
     >>> label_of(b"alice"), len(label_of(b"a" * 1000))
     ('user alice', 129)

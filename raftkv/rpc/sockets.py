@@ -1,12 +1,12 @@
-"""Sockets of a server: which are watched, how bytes are moved, how connections are accepted.
+"""Sockets of a server: polling them, moving bytes, accepting connections.
 
-    EpollPoller        one epoll for all connections of a server, asked by one callback of the loop
-    SocketTransport    one connection: what asyncio's transport does, for the same protocols
+    EpollPoller        one epoll for all connections of a server, polled by one callback of the loop
+    SocketTransport    one connection, in place of asyncio's transport, for the same protocols
     Acceptor           a listening socket
 
-asyncio has the same. These exist for two reasons. A request and its answer cost less: the loop sees one descriptor
-instead of one for each client, so it makes no handle and enters no context for each that has something to say. And no
-turn of the loop serves them all, however many have something to say at once, and however much.
+asyncio has all of this. These modules exist for two reasons. A request and its answer cost less: the loop watches one
+descriptor instead of one for each client, so a ready client costs no handle and no context. And the work of one loop
+turn is limited, however many connections are ready at once, and however much they bring.
 
 Leaves out: binding of addresses (asyncio does it), connections to other servers, TLS (``tls``).
 
@@ -19,17 +19,19 @@ THE POLLER
 
 Invariants:
 
-1. A pass over them ends after ``PASS_S``: hundreds of connections may each bring hundreds of requests at once, and
-   heartbeats and timers wait meanwhile. In the passes that follow, identities are served in turn by the time that they
-   take (``loop/fair``), until none is left: an identity with hundreds of busy connections delays others by one of them.
-2. Their output leaves when the pass ends: the cork is held meanwhile. A turn of the node that they made
-   due runs before that, or, if the pass has taken its time, in the next turn of the loop.
-3. A pass that brought work for the node goes on while callers return that were answered a moment ago: ``GATHER_S`` at
-   most, and not when none comes for ``QUIET_S``. They ask again at once, and share an append, a sync and a message to
-   each member. Else the first to come back would have all that for itself, and the others wait for it. It makes 1.2
-   times the puts of 10 clients of h2load and 1.1 times those of 100, each for 0.8 and 0.9 of the processor time.
-4. A socket without events to wait for is not registered: the kernel would report its broken connection in every pass,
-   and no code would handle it.
+1. A pass over the ready sockets ends after ``PASS_S``: hundreds of connections may each bring hundreds of requests at
+   once, while heartbeats and timers wait. The following passes serve the identities in turn, by the time that they
+   take (``loop/fair``), until no ready socket is left: an identity with hundreds of busy connections delays others by
+   one of them.
+2. Output leaves at the end of the pass: the cork is held during it. If the pass makes a turn of the node due, that turn
+   runs before the output leaves or, if the pass has used its time, in the next turn of the loop.
+3. If a pass brought work for the node, it continues while callers return that were just answered: for ``GATHER_S`` at
+   most, and not after ``QUIET_S`` without any. They send their next requests at once, and so share an append, a sync
+   and a message to each member. Otherwise the first one to return would have all that for itself, and the others would
+   wait for it. This gives 1.2 times the puts of 10 clients of h2load and 1.1 times those of 100, at 0.8 and 0.9 of the
+   processor time each.
+4. A socket without watched events is not registered: otherwise the kernel would report its broken connection in every
+   pass, and no code would handle it.
 
 THE TRANSPORT
 
@@ -37,13 +39,13 @@ THE TRANSPORT
     transport.open(protocol)
     Acceptor(loop, poller, listening, factory).start()
 
-``SocketTransport`` does what asyncio's transport does, in the same order: a protocol hears ``connection_made`` first,
-and ``connection_lost`` once, last, and from the loop, never from within a call of its own. Written bytes leave at once,
-as far as the kernel takes them. It is no subclass of ``asyncio.Transport``: compiled, that would make it an object with
-a dictionary. ``open`` hands it on as one. A protocol that brings a buffer has room for ``READ_BYTES`` in it. Left out,
-because no protocol here calls them: ``writelines``, ``write_eof``.
+``SocketTransport`` does what asyncio's transport does, in the same order: a protocol gets ``connection_made`` first,
+and ``connection_lost`` once, last, and from the loop, never from within one of its own calls. Written bytes leave at
+once, as far as the kernel takes them. It is not a subclass of ``asyncio.Transport``: compiled, that would give the
+object a dictionary. ``open`` casts it. A protocol's own buffer must have space for ``READ_BYTES``. Left out, because no
+protocol here calls them: ``writelines``, ``write_eof``.
 
-``Acceptor`` takes a few connections a turn, and waits while the system is out of descriptors.
+``Acceptor`` accepts a few connections per turn, and pauses while the system has no free descriptors.
 """
 
 from __future__ import annotations
@@ -66,50 +68,50 @@ WRITE: Final = 4
 """EPOLLOUT."""
 
 EVENTS_A_PASS: Final = 256
-"""Most that the kernel names at a time."""
+"""Most events that the kernel reports at once."""
 PASS_S: Final = 0.005
 GATHER_S: Final = 0.0005
 QUIET_S: Final = 0.00003
-"""A few times what a fast client takes between two requests. A shorter wait cannot be asked of the kernel but with
-``epoll_pwait2``, and would not be met: a thread that sleeps takes longer to wake."""
+"""A few times what a fast client takes between two requests. The kernel offers a shorter wait only with
+``epoll_pwait2``, and would not keep it: a sleeping thread takes longer to wake."""
 
 
 class Watched(Protocol):
-    """A socket's owner. Neither call raises anything, and either may come without reason."""
+    """The owner of a socket. Its methods must not raise, and may be called without reason."""
 
     def on_readable(self) -> None:
-        """There is something to read, or the connection is broken."""
+        """Read: there is input, or the connection is broken."""
 
     def on_writable(self) -> None:
-        """There is room for more, or the connection is broken."""
+        """Write: there is space again, or the connection is broken."""
 
     def queue(self) -> Identity:
-        """Return in which queue it waits when there is more than one pass can do."""
+        """Return the queue in which the socket waits when one pass cannot serve all."""
 
 
 class Poller(Protocol):
     """Watches sockets of one loop."""
 
     def watch(self, fd: int, owner: Watched, events: int) -> None:
-        """Set what a socket is watched for.
+        """Set the watched events of a socket.
 
         Arguments:
-            fd: its descriptor.
-            owner: is called.
-            events: ``READ``, ``WRITE``, both, or 0 for nothing.
+            fd: descriptor of the socket.
+            owner: called when an event occurs.
+            events: ``READ``, ``WRITE``, both, or 0 for none.
         """
 
     def close(self) -> None:
-        """End when nothing is watched any more: a connection may still have its last bytes to send."""
+        """Close as soon as nothing is watched: a connection may still have its last bytes to send."""
 
 
 class EpollPoller:
-    """Asks the kernel for all its sockets at once.
+    """Polls all sockets with one system call.
 
     Arguments:
-        loop: of all owners.
-        cork: held while they are called.
-        clock: gives seconds.
+        loop: event loop of all owners.
+        cork: held while owners are called.
+        clock: returns seconds.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cork: Cork, clock: Callable[[], float] = monotonic) -> None:
@@ -119,10 +121,10 @@ class EpollPoller:
         self._epoll = select.epoll()
         self._owners: dict[int, Watched] = {}
         self._left = FairQueue[int]()
-        """Descriptors that the kernel has named, and that are not served yet."""
+        """Descriptors that the kernel has reported and that have not been served yet."""
         self._left_events: dict[int, int] = {}
         self._last_served: dict[int, int] = {}
-        """While some are left: the number under which each was served last."""
+        """While some are left: the sequence number under which each descriptor was last served."""
         self._number = 0
         self._is_closing = False
         loop.add_reader(self._epoll.fileno(), self._serve)
@@ -136,7 +138,7 @@ class EpollPoller:
         elif fd in self._owners:
             self._epoll.modify(fd, events)
         else:
-            self._epoll.register(fd, events)  # may fail: the kernel has a limit of what it watches
+            self._epoll.register(fd, events)  # may fail: the kernel limits watched descriptors
             self._owners[fd] = owner
 
     def _serve(self) -> None:
@@ -154,7 +156,7 @@ class EpollPoller:
             self._cork.end_pass(is_late=self._clock() > until)
 
     def _gather(self) -> None:
-        """Continue the pass while expected callers come."""
+        """Continue the pass while expected callers return."""
         cork, clock = self._cork, self._clock
         last = clock()
         until = last + GATHER_S
@@ -173,7 +175,7 @@ class EpollPoller:
             if at and clock() > until:
                 self._leave(named[at:])
                 return
-            # The owner when the kernel was asked may have gone since, and another may have its number.
+            # The owner at the time of the poll may be gone, and another may have its descriptor number.
             owner = owners.get(fd)
             if owner is not None and events & ~WRITE:
                 owner.on_readable()
@@ -181,7 +183,7 @@ class EpollPoller:
                 owner.on_writable()
 
     def _pass_in_turns(self, named: list[tuple[int, int]], until: float) -> None:
-        """Serve those that were left, and others, by identity; within one, in the order in which they were served."""
+        """Serve left and new descriptors by identity; within an identity the least recently served first."""
         last_served = self._last_served
         self._leave(sorted(named, key=lambda one: last_served.get(one[0], 0)))
         clock, left = self._clock, self._left
@@ -218,10 +220,10 @@ class EpollPoller:
 
 
 class LoopPoller:
-    """Leaves each socket to the loop, where the system has no epoll: no pass, and no end of one.
+    """Lets the loop watch each socket, on systems without epoll: there are no passes.
 
     Arguments:
-        loop: of all owners.
+        loop: event loop of all owners.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -243,7 +245,7 @@ class LoopPoller:
             self._loop.remove_writer(fd)
 
     def close(self) -> None:
-        """Implement ``Poller.close``: there is nothing to give back."""
+        """Implement ``Poller.close``: there is nothing to release."""
 
 
 def open_poller(loop: asyncio.AbstractEventLoop, cork: Cork) -> Poller:
@@ -252,14 +254,14 @@ def open_poller(loop: asyncio.AbstractEventLoop, cork: Cork) -> Poller:
 
 
 HIGH_BYTES: Final = 64 * 1024
-"""Bytes that wait above which a protocol is asked to pause, unless it sets its own limits."""
+"""Waiting bytes above which a protocol is asked to pause, unless it sets its own limits."""
 
 READ_BYTES: Final = 32 * 1024
-"""Most bytes taken in one go: as small requests they are 25 ms of work, interpreted."""
+"""Most bytes read at once: as small requests they are 25 ms of work, interpreted."""
 
 READING_S: Final = 0.001
 READS_MAX: Final = 8
-"""A full read that the protocol handles in less than this is part of a large body: then more is read at once."""
+"""A full read that the protocol handles faster than ``READING_S`` is part of a large body: more is read at once."""
 
 _BUSY: Final = (BlockingIOError, InterruptedError)
 
@@ -268,10 +270,10 @@ class SocketTransport:
     """A connected socket.
 
     Arguments:
-        loop: of the protocol.
+        loop: event loop of the protocol.
         poller: watches the socket.
-        connected: does not block; closed with the transport.
-        peer_name: address of the other end.
+        connected: non-blocking socket; closed with the transport.
+        peer_name: address of the peer.
     """
 
     def __init__(
@@ -285,23 +287,23 @@ class SocketTransport:
         self._protocol: Any = None
         self._is_buffered = False
         self._waiting = bytearray()
-        """Bytes that the kernel has not taken yet."""
+        """Bytes not taken by the kernel yet."""
         self._high_bytes = HIGH_BYTES
         self._low_bytes = HIGH_BYTES // 4
         self._is_paused = False
-        """The protocol reads nothing."""
+        """Whether the protocol has paused reading."""
         self._has_paused = False
-        """The protocol was asked not to write."""
+        """Whether the protocol was asked to pause writing."""
         self._is_closing = False
         self._has_ended = False
-        """Nothing is sent any more; ``connection_lost`` is on its way."""
+        """Whether sending has ended; ``connection_lost`` is scheduled or done."""
         self._events = 0
 
     def open(self, protocol: asyncio.BaseProtocol) -> None:
-        """Begin: tell the protocol, then read.
+        """Tell the protocol, then start reading.
 
         Arguments:
-            protocol: hears what happens until ``set_protocol`` names another.
+            protocol: gets all events until ``set_protocol`` replaces it.
         """
         self.set_protocol(protocol)
         try:
@@ -311,7 +313,7 @@ class SocketTransport:
             self._report(error, "connection_made")
 
     def _watch(self) -> None:
-        """Have the socket watched for what is of use now."""
+        """Watch the socket for the events that are needed now."""
         events = 0 if self._is_paused or self._is_closing else READ
         if self._waiting:
             events |= WRITE
@@ -322,7 +324,7 @@ class SocketTransport:
     # ---- bytes in
 
     def queue(self) -> Identity:
-        """Return the queue of its user, as far as the protocol knows one, else of its address."""
+        """Return the queue of the connection's user, if the protocol knows one, else of its address."""
         found: Identity | None = getattr(self._protocol, "queue", None)
         if found is None:
             host = self._peer_name[0] if isinstance(self._peer_name, tuple) else ""
@@ -330,14 +332,14 @@ class SocketTransport:
         return found
 
     def on_readable(self) -> None:
-        """Read, and hand it over."""
+        """Read, and pass the bytes to the protocol."""
         until = monotonic() + READING_S
         for _ in range(READS_MAX):
             if self._is_paused or self._is_closing or self._read() < READ_BYTES or monotonic() > until:
                 return
 
     def _read(self) -> int:
-        """Read once; how many bytes there were."""
+        """Read once. Returns the number of bytes."""
         data = b""
         try:
             if self._is_buffered:
@@ -362,7 +364,7 @@ class SocketTransport:
         return size
 
     def _on_end(self) -> None:
-        """The other end sends nothing more: so do we, unless the protocol has something to say."""
+        """Close when the peer has ended its half, unless the protocol keeps the connection open."""
         if self._protocol.eof_received():
             self.pause_reading()
         else:
@@ -371,7 +373,7 @@ class SocketTransport:
     # ---- bytes out
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send, or keep what the kernel does not take."""
+        """Send, and keep what the kernel does not take."""
         if self._is_closing or not data:
             return
         if not self._waiting:
@@ -392,7 +394,7 @@ class SocketTransport:
             self._protocol.pause_writing()
 
     def on_writable(self) -> None:
-        """Send the queue."""
+        """Send waiting bytes."""
         if not self._waiting:
             return
         try:
@@ -416,7 +418,7 @@ class SocketTransport:
     # ---- the end
 
     def close(self) -> None:
-        """Read nothing more, send the queue, and end."""
+        """Stop reading, send waiting bytes, then end."""
         if not self._is_closing:
             self._is_closing = True
             if self._waiting:
@@ -425,7 +427,7 @@ class SocketTransport:
                 self._end(None)
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -444,24 +446,24 @@ class SocketTransport:
             self._socket.close()
 
     def _report(self, error: Exception, call: str) -> None:
-        """A protocol has raised: the state of its connection is unknown."""
+        """Report an exception of the protocol, and end the connection: its state is unknown."""
         context = {"message": f"a connection's protocol failed: {call}", "exception": error}
         self._loop.call_exception_handler(context)
         self._end(error)
 
-    # ---- what a protocol asks for
+    # ---- called by protocols
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand what is read to a protocol."""
+        """Pass received bytes to a protocol from now on."""
         self._protocol = protocol
         self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return what was set."""
+        """Return the current protocol."""
         return cast(asyncio.BaseProtocol, self._protocol)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the ``socket``, its ``sockname``, or the other's ``peername``."""
+        """Return the ``socket``, its ``sockname``, or the ``peername``."""
         if name == "socket":
             return self._socket
         if name == "peername":
@@ -482,17 +484,17 @@ class SocketTransport:
         return not self._is_paused and not self._is_closing
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._is_paused = True
         self._watch()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Resume reading."""
         self._is_paused = False
         self._watch()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait for the socket."""
+        """Return the bytes that wait for the socket."""
         return len(self._waiting)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -501,27 +503,27 @@ class SocketTransport:
         self._low_bytes = self._high_bytes // 4 if low is None else low
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return what was set."""
+        """Return the limits, the lower one first."""
         return self._low_bytes, self._high_bytes
 
 
 ACCEPTS_A_TURN: Final = 16
-"""Connections accepted in one turn of the loop: each takes a descriptor before it can be refused."""
+"""Connections accepted in one loop turn: each takes a descriptor before it can be refused."""
 
 RETRY_S: Final = 1.0
-"""Pause after the system was out of descriptors or memory for a connection."""
+"""Pause after the system had no descriptor or memory for a connection."""
 
 _NOTHING_LEFT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Takes the connections of one listening socket.
+    """Accepts the connections of one listening socket.
 
     Arguments:
-        loop: of the protocols.
+        loop: event loop of the protocols.
         poller: watches the socket and its connections.
-        listening: does not block; closed with this.
-        factory: makes the protocol of a connection.
+        listening: non-blocking socket; closed with the acceptor.
+        factory: creates the protocol of a connection.
     """
 
     def __init__(
@@ -538,7 +540,7 @@ class Acceptor:
         self._retry: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Accept connections from now on, first those that wait."""
+        """Accept connections from now on; those that already wait come first."""
         self._retry = None
         self._poller.watch(self._socket.fileno(), self, READ)
 
@@ -550,7 +552,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _NOTHING_LEFT:
                     self._wait(error)
-                return  # no client waits, or the one that waited has left
+                return  # no client waits, or it has left
             connected.setblocking(False)
             if connected.family != socket.AF_UNIX:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -566,7 +568,7 @@ class Acceptor:
         """Never called: the socket is not watched for writing."""
 
     def queue(self) -> Identity:
-        """Return the member's own: clients that connect are not known yet."""
+        """Return an identity of no client: connecting clients are not known yet."""
         return ""
 
     def close(self) -> None:

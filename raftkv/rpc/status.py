@@ -47,9 +47,9 @@ class RpcError(Exception):
 
     Attributes:
         code: gRPC status code (``Code``, or a plain integer if the peer invented one).
-        text: the message, for people.
+        text: human-readable message.
         details: serialized ``google.rpc.Status``, or empty.
-        trailers: trailing metadata that came, or shall go, with the status.
+        trailers: trailing metadata received, or to be sent, with the status.
         definite: True only if the request certainly never reached a handler, so a retry cannot do it twice.
     """
 
@@ -85,7 +85,7 @@ def encode_message(text: str) -> bytes:
 
 
 def decode_message(value: bytes) -> str:
-    """Undo ``encode_message``; broken escapes and broken UTF-8 are kept readable, never raised."""
+    """Undo ``encode_message``. Never raises: broken escapes and broken UTF-8 stay readable."""
     return unquote_to_bytes(value).decode("utf-8", "replace")
 
 
@@ -103,12 +103,12 @@ def decode_binary(value: bytes) -> bytes:
 
 
 def status_headers(code: int, text: str, details: bytes = b"", trailers: Sequence[tuple[bytes, bytes]] = ()) -> Headers:
-    """Return the trailer fields of a status, in gRPC's order: status, message, details, then the user's.
+    """Return the trailer fields of a status, in gRPC's order: status, message, details, then user metadata.
 
     Arguments:
-        code, text: of the status.
-        details: a serialized google.rpc.Status.
-        trailers: the user's (header form).
+        code, text: code and message of the status.
+        details: serialized ``google.rpc.Status``.
+        trailers: user metadata in header form.
     """
     fields: list[tuple[bytes, bytes]] = [(b"grpc-status", b"%d" % code)]
     if text:
@@ -119,11 +119,11 @@ def status_headers(code: int, text: str, details: bytes = b"", trailers: Sequenc
 
 
 def status_of(fields: dict[bytes, bytes], headers: Iterable[tuple[bytes, bytes]]) -> RpcError | None:
-    """Read a status from trailers: None for OK, else the error; a missing or silly status is UNKNOWN.
+    """Read a status from trailers: None for OK, otherwise the error. A missing or malformed status is UNKNOWN.
 
     Arguments:
-        fields: the trailers, by name.
-        headers: the same in order.
+        fields: trailers by name.
+        headers: the same trailers in order.
     """
     raw = fields.get(b"grpc-status")
     if raw == b"0":
@@ -163,7 +163,7 @@ CODE_OF_RESET = {
     0x0C: Code.PERMISSION_DENIED,  # INADEQUATE_SECURITY
     0x0D: Code.UNKNOWN,  # HTTP_1_1_REQUIRED: no mapping in the protocol
 }
-"""gRPC code for a RST_STREAM that came without a status (PROTOCOL-HTTP2.md, "Errors")."""
+"""gRPC code for a RST_STREAM without a status (PROTOCOL-HTTP2.md, "Errors")."""
 
 CODE_OF_HTTP_STATUS = {
     400: Code.INTERNAL,
@@ -175,4 +175,4 @@ CODE_OF_HTTP_STATUS = {
     503: Code.UNAVAILABLE,
     504: Code.UNAVAILABLE,
 }
-"""gRPC code for an HTTP status that came without ``grpc-status``; every other one is UNKNOWN."""
+"""gRPC code for an HTTP status without ``grpc-status``; all other HTTP statuses are UNKNOWN."""

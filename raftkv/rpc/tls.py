@@ -1,4 +1,4 @@
-"""TLS of a connection: what decides about it (``Security``), and a transport that encrypts (``EncryptedTransport``).
+"""TLS of a connection: its policy (``Security``), and a transport that encrypts (``EncryptedTransport``).
 
     tls = EncryptedTransport(below, context, server_side=True)
     below.set_protocol(tls)
@@ -6,20 +6,20 @@
     tls.set_protocol(protocol)
     tls.resume_reading()
 
-``Security`` gives a context for each handshake, and admits or refuses the peer. A plain ``ssl.SSLContext`` is enough
-where neither changes (``fixed``). Certificates that are replaced while a process runs, revoked ones and allowed names
-are the business of its implementation (of a member: ``server.tls.ports``).
+``Security`` provides a context for each handshake, and admits or refuses the peer. A plain ``ssl.SSLContext`` is enough
+if neither changes (``fixed``). Implementations also handle replaced certificates, revoked certificates and allowed
+names (for a member: ``server.tls.ports``).
 
-``EncryptedTransport`` is a protocol for the socket below and a transport for the protocol above, as asyncio has one.
-This one exists for what asyncio's does not do:
+``EncryptedTransport`` is a protocol for the socket below and a transport for the protocol above, like asyncio's. It
+does three things that asyncio's does not:
 
-1. A peer that is refused learns why: an alert leaves before the connection ends, in both directions.
-2. The output of a turn is encrypted and sent in one go, and all records of one read are handed over together. A small
-   request and its answer cost a third of what they do in asyncio.
-3. Connections share one buffer for what they read: asyncio keeps 256 KiB for each.
+1. A refused peer learns why: an alert is sent before the connection ends, in both directions.
+2. The output of a turn is encrypted and sent at once, and all records of one read are delivered together. A small
+   request and its answer cost a third of what they cost in asyncio.
+3. Connections share one read buffer: asyncio keeps 256 KiB for each.
 
-No bytes are read between the end of the handshake and ``resume_reading``. The end of the connection needs no goodbye:
-the protocols above have their own, and ``close`` says one without waiting for the other's.
+No bytes are read between the end of the handshake and ``resume_reading``. A connection may end without close_notify:
+the protocols above have their own end marks. ``close`` sends a close_notify and does not wait for the peer's.
 """
 
 from __future__ import annotations
@@ -38,43 +38,43 @@ CLIENT_PROTOCOLS: Final = ("h2",)
 
 
 class RefusedPeerError(Exception):
-    """The other end has a valid certificate and is not let in all the same; the text says why."""
+    """The peer has a valid certificate and is refused all the same; the text says why."""
 
 
 class Security(Protocol):
-    """The TLS of one listener, or of one way out."""
+    """The TLS policy of one listener, or of outgoing connections."""
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of the next handshake, its ALPN protocols set."""
+        """Return the context for the next handshake, with its ALPN protocols."""
 
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
         """Check the peer of a finished handshake.
 
         Arguments:
-            tls: of the connection.
-            address: ``host:port`` of the other end, or ``unix:``.
+            tls: TLS object of the connection.
+            address: ``host:port`` of the peer, or ``unix:``.
 
         Raises:
-            RefusedPeerError: it is not let in.
+            RefusedPeerError: the peer is refused.
         """
 
     def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
-        """Note a connection that was let in, in the turn of the loop in which ``admit`` has returned.
+        """Note an admitted connection. Called in the same loop turn in which ``admit`` returned.
 
         Arguments:
-            tls, address: as of ``admit``.
-            cut: ends the connection, when its certificate is revoked or has expired.
+            tls, address: as in ``admit``.
+            cut: ends the connection; called when its certificate expires or is revoked.
 
         Returns:
-            Forgets it: to be called when it has ended.
+            A function to be called when the connection has ended.
         """
 
     def failed(self, address: str, reason: str) -> None:
-        """Note a handshake that failed.
+        """Note a failed handshake.
 
         Arguments:
-            address: of the other end.
-            reason: in a few words.
+            address: address of the peer.
+            reason: a few words.
         """
 
 
@@ -97,11 +97,11 @@ class _Fixed:
 
 
 def fixed(tls: ssl.SSLContext | Security, protocols: tuple[str, ...]) -> Security:
-    """Return a ``Security`` that always has the same context.
+    """Return a ``Security`` that always uses the same context.
 
     Arguments:
-        tls: the context; a ``Security`` is returned as it is.
-        protocols: for ALPN.
+        tls: context; a ``Security`` is returned unchanged.
+        protocols: ALPN protocols.
     """
     return _Fixed(tls, protocols) if isinstance(tls, ssl.SSLContext) else tls
 
@@ -110,7 +110,7 @@ def common_name_of(certificate: Mapping[str, Any] | None) -> str:
     """Return the common name of a certificate's subject; empty if there is none, or more than one.
 
     Arguments:
-        certificate: as ``ssl`` decodes it.
+        certificate: certificate as decoded by ``ssl``.
     """
     subject = (certificate or {}).get("subject", ())
     names = [value for part in subject for kind, value in part if kind == "commonName"]
@@ -118,10 +118,10 @@ def common_name_of(certificate: Mapping[str, Any] | None) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a handshake failed, in a few words and without the numbers of lines in OpenSSL's source.
+    """Return why a handshake failed, in a few words and without line numbers of OpenSSL's source.
 
     Arguments:
-        error: what it raised.
+        error: error of the handshake.
     """
     if isinstance(error, RefusedPeerError):
         return str(error)
@@ -154,22 +154,22 @@ _ALERTS: Final = {
 
 _RECORD_BYTES: Final = 16 * 1024
 READ_MAX_BYTES: Final = 32 * 1024
-"""Most that is decrypted at a time: filled with changes of keys, it costs OpenSSL some 20 ms."""
+"""Most bytes decrypted at once: OpenSSL takes some 20 ms if all of them are key updates."""
 SHARE_MIN: Final = 8
-"""A full read of which less than one part in so many is data ends the connection; one-frame records are one in four."""
+"""A full read with less than one eighth of data ends the connection. Records of one frame each are one quarter data."""
 ANSWERS_MAX_BYTES: Final = 64 * 1024
-"""Output of TLS itself that may wait for a peer that does not read: answers to changes of keys."""
+"""TLS's own output (answers to key updates) that may wait for a peer that does not read."""
 
 
 class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """One connection under TLS.
 
     Arguments:
-        below: the transport of the socket; its protocol becomes this one.
-        context: of the handshake.
-        server_side: whether the other end connected to us.
-        server_hostname: the name that its certificate must have, where we connected.
-        take_turn: calls back when a step of the handshake may be done; None: at once.
+        below: transport of the socket; its protocol is replaced by this object.
+        context: TLS context of the handshake.
+        server_side: whether the peer connected to us.
+        server_hostname: name that the peer's certificate must have, if we connected.
+        take_turn: calls back when a handshake step may run; None: run it at once.
     """
 
     def __init__(
@@ -200,13 +200,13 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- the handshake
 
     async def handshake(self, first: bytes = b"") -> None:
-        """Shake hands; reading is paused after that.
+        """Do the handshake. Reading is paused when it returns.
 
         Arguments:
-            first: what the other end has sent already.
+            first: bytes already received from the peer.
 
         Raises:
-            OSError: it failed (``ssl.SSLError``), or the connection has gone. The transport below is closing.
+            OSError: the handshake failed (``ssl.SSLError``), or the connection is lost. The transport below is closing.
         """
         self._shaken = asyncio.get_running_loop().create_future()
         self._incoming.write(first)
@@ -241,17 +241,17 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     @property
     def queue(self) -> Identity | None:
-        """In which what the socket brings waits for its turn, as far as the protocol above knows."""
+        """Queue in which input from the socket waits for its turn, if the protocol above knows one."""
         return getattr(self._protocol, "queue", None)
 
-    # ---- what the socket brings
+    # ---- input from the socket
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the socket shall put what it reads."""
+        """Return the buffer that the socket reads into."""
         return self._buffer[:READ_MAX_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have been read: decrypt them, and hand them over."""
+        """Decrypt received bytes, and deliver them."""
         self._incoming.write(self._buffer[:nbytes])
         if self._shaken is not None and self._take_turn is not None:
             self._below.pause_reading()
@@ -261,10 +261,10 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         elif self._protocol is not None:
             count = self._deliver()
             if nbytes == READ_MAX_BYTES and count * SHARE_MIN < nbytes and not self._paused:
-                self.abort()  # no honest peer sends so much that is no data
+                self.abort()  # no honest peer sends so much without data
 
     def _deliver(self) -> int:
-        """Decrypt and hand over what is here; how many bytes of data it was."""
+        """Decrypt and deliver received bytes. Returns the number of data bytes."""
         total = 0
         while not self._paused and not self._ended and not self._closing:
             count = self._read_some()
@@ -276,8 +276,8 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return total
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """The other end has broken the connection: say so, unless it does not read what it was sent before."""
-        forget_frames(error)  # they hold this, and the error
+        """End a connection that the peer broke. Sends an alert, unless the peer does not read earlier output."""
+        forget_frames(error)  # they hold this object, and the error
         self._error = error
         self._closing = True  # OpenSSL takes nothing to be encrypted any more either
         if self._below.get_write_buffer_size():
@@ -286,7 +286,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.close()
 
     def _answer(self) -> None:
-        """Send the output of TLS itself, such as the answer to a change of keys; bounded if the peer does not read."""
+        """Send TLS's own output, such as the answer to a key update; bounded if the peer does not read."""
         self._answered_bytes = self._outgoing.pending + (self._answered_bytes if self.get_write_buffer_size() else 0)
         if self._answered_bytes > ANSWERS_MAX_BYTES:
             self.abort()
@@ -294,7 +294,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._send()
 
     def _read_some(self) -> int:
-        """Hand over all records that are here, as far as the buffer has room; how many bytes."""
+        """Deliver received records, as far as the buffer has room. Returns the number of bytes."""
         protocol = self._protocol
         buffer = self._buffer
         if protocol is None:
@@ -311,9 +311,9 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError as error:
-                broken = error  # what came before it is sound
+                broken = error  # the bytes before it are valid
                 break
-            if not read:  # its goodbye
+            if not read:  # close_notify
                 is_over = True
                 break
             count += read
@@ -330,7 +330,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return count
 
     def _end(self) -> None:
-        """The other end says that nothing more comes."""
+        """Handle the peer's close_notify."""
         if not self._ended:
             self._ended = True
             protocol = cast(asyncio.Protocol, self._protocol)
@@ -338,13 +338,13 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 self.close()
 
     def eof_received(self) -> bool:
-        """The other end closed its connection."""
+        """End: the peer closed its connection."""
         if self._shaken is None and self._protocol is not None:
             self._end()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has gone."""
+        """End: the connection is lost."""
         self._closing = self._ended = True
         if self._shaken is not None and not self._shaken.done():
             self._shaken.set_exception(exc or ConnectionResetError("connection reset by peer"))
@@ -354,19 +354,19 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._error = None
 
     def pause_writing(self) -> None:
-        """The socket takes no more."""
+        """Pass on that the socket is full."""
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """The socket takes more again."""
+        """Pass on that the socket has room again."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
-    # ---- what the protocol above asks for
+    # ---- called by the protocol above
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send; a connection that this fails on ends, as it would if its socket had failed."""
+        """Encrypt and send. If encrypting fails, the connection ends, as after an error of its socket."""
         if self._closing or not data:
             return
         try:
@@ -378,12 +378,12 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.write(self._outgoing.read())
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand what is read to a protocol."""
+        """Deliver received data to a protocol."""
         self._protocol = protocol
         self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return what was set."""
+        """Return the protocol above."""
         return cast(asyncio.BaseProtocol, self._protocol)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -395,19 +395,19 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._closing or self._below.is_closing()
 
     def close(self) -> None:
-        """Send what is written, and a goodbye, and close."""
+        """Send the written data and a close_notify, then close."""
         if self._closing:
             return
         self._closing = True
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # it waits for the other's goodbye, which is not needed
+            pass  # it expects the peer's close_notify, which is not needed
         self._send()
         self._below.close()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         self._closing = True
         self._below.abort()
 
@@ -416,19 +416,19 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return not self._paused and self._below.is_reading()
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._paused = True
         self._below.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again, what is here already first."""
+        """Resume reading. Bytes that were already received are delivered first."""
         self._paused = False
         self._below.resume_reading()
         if self._protocol is not None:
             self._deliver()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait for the socket, encrypted."""
+        """Return the encrypted bytes that wait for the socket."""
         return self._below.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -436,7 +436,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.set_write_buffer_limits(high, low)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Return what was set."""
+        """Return the limits of the transport below."""
         return self._below.get_write_buffer_limits()
 
     def can_write_eof(self) -> bool:

@@ -1,6 +1,6 @@
-"""The front door of a member: its ports, and what clients, other members and operators meet there.
+"""The outer part of a member: its ports, and the services for clients, other members and operators.
 
-Owns who is listened to and how a request is let in; ``raftkv.replica`` decides everything after that.
+Owns who may connect and how requests are admitted; ``raftkv.replica`` decides everything after that.
 
     clients ---- rpc ----> services  streams  recipes  maintenance  http, gateway, ui        other members
                               |         |        |         |                                   |  ^
@@ -8,22 +8,23 @@ Owns who is listened to and how a request is let in; ``raftkv.replica`` decides 
                               |  submit, propose, read                                        peer: transport, service
                               +---------+--------+----> replica <-------------------------------+
 
-    start    main -> member: read the disk, open a replica, put ports around it, listen, take part, serve clients
-    stop     hand leadership over, finish calls under way, leave, close the disk
+    start    main -> member: read the disk, open a replica, open ports, listen, join consensus, serve clients
+    stop     hand leadership over, finish open calls, leave consensus, close the disk
 
-Read ``member`` first, then the way of one request: ``services/kv`` (a Put), ``streams/lease``, ``streams/watch``.
+Read ``member`` first, then the path of one request: ``services/kv`` (a Put), ``streams/lease``, ``streams/watch``.
 
 Laws:
 
-- No turn of the loop is longer than 50 ms for any request of one client (``loop.turns``, ``loop.scheduler``).
+- No request of a client makes a loop turn longer than 50 ms (``loop.turns``, ``loop.scheduler``).
 - Nothing is acknowledged before the fsync that it depends on.
-- Every subscription among the parts of a replica is made in ``Replica.connect``.
+- All subscriptions between parts of a replica are made in ``Replica.connect``.
 
 Example::
 
-    member = Member(config)              # on the running loop; parts are made and connected, nothing has started
+    member = Member(config)              # on the running loop; creates and connects the parts, starts nothing
     await member.run()                   # until member.stop()
     assert member.failure is None
 
-Leaves out: what requests mean (``raftkv.apply``), bytes on the wire (``raftkv.rpc``). Nothing here imports a client.
+Leaves out: the meaning of requests (``raftkv.apply``), bytes on the wire (``raftkv.rpc``). Nothing here imports a
+client.
 """

@@ -1,9 +1,9 @@
-"""File descriptors: how many there are, and how many of them clients may take.
+"""File descriptors: raising the limit, and the share of them that clients may use.
 
-A member that has none left cannot cut a segment of its log, and must stop. So the soft limit is raised to the hard one
-at start, ``RESERVED`` descriptors are kept for what the member itself opens (etcd keeps as many), and client
-connections get what is left. Ports of other members and of metrics have small limits of their own, inside the reserve,
-so that no number of clients keeps members apart. Nothing is imported after the start: an import opens files.
+A member without free descriptors cannot start a new log segment, and must stop. So at start the soft limit is raised to
+the hard limit, and ``RESERVED`` descriptors are kept for the member's own use (as many as in etcd); client connections
+get the rest. The peer and metrics ports have small limits of their own within the reserve, so clients, however many,
+cannot keep members apart. Nothing is imported after the start, since an import opens files.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ RESERVED: Final = 150
 """Descriptors kept for log segments, database, snapshots, listeners, standard streams, and the connections below."""
 
 PEER_CONNECTIONS: Final = 64
-"""Connections that the peer port accepts; a member opens a few to each other one."""
+"""Connections accepted at the peer port; a member opens a few to each other member."""
 
 METRICS_CONNECTIONS: Final = 24
-"""Connections that a metrics port of its own accepts."""
+"""Connections accepted at a separate metrics port."""
 
 LACK_LOG_INTERVAL_S: Final = 10.0
 
 _ACCEPT_FAILED: Final = "socket.accept() out of system resource"
-"""asyncio's words for EMFILE and its like."""
+"""asyncio's message for EMFILE and similar errors."""
 
 _SOFT_MAX: Final = 1_048_576
-"""Where nothing is limited, soft limits are not raised beyond this."""
+"""Soft limits are not raised beyond this if the hard limit is infinite."""
 
 
 LATE_IMPORTS: Final = ("concurrent.futures.thread", "encodings.idna", "linecache", "traceback")
-"""What the standard library imports when it first needs it: for a thread, for the name of a host, for an error."""
+"""Modules that the standard library imports at first use: for a thread, a host name, an error."""
 
 
 def import_early() -> None:
-    """Import what would be imported later, when there may be no descriptor for it."""
+    """Import modules early: later there may be no free descriptor for it."""
     for name in LATE_IMPORTS:
         importlib.import_module(name)
 
 
 def log_lack_in_a_line(loop: asyncio.AbstractEventLoop) -> None:
-    """Have a lack of descriptors at accept logged in a line now and then; asyncio pauses accepting by itself."""
+    """Log a lack of descriptors at accept as one line, at intervals. asyncio pauses accepting by itself."""
     silent_until_s = 0.0
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -62,10 +62,10 @@ def log_lack_in_a_line(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit as far as it may go, and return it.
+    """Raise the soft limit as far as possible, and return it.
 
     Raises:
-        ConfigError: that is too low for a member at all.
+        ConfigError: the limit is too low for a member.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _SOFT_MAX if hard == resource.RLIM_INFINITY else min(hard, _SOFT_MAX)
@@ -82,10 +82,10 @@ def limit() -> int:
 
 
 def client_connections(wanted: int) -> int:
-    """Return how many client connections may be open, at most ``wanted``.
+    """Return the limit on client connections, at most ``wanted``.
 
     Raises:
-        ConfigError: the limit of the process is too low for a member at all.
+        ConfigError: the limit of the process is too low for a member.
     """
     left = limit() - RESERVED
     if left <= 0:

@@ -1,8 +1,8 @@
-"""What the settings of a member leave open to strangers, and the flags that close it.
+"""The settings of a member that leave it open to strangers, and the flags that close them.
 
-Each thing is one line in the log at start; with ``--secure`` the member does not start while there is one. Of files,
-only the modes of private keys are looked at: a data directory that others may write to is always refused
-(``storage.datadir``), and whether users are asked for is in the store.
+Each is logged as one line at start; with ``--secure`` the member does not start while there is one. Of files, only the
+permissions of private keys are checked: a data directory that others may write to is always refused
+(``storage.datadir``), and whether authentication is enabled is in the store.
 
 >>> [one.what for one in list_insecure_settings(ServerConfig())][0]
 'peers on http://localhost:2380 use no TLS: every host on the network path can read and change all data'
@@ -21,22 +21,22 @@ from raftkv.server.auth.jwt_tokens import parse_options
 from raftkv.server.tls.certificates import is_open_to_others
 
 AUDIT_LOG: Final = "audit.log"
-"""Name of the audit log in the data directory, where ``--secure`` puts it unless told otherwise."""
+"""Name of the audit log in the data directory; the default with ``--secure``."""
 
 
 PASSWORD_LENGTH_MIN: Final = 8
-"""Characters of a new password that ``--secure`` asks for at least."""
+"""Minimum length of a new password with ``--secure``, in characters."""
 
 DEFAULT_BCRYPT_COST: Final = ServerConfig.bcrypt_cost
 
 
 @dataclass(frozen=True, slots=True)
 class InsecureSetting:
-    """One thing that is left open.
+    """One insecure setting.
 
     Attributes:
-        what: it is, and what a stranger can do with it.
-        remedy: flags that end it.
+        what: the setting, and what a stranger can do with it.
+        remedy: flags that fix it.
     """
 
     what: str
@@ -47,19 +47,19 @@ class InsecureSetting:
 
 
 def list_insecure_settings(config: ServerConfig) -> list[InsecureSetting]:
-    """Return what a member's settings leave open, the worst first.
+    """Return the insecure settings of a member, the worst first.
 
     Arguments:
-        config: of the member.
+        config: settings of the member.
     """
     return [*_peers(config), *_clients(config), *_users(config), *_keys(config), *_http(config)]
 
 
 def hardened(config: ServerConfig) -> ServerConfig:
-    """Return settings with what ``--secure`` sets where nothing is given: an audit log, a length of passwords.
+    """Return settings with the defaults of ``--secure``: an audit log, and a minimum password length.
 
     Arguments:
-        config: of the member.
+        config: settings of the member.
     """
     return replace(
         config,
@@ -69,10 +69,10 @@ def hardened(config: ServerConfig) -> ServerConfig:
 
 
 def refusal(found: Sequence[InsecureSetting]) -> str:
-    """Return what ``--secure`` says when it does not start: a list, one thing a line.
+    """Return the message of ``--secure`` when it does not start: a list, one setting per line.
 
     Arguments:
-        found: what is open.
+        found: insecure settings.
     """
     lines = (f"\n  - {one.what}\n      {one.remedy}" for one in found)
     return f"--secure does not start while these are open (`raftkv certs` makes certificates):{''.join(lines)}"

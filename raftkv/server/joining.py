@@ -1,16 +1,18 @@
-"""Joining a cluster: a new member asks for the cluster's id, the members, and its own id before it starts.
+"""Joining a cluster: before it starts, a new member asks for the cluster's id, the members, and its own id.
 
     origin = await origin_of(config, ssl)       # asks the other members of --initial-cluster, one after the other
 
-``--initial-cluster`` must name exactly the members that the cluster has, this one included: it was added by
-``member add`` before (``assign``, etcd's ValidateClusterAndAssignIDs, with its words). The ids are the cluster's;
-the token, which only founders make their ids of, plays no part.
+``--initial-cluster`` must name exactly the members of the cluster, including this one, which was added by
+``member add`` before (``assign``, etcd's ValidateClusterAndAssignIDs, with its error texts). The ids come from the
+cluster. The token is not used: only founders derive their ids from it.
 
-A member that the cluster knows as started is refused: its data is gone, and with it its votes and acknowledgements.
-Under its old id it could help to elect a leader that lacks acknowledged writes. The same holds for one that is started
-as a founder again (``check_founder``); it asks the other members, and founds the cluster if none of them knows one.
-And for one whose data is a restored snapshot (``check_restored``), and for one that is to go on alone beside a quorum
-(``check_survivor``).
+A member that the cluster knows as started is refused: its data is lost, and with it its votes and acknowledgements.
+Under its old id it could help to elect a leader that lacks acknowledged writes. The same holds for a member that is
+started as a founder again (``check_founder``): it asks the other members, and founds the cluster only if none of them
+knows it as started.
+
+Also refused are a member whose data is a restored snapshot, if others know it as started (``check_restored``), and a
+member that would continue alone although others form a quorum with it (``check_survivor``).
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ ASK_TIMEOUT_S: Final = 5.0
 """Longest wait for one peer URL."""
 
 FOUNDER_ASK_TIMEOUT_S: Final = 1.0
-"""How long a founder waits for the others, which may not run yet."""
+"""How long a founder waits for the other founders, which may not run yet."""
 
 
 async def origin_of(config: ServerConfig, ssl: Security | None) -> Origin | None:
-    """Return what a member without data begins as; None if it is a founder.
+    """Return the initial state of a member without data; None if it is a founder.
 
     Arguments:
-        config: of the member.
-        ssl: for https URLs.
+        config: settings of the member.
+        ssl: TLS policy for https URLs.
 
     Raises:
-        ConfigError: it must not begin.
+        ConfigError: the member must not start.
     """
     if config.initial_cluster_state == "existing":
         return await discover(config, ssl)
@@ -68,14 +70,14 @@ async def origin_of(config: ServerConfig, ssl: Security | None) -> Origin | None
 
 
 async def discover(config: ServerConfig, ssl: Security | None) -> Origin:
-    """Ask the cluster that this member is to join.
+    """Ask the cluster that this member will join.
 
     Arguments:
-        config: names the members, and which of them this is.
-        ssl: for https URLs.
+        config: names the members, and this one among them.
+        ssl: TLS policy for https URLs.
 
     Raises:
-        ConfigError: one line: no member answers, or the flags are not those of the cluster.
+        ConfigError: no member answers, or the flags do not match the cluster; a one-line message.
     """
     config.check_bootstrap()
     local = cluster_id.parse_initial_cluster(config.initial_cluster)
@@ -87,17 +89,17 @@ async def discover(config: ServerConfig, ssl: Security | None) -> Origin:
 
 
 async def check_founder(config: ServerConfig, ssl: Security | None) -> bool:
-    """Refuse to found a cluster anew that runs with this member in it.
+    """Refuse to found a cluster again that already runs with this member.
 
     Arguments:
-        config: of a member without data.
-        ssl: for https URLs.
+        config: settings of a member without data.
+        ssl: TLS policy for https URLs.
 
     Returns:
-        whether another founder answers, or there is none.
+        whether another founder answers, or there are no other founders.
 
     Raises:
-        ConfigError: another member knows this one as started, or another in its place.
+        ConfigError: another member knows this one as started, or a new member in its place.
     """
     config.check_bootstrap()
     founders = config.founding_members()
@@ -114,7 +116,7 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> bool:
 
 
 def _check_not_started(own: rpc_pb2.Member, config: ServerConfig) -> None:
-    """Refuse a member that has published where clients reach it: it has taken part."""
+    """Refuse a member that has published its client URLs: it has been started before."""
     if own.clientURLs:
         raise ConfigError(
             f"member {own.ID:x} has already been bootstrapped, and its data is not in {config.data_dir}: bring the "
@@ -123,7 +125,7 @@ def _check_not_started(own: rpc_pb2.Member, config: ServerConfig) -> None:
 
 
 def _check_not_replaced(other: rpc_pb2.Member, config: ServerConfig) -> None:
-    """Refuse to be a founder that was removed where another member was added with its peer URL."""
+    """Refuse a removed founder if another member was added with its peer URL."""
     if not set(config.initial_advertise_peer_urls).isdisjoint(other.peerURLs):
         raise ConfigError(
             f"member {config.member_id:x} was removed from the cluster, and {other.ID:x} was added in its place: "
@@ -134,13 +136,13 @@ def _check_not_replaced(other: rpc_pb2.Member, config: ServerConfig) -> None:
 async def check_restored(durable: Durable, data_dir: str, ssl: Security | None) -> None:
     """Refuse data that was restored from a snapshot while other members run with this one.
 
-    Their log goes on behind the snapshot: entries that it holds already would be applied a second time, and what this
-    member promised before is not in it.
+    Their log continues after the snapshot: entries that the snapshot contains already would be applied a second time.
+    And the snapshot lacks this member's earlier votes and acknowledgements.
 
     Arguments:
-        durable: the data, as restored.
-        data_dir: where it lies.
-        ssl: for https URLs.
+        durable: the restored data.
+        data_dir: directory of the data.
+        ssl: TLS policy for https URLs.
 
     Raises:
         ConfigError: another member knows this one as started.
@@ -160,16 +162,16 @@ async def check_restored(durable: Durable, data_dir: str, ssl: Security | None) 
 
 
 async def check_survivor(config: ServerConfig, ssl: Security | None) -> None:
-    """Refuse that a member goes on alone beside others that are a quorum with it.
+    """Refuse ``--force-new-cluster`` while this member and the running others form a quorum.
 
-    It would tell them that they were removed, and they would stop, with writes that it may lack.
+    The member would tell the others that they were removed, and they would stop, with writes that it may lack.
 
     Arguments:
-        config: of a member with data.
-        ssl: for https URLs.
+        config: settings of a member with data.
+        ssl: TLS policy for https URLs.
 
     Raises:
-        ConfigError: that many of the others run.
+        ConfigError: the others that run form a quorum with this member.
         StorageError, CorruptionError: the members cannot be read.
     """
     voters = [member for member in members_in(config.data_dir) if not member.isLearner]
@@ -188,11 +190,11 @@ async def check_survivor(config: ServerConfig, ssl: Security | None) -> None:
 
 
 async def ask_any(urls: Iterable[str], ssl: Security | None) -> raft_pb2.MembersResponse:
-    """Return what the first of some peer URLs that answers says of its cluster.
+    """Return what the first peer URL to answer says of its cluster.
 
     Arguments:
-        urls: asked in turn.
-        ssl: for https URLs.
+        urls: peer URLs, asked in turn.
+        ssl: TLS policy for https URLs.
 
     Raises:
         ConfigError: none answers.
@@ -210,7 +212,7 @@ async def ask_any(urls: Iterable[str], ssl: Security | None) -> raft_pb2.Members
 
 
 async def _ask_all(urls: Iterable[str], ssl: Security | None) -> list[raft_pb2.MembersResponse]:
-    """Return what those of some peer URLs that answer soon say of their clusters."""
+    """Return the answers of the peer URLs that answer in time, about their clusters."""
     asked = (_ask(url, ssl, FOUNDER_ASK_TIMEOUT_S) for url in urls)
     answers = await asyncio.gather(*asked, return_exceptions=True)
     return [answer for answer in answers if isinstance(answer, raft_pb2.MembersResponse)]
@@ -228,15 +230,15 @@ async def _ask(url: str, ssl: Security | None, timeout_s: float = ASK_TIMEOUT_S)
 
 
 def assign(members: Iterable[rpc_pb2.Member], local: Mapping[str, tuple[str, ...]], name: str) -> rpc_pb2.Member:
-    """Return the member of a cluster that this one is, after checking that both sides mean the same members.
+    """Return this member as the cluster knows it, after checking that both sides name the same members.
 
     Arguments:
-        members: of the cluster.
+        members: members of the cluster.
         local: ``--initial-cluster``: name to peer URLs.
-        name: of this member, which is in it.
+        name: name of this member; it is in ``local``.
 
     Raises:
-        ConfigError: they differ.
+        ConfigError: the two sides differ.
     """
     members = list(members)
     if len(members) != len(local):

@@ -1,8 +1,8 @@
 """The ports of a member: their limits, and how they are bound.
 
-Owns what clients, other members and scrapers of metrics may take of a port (``rpc.limits`` has the defaults), and the
-words of a port that cannot be bound, which a new member finds out before it makes any data. Leaves out which services
-are on it (``server.member``).
+Owns the limits for clients, other members and metrics scrapers (``rpc.limits`` has the defaults), and the error text of
+a port that cannot be bound, which a new member checks before it creates any data. Leaves out the services on a port
+(``server.member``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raftkv.rpc.tls import Security
 from raftkv.server import descriptors
 
 RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
-"""What a message may be larger than max-request-bytes before it is refused unread (etcd: grpcOverheadBytes)."""
+"""Allowance above max-request-bytes for a message before it is refused unread (etcd: grpcOverheadBytes)."""
 
 PEER_LIMITS: Final = ServerLimits(
     max_receive_message_bytes=64 * 1024 * 1024,
@@ -40,19 +40,19 @@ PEER_LIMITS: Final = ServerLimits(
 )
 """Members trust each other's volume, not each other's bytes.
 
-A member pings for two reasons that know nothing of each other, silence and the time of a round trip, and nothing comes
-back on its stream that would forgive two pings at once: there is no shortest interval, only a rate.
+``ping_interval_min_s`` is 0: a member pings for two independent reasons, silence and measuring the round trip. Nothing
+is sent back on its stream that would forgive two pings in a row, so only the rate of pings is limited.
 
-A member that is cut off, or loses its power, leaves a connection behind, and no packet tells of its end. It has a
-stream, so it is never idle, and each takes one of few places. As members ping every few seconds, silence tells of them
-soon.
+``keepalive_time_s`` is short: a member that is cut off, or loses its power, leaves a connection behind, and no packet
+tells of its end. Such a connection has a stream, so it is never idle, and it takes one of few places. Members ping
+every few seconds, so silence reveals it soon.
 """
 
 METRICS_LIMITS: Final = ServerLimits(
     connections=descriptors.METRICS_CONNECTIONS, crowded_idle_s=0.0, goaway_notice_timeout_s=0.0
 )
-"""Connections are few, and a probe that finds no place has its member killed: a connection that asks something
-takes the place of one that only holds on.
+"""There are few connections, and a probe that gets none has its member killed. So a connection with a request takes the
+place of an idle one.
 """
 
 
@@ -60,13 +60,13 @@ def client_limits(config: ServerConfig) -> ServerLimits:
     """Return the limits of the client ports.
 
     Arguments:
-        config: of the member.
+        config: settings of the member.
     """
     default = ServerLimits()
     return ServerLimits(
         connections=descriptors.client_connections(default.connections),
         max_receive_message_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
-        # The largest request as JSON: base64 takes a third more, and names and numbers take more than their bytes.
+        # The largest request as JSON: base64 adds a third, and names and numbers take more than their binary form.
         http_body_bytes=2 * (config.max_request_bytes + RECEIVE_OVERHEAD_BYTES),
         max_concurrent_streams=min(config.max_concurrent_streams, default.max_concurrent_streams),
         ping_interval_min_s=config.grpc_keepalive_min_time_s,
@@ -79,24 +79,24 @@ def peer_limits(config: ServerConfig) -> ServerLimits:
     """Return the limits of the peer ports.
 
     Arguments:
-        config: of the member.
+        config: settings of the member.
     """
-    # One message holds at least one entry, however large requests may be here.
+    # One message holds at least one entry, however large requests may be.
     message_bytes = max(PEER_LIMITS.max_receive_message_bytes, 2 * config.max_request_bytes)
     assembly_bytes = max(PEER_LIMITS.assembly_bytes, 4 * message_bytes)
     return replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes)
 
 
 def addresses(urls: Iterable[str]) -> dict[str, bool]:
-    """Return the URLs of clients that are to be bound, one of each address, and whether plain text is spoken there too.
+    """Return the client URLs to bind, one for each address, and whether plain text is accepted there beside TLS.
 
     Arguments:
-        urls: of clients; those of one address may differ in their schemes, as in etcd.
+        urls: client URLs; those of one address may have different schemes, as in etcd.
     """
     found: dict[tuple[bool, str, int | str], list[str]] = {}
     for url in dict.fromkeys(urls):
         scheme, host, port = cluster_id.split_url(url)
-        # Port 0 is another one each time.
+        # Port 0 is a different port each time.
         is_file = scheme.startswith("unix")
         found.setdefault((is_file, host, port if port or is_file else url), []).append(url)
     return {max(same, key=_is_secure): len(set(map(_is_secure, same))) > 1 for same in found.values()}
@@ -118,18 +118,18 @@ async def listen(
     """Bind an address.
 
     Arguments:
-        server: answers there.
-        url: with scheme, host and port.
-        ssl: for addresses whose scheme asks for TLS.
-        accepting: whether connections are taken at once; else they queue in the kernel.
-        plain_too, grpc_only: as of ``Server.listen``.
+        server: serves the address.
+        url: scheme, host and port.
+        ssl: used if the scheme requires TLS.
+        accepting: whether connections are accepted at once; otherwise they queue in the kernel.
+        plain_too, grpc_only: as in ``Server.listen``.
 
     Raises:
-        ConfigError: the address cannot be bound; one line for the user.
+        ConfigError: the address cannot be bound; a one-line message for the user.
     """
     scheme, host, port = cluster_id.split_url(url)
     try:
-        # As in etcd, unix://NAME:PORT is a socket file of just that name.
+        # As in etcd, unix://NAME:PORT is a socket file with exactly that name.
         unix = host if scheme.startswith("unix") else None
         ssl = ssl if _is_secure(url) else None
         await server.listen(host, port, ssl, unix=unix, accepting=accepting, plain_too=plain_too, grpc_only=grpc_only)
@@ -138,13 +138,13 @@ async def listen(
 
 
 def check_free(urls: Iterable[str]) -> None:
-    """Bind addresses for a moment, before anything is done that a corrected start would meet.
+    """Bind addresses for a moment, before anything is created that would disturb a start with corrected flags.
 
     Arguments:
-        urls: as of ``listen``; socket files are not looked at.
+        urls: as in ``listen``; socket files are skipped.
 
     Raises:
-        ConfigError: as of ``listen``.
+        ConfigError: as in ``listen``.
     """
     seen: set[tuple[str, int]] = set()
     with contextlib.ExitStack() as bound:
@@ -155,7 +155,7 @@ def check_free(urls: Iterable[str]) -> None:
             if port and (host, port) in seen:
                 raise _in_words(url, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
             seen.add((host, port))
-            # Bound, not listening: no client that waits for this member is taken and dropped.
+            # Bound but not listening: no client that waits for this member is accepted and dropped.
             probe = bound.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -165,7 +165,7 @@ def check_free(urls: Iterable[str]) -> None:
 
 
 def _in_words(url: str, error: OSError) -> ConfigError:
-    # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
+    # asyncio repeats the address in the text; errors of name resolution have numbers outside of errno.
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
     holder = holder_of(cluster_id.split_url(url)[2]) if error.errno == errno.EADDRINUSE else ""
     return ConfigError(f"cannot listen on {url}: {reason}{holder}")
@@ -176,10 +176,10 @@ _LISTEN: Final = "0A"
 
 
 def holder_of(port: int) -> str:
-    """Return `` by NAME (process ID)`` for the process that listens on a port; empty if ``/proc`` does not say.
+    """Return `` by NAME (process ID)`` for the process that listens on a port; empty if ``/proc`` does not show it.
 
     Arguments:
-        port: of this machine, or of this network namespace.
+        port: TCP port of this machine, or of this network namespace.
     """
     try:
         rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]

@@ -1,17 +1,17 @@
 """The server process: settings in, exit code out.
 
-THE SUPERVISOR: what a member tells the program that started it, as systemd's units of ``Type=notify`` hear it.
+THE SUPERVISOR: notifications to the program that started a member, such as systemd with a unit of ``Type=notify``.
 
-Owns the datagrams of ``sd_notify(3)``: ``READY=1`` once clients are served, ``STOPPING=1`` when it begins to stop, and
-``WATCHDOG=1`` while the event loop turns: a loop that hangs says nothing, so systemd ends the process and starts it
-anew. Without ``NOTIFY_SOCKET`` in the environment nothing is sent and nothing is done.
+Owns the datagrams of ``sd_notify(3)``: ``READY=1`` once clients are served, ``STOPPING=1`` when the member begins to
+stop, and ``WATCHDOG=1`` while the event loop turns. A loop that hangs sends nothing, so systemd kills and restarts the
+process. Without ``NOTIFY_SOCKET`` in the environment nothing is sent.
 
-    supervisor = Supervisor.of(os.environ)     # takes the variables out: child processes are not to speak for a member
+    supervisor = Supervisor.of(os.environ)     # removes the variables: child processes must not speak for a member
     supervisor.feed_watchdog(loop)
     supervisor.ready("serves clients on http://10.0.0.1:2379")
 
-A message that cannot be sent is a line in the log and never an error: a member serves without its supervisor too. One
-for which there is no room in the socket, as when a machine starts all that it has, is sent again.
+A message that cannot be sent is logged and never an error: a member can serve without its supervisor. If the socket has
+no room, as when a machine starts all its services, the message is sent again.
 
 Leaves out: sockets of other machines (``vsock:``), reloading (a member has nothing to reload), file descriptors kept
 over restarts.
@@ -59,18 +59,18 @@ from raftkv.storage.datadir import ensure_private_directory
 _log = logging.getLogger(__name__)
 
 FEEDS_AN_INTERVAL: Final = 3
-"""How often the watchdog is fed in the time after which it ends the process; systemd advises two times at least."""
+"""How often the watchdog is fed within its timeout; systemd advises at least twice."""
 
 RETRY_S: Final = 0.1
-"""Rest before a message is sent again that systemd had no room for: it would end a member that it thinks to start."""
+"""Pause before a message is sent again when the socket was full. systemd kills a member that it thinks is starting."""
 
 
 class Supervisor:
-    """The program that started this process, if it wants to hear from it.
+    """The supervisor of this process, if it wants notifications.
 
     Arguments:
-        address: of its socket: a path, or ``@`` and a name outside the file system; empty: no supervisor listens.
-        watchdog_s: silence after which it takes this process for hung; 0: it does not watch.
+        address: address of its socket: a path, or ``@`` and an abstract name; empty: there is no supervisor.
+        watchdog_s: silence after which the supervisor takes this process for hung; 0: no watchdog.
     """
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
@@ -82,7 +82,7 @@ class Supervisor:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Supervisor:
-        """Read whom to tell from the environment, and take it out there."""
+        """Read the settings from the environment, and remove them there."""
         address, interval, pid = (
             environment.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
         )
@@ -95,17 +95,17 @@ class Supervisor:
         return cls(address, int(interval) / 1e6 if is_watched else 0.0)
 
     def ready(self, status: str) -> None:
-        """Tell that clients are served; ``status`` is what ``systemctl status`` shows, in one line."""
+        """Tell the supervisor that clients are served. ``systemctl status`` shows ``status``, which is one line."""
         self._insist(f"READY=1\nSTATUS={status}")
 
     def stopping(self, status: str) -> None:
-        """Tell that the process will end by itself."""
+        """Tell the supervisor that the process will end by itself."""
         self._tell(f"STOPPING=1\nSTATUS={status}")
 
     def feed_watchdog(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say now and then that the loop turns, as long as it does.
+        """Notify the watchdog regularly, as long as the loop turns.
 
-        A process that the watchdog ends (SIGABRT) leaves the stacks of its threads in its log: they say what hung.
+        A process that the watchdog kills (SIGABRT) leaves the stacks of its threads in its log: they show what hung.
         """
         if self.watchdog_s <= 0:
             return
@@ -115,12 +115,12 @@ class Supervisor:
         loop.call_later(self.watchdog_s / FEEDS_AN_INTERVAL, self.feed_watchdog, loop)
 
     def _insist(self, text: str) -> None:
-        """Tell what must be heard."""
+        """Send a message, again and again until the socket has room."""
         if not self._tell(text):
             asyncio.get_running_loop().call_later(RETRY_S, self._insist, text)
 
     def _tell(self, text: str) -> bool:
-        """Tell; False: there is no room for it now."""
+        """Send a message; False: the socket has no room now."""
         if self._socket is None:
             return True
         try:
@@ -132,20 +132,20 @@ class Supervisor:
         return True
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
 
 NEEDS_UPGRADE_STATUS: Final = 3
-"""Exit status of a member whose log holds what only a later version knows. Its data is as it was."""
+"""Exit status of a member whose log has entries that only a later version knows. Its data is unchanged."""
 
 _AFTER_DAMAGE: Final = "remove this member and add it anew (raftkv join), or restore a backup"
-"""Advice in the last line of a member whose data is damaged: it cannot be repaired in place."""
+"""Advice in the last line of a member with damaged data, which cannot be repaired in place."""
 
 SWITCH_INTERVAL_S: Final = 0.000_5
-"""How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
+"""How long the loop may hold the interpreter when the log or database thread waits for it (Python's default: 5 ms)."""
 
 
 def run(
@@ -158,14 +158,14 @@ def run(
 
     Arguments:
         config: settings of the member.
-        extend_http: see ``Member``.
-        on_ready: see ``Member.run``.
-        removed_status: exit code where the member was removed from its cluster before it served.
+        extend_http: as in ``Member``.
+        on_ready: as in ``Member.run``.
+        removed_status: exit code if the member was removed from its cluster before it served clients.
 
     Returns:
-        The exit code: 0 if the member was removed from its cluster, as etcd's (a signal ends the process as that
-        signal would, and process 1 of a container with 0), 1 for a failure, ``NEEDS_UPGRADE_STATUS`` if the log is of a
-        later version.
+        The exit code: 0 if the member was removed from its cluster, as in etcd; 1 after a failure;
+        ``NEEDS_UPGRADE_STATUS`` if the log is of a later version. After a signal the process ends by that signal;
+        process 1 of a container returns 0.
     """
     logs.configure(config)
     try:
@@ -175,8 +175,8 @@ def run(
     if not isinstance(ended, signal.Signals):
         return ended
     if os.getpid() == 1:
-        return 0  # no signal ends the first process of a container, unless it handles it
-    # A signal ended this member; its default action gives the exit status that callers expect then.
+        return 0  # a signal does not end the first process of a container, unless the process handles it
+    # A signal ended this member; the signal's default action gives the exit status that callers expect.
     signal.signal(ended, signal.SIG_DFL)
     os.kill(os.getpid(), ended)
     return 1
@@ -188,9 +188,9 @@ def serve(
     on_ready: OnReady | None = None,
     removed_status: int = 0,
 ) -> int | signal.Signals:
-    """Serve as ``run``; return the exit code, or the signal that ended the member."""
+    """Serve as ``run``. Returns the exit code, or the signal that ended the member."""
     if not faulthandler.is_enabled():
-        # A damaged page of the database may crash the process inside LMDB: then the log at least says where.
+        # A damaged page of the database may crash the process inside LMDB: then the log at least shows where.
         faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_in_small_passes()
@@ -212,7 +212,7 @@ def serve(
     except MemberRemovedError as error:
         return _complain(str(error), 0 if error.has_served else removed_status)
     except OSError:
-        raise  # before there is a member: the command line has words for these
+        raise  # there is no member yet: the command line explains these errors
     except Exception as error:
         failure = error
         if not _is_of_the_machine(error):
@@ -223,7 +223,7 @@ def serve(
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether an error is one of memory or of the system: where in raftkv it was met says nothing."""
+    """Return whether an error comes from memory or the system, so that its place in raftkv is of no interest."""
     return isinstance(error, OSError | MemoryError | StorageError)
 
 
@@ -244,7 +244,7 @@ async def _serve(
     config: ServerConfig, selector: TurnSelector, extend_http: ExtendHttp | None, on_ready: OnReady | None
 ) -> tuple[signal.Signals, BaseException | None]:
     if is_new(config):
-        # Before any data is made: a start with corrected flags would meet data with the ids of the wrong ones.
+        # Before any data is created: a restart with corrected flags would meet data with the ids of the wrong flags.
         clients = (*addresses(config.listen_client_urls), *addresses(config.listen_client_http_urls))
         check_free((*config.listen_peer_urls, *clients, *config.listen_metrics_urls))
         _check_files(config)
@@ -295,15 +295,15 @@ async def _serve(
 
 
 def _check_files(config: ServerConfig) -> None:
-    """Open what the flags name and the member opens only when it has its data.
+    """Open the files that flags name and that the member itself opens only once its data exists.
 
     Raises:
-        ConfigError, StorageError: it cannot be used.
+        ConfigError, StorageError: a file cannot be used.
     """
     if (tokens := parse_options(config.auth_token)) is not None:
         JWTTokens(tokens, time)
     if config.audit_log:
-        ensure_private_directory(config.data_dir)  # where it may lie
+        ensure_private_directory(config.data_dir)  # the log may be inside
         open_destination(config.audit_log, config.audit_log_max_size_bytes, config.audit_log_keep).close()
 
 

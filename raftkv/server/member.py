@@ -1,8 +1,8 @@
-"""One member: a replica (``replica.replica``) with its disks, its connections to members, its services and its ports.
+"""One member: a replica (``replica.replica``) with its disks, connections to other members, services and ports.
 
-Owns the order of start and stop. Start: read the disk, listen (so that a port in use is found before anything is
-promised), take part, serve clients once the state is as new as it ever was (``readiness``). Stop: hand leadership
-over, finish calls under way, leave, close the disk.
+Owns the order of start and stop. Start: read the disk, listen (so that a port in use is found before the member takes
+any part), join consensus, serve clients once the state has caught up (``readiness``). Stop: hand leadership over,
+finish open calls, leave consensus, close the disk.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ExtendHttp = Callable[[Recipe, HttpHandler], HttpHandler]
-"""Makes a handler of HTTP requests from the member's keys and the handler that answers what is not its own."""
+"""Returns an HTTP handler; arguments: the member's keys, and the next handler for all other requests."""
 
 OnReady = Callable[["Member"], Awaitable[None]]
-"""What is done once a member serves clients."""
+"""Runs once a member serves clients."""
 
 STOP_GRACE_S: Final = 5.0
 
@@ -95,14 +95,14 @@ class Member:
     """A member; ``run`` serves until ``stop`` is called.
 
     Arguments:
-        config: its settings.
-        turns: of the loop, for ``/metrics``; None: not measured.
-        extend_http: makes what the HTTP requests of clients go through; None: the member's own routes are all.
-        origin: what a member without data that joins a running cluster begins as (``membership.joining``).
+        config: settings of the member.
+        turns: statistics of the loop, for ``/metrics``; None: not measured.
+        extend_http: wraps the handler of clients' HTTP requests; None: only the member's own routes.
+        origin: initial state of a member without data that joins a running cluster (``server.joining``).
 
     Attributes:
-        failure: the error that stopped it.
-        is_removed: whether it stopped because it was removed from the cluster.
+        failure: error that stopped the member.
+        is_removed: whether the member stopped because it was removed from the cluster.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Member:
         self._measure(self._durable)
 
     def puts(self) -> int:
-        """Return how many keys have been put since the data was opened."""
+        """Return the number of keys put since the data was opened."""
         return self._durable.store.puts_total
 
     def _open(self, origin: Origin | None) -> Durable:
@@ -159,7 +159,7 @@ class Member:
         replica = self.replica
         exposition = Exposition(self._registry)
         self._http = HttpService(self.node, replica.applier, replica.readiness, replica.admission, exposition)
-        # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
+        # Shared by all ports that clients reach. The peer ports have their own budget, which clients cannot fill.
         self._answers = AnswerBudget(uses=self.node.uses)
         self._audit = make_audit(self.config, self._registry, self._tls)
         self._client_server = self._make_client_server(durable)
@@ -199,7 +199,7 @@ class Member:
         )
 
     def _make_tracing(self) -> MemberTracing | None:
-        """Begin to trace, if the flag asks for it; else nothing of the tracing is imported."""
+        """Start tracing if the flag is set; otherwise nothing of the tracing package is imported."""
         if not self.config.tracing.enabled:
             return None
         from raftkv.server.tracing.assembly import make_tracing
@@ -280,7 +280,7 @@ class Member:
         return server
 
     def _arounds(self) -> tuple[Around, ...]:
-        """What the handlers of clients' calls are wrapped in; the audit log also sees calls that the guard refuses."""
+        """Return the wrappers of clients' handlers. The audit log also sees calls that the guard refuses."""
         noting = () if self._audit is None else (self._audit.around,)
         tracing = () if self._tracing is None else (self._tracing.calls.around,)
         timing = (self._times().around,) if self.config.extensive_metrics else ()
@@ -330,7 +330,7 @@ class Member:
         return server
 
     def _measure(self, durable: Durable) -> None:
-        """Show in /metrics what the parts count."""
+        """Register the collectors of all parts for /metrics."""
         replica, transport = self.replica, self._transport
         servers = {"client": self._client_server, "peer": self._peer_server, "metrics": self._metrics_server}
         backups = Durations()
@@ -350,13 +350,13 @@ class Member:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def run(self, on_ready: OnReady | None = None) -> None:
-        """Serve until ``stop``, or until the member fails: ``failure`` says why.
+        """Serve until ``stop``, or until the member fails; ``failure`` is then the error.
 
         Arguments:
-            on_ready: awaited once clients are served, beside all else; it reports its own failures.
+            on_ready: awaited once clients are served; must report its own failures.
 
         Raises:
-            ConfigError: an address cannot be listened on, or the data was restored beside members that run.
+            ConfigError: an address cannot be bound, or the data was restored while other members run.
             MemberRemovedError: this member was removed from the cluster before.
         """
         replica = self.replica
@@ -395,7 +395,7 @@ class Member:
         http_urls = self.config.listen_client_http_urls
         for urls, grpc_only in ((self.config.listen_client_urls, bool(http_urls)), (http_urls, False)):
             for url, plain_too in addresses(urls).items():
-                # Connections queue until the member is ready: see ``readiness``.
+                # Connections queue in the kernel until the member is ready: see ``readiness``.
                 await listen(
                     self._client_server,
                     url,
@@ -425,7 +425,7 @@ class Member:
             _log.warning("open to clients: users are off, so every client may do everything; raftkvctl auth enable")
 
     async def _serve_clients(self, on_ready: OnReady | None) -> None:
-        """Answer clients as soon as that is safe; what waits for a quorum goes on waiting behind it."""
+        """Serve clients as soon as that is safe. Requests that wait for a quorum continue to wait."""
         replica = self.replica
         await replica.readiness.wait()
         try:
@@ -434,7 +434,7 @@ class Member:
             self._fatal(error)
             return
         if self._stop.is_set():
-            # It may have found out just now that its disk forgot what it had shown: clients that wait get no answer.
+            # The member may just have found that its disk lost data that was shown before: no client gets an answer.
             return
         self._client_server.start_accepting()
         replica.readiness.announce()
@@ -477,7 +477,7 @@ class Member:
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            # These are no bugs of raftkv: the message says what to do, and a traceback would only hide it.
+            # These errors are not bugs of raftkv: the message says what to do, and a traceback would hide it.
             is_explained = isinstance(error, UnknownEntryError | StorageError | CorruptionError | OSError | MemoryError)
             _log.critical("the member stops: %s", explain(error), exc_info=None if is_explained else error)
             self.node.stop()
@@ -485,19 +485,19 @@ class Member:
 
     @property
     def removed_text(self) -> str:
-        """What a removed member says: one line."""
+        """Message of a removed member: one line."""
         return (
             f"{MemberRemovedError.text}: member {self._durable.member_id:x} of cluster {self._durable.cluster_id:x}; "
             f"its data in {self.config.data_dir} must be removed before the host can join again, as a new member"
         )
 
     def _leave(self) -> None:
-        """This member was removed from the cluster."""
+        """Stop: this member was removed from the cluster."""
         self.is_removed = True
         _log.warning("the member stops: %s", self.removed_text)
         self.stop()
 
-    # The transport is there before the replica, so it finds the parts that hear of it when it needs them.
+    # The transport is created before the replica, so these methods look up the replica's parts when they are called.
 
     def _report_unreachable(self, peer_id: int) -> None:
         self.node.report_unreachable(peer_id)
@@ -512,6 +512,6 @@ class Member:
         self.replica.lost_leader.is_gone(peer_id)
 
     def _name_of(self, member_id: int) -> str:
-        """Return how people know a member: its name if it has published it, and its id."""
+        """Return the human-readable name of a member: its published name, if any, and its id."""
         member = self.replica.membership.members.get(member_id)
         return f"{member.name} ({member_id:x})" if member is not None and member.name else f"member {member_id:x}"

@@ -1,7 +1,7 @@
-"""The client's half of the RPC layer: one connection to one of several targets, any number of calls over it.
+"""The client half of the RPC layer: one connection to one of several targets, and any number of calls over it.
 
-Owns the connection (opened at the first call, and again whenever it is lost), the queue of calls that find none, and
-what an ended stream means for its call.
+Owns the connection (opened at the first call, reopened after a loss), the queue of calls without a connection, and the
+outcome of a call whose stream has ended.
 
     channel.unary(path, message) -> queue, if there is no connection or no free stream -> ClientCore -> cork of the turn
     bytes -> ClientCore -> UnaryFuture resolved | ClientStream's inbox
@@ -11,7 +11,7 @@ Laws:
 - ``ClientCore`` is sans-IO: the shell (``connect``) moves bytes.
 - ``RpcError.definite`` is true only if the request certainly reached no handler.
 - Nothing is retried here: that is the client library's decision.
-- Requests of one turn of the loop leave in one write.
+- Requests of one loop turn leave in one write.
 
 Example::
 
@@ -20,7 +20,7 @@ Example::
     stream = channel.stream("/etcdserverpb.Watch/Watch")
     await channel.close()
 
-Modules: ``channel`` (the queue, unary calls), ``connect`` (one connection), ``core``, ``stream``.
+Modules: ``channel`` (the queue), ``calls`` (unary calls), ``stream``, ``connect`` (one connection), ``core``.
 
-Leaves out: which member is asked, and again (``raftkv.client.rpc``).
+Leaves out: choosing a member, and retries (``raftkv.client.rpc``).
 """

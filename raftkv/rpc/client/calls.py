@@ -1,6 +1,6 @@
 """The client's unary call: the future that its caller awaits *is* the call.
 
-One object per call and no task: the future knows its stream, resets it when it is cancelled, and fails itself at its
+One object per call and no task: the future knows its stream, resets the stream when it is cancelled, and fails at its
 deadline.
 """
 
@@ -59,19 +59,19 @@ class UnaryFuture(asyncio.Future[bytes]):
         self.wait_for_ready = False
 
     def begin(self, core: ClientCore) -> None:
-        """Send the request on a connection that has room."""
+        """Send the request on a connection that has a free stream."""
         self.core = core
         core.start_unary(self, self.headers, frame(self.request))
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the call: its stream is reset, and a waiting call is withdrawn."""
+        """Cancel the call: its stream is reset, or it leaves the queue."""
         if self.done():
             return False
         self._withdraw()
         return super().cancel(msg)
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the call: its deadline has passed."""
         if not self.done():
             definite = self.core is None
             self._withdraw()
@@ -85,26 +85,26 @@ class UnaryFuture(asyncio.Future[bytes]):
         else:
             self.channel.withdraw(self)
 
-    # ---- what the core uses
+    # ---- called by the core
 
     def request_headers(self) -> Headers:
         """Return the request's header fields."""
         return self.headers
 
     def started(self, core: ClientCore) -> None:
-        """Nothing more to do: a unary request leaves whole."""
+        """Do nothing: the whole request has been sent."""
 
     def on_headers(self, headers: Headers) -> None:
-        """Initial metadata is of no use to a unary call."""
+        """Ignore initial metadata: a unary call has no use for it."""
 
     def on_message(self, message: bytes) -> None:
-        """The response message, whole."""
+        """Store the complete response message."""
         if self.message is not None:
             raise RpcError(Code.INTERNAL, "cardinality violation: received multiple response messages for unary RPC")
         self.message = message
 
     def on_data(self, data: bytes) -> None:
-        """A piece of the response message."""
+        """Take a piece of the response message."""
         core = self.core
         if core is None:
             raise RuntimeError("data for a call that was never sent")
@@ -117,9 +117,9 @@ class UnaryFuture(asyncio.Future[bytes]):
             core.consume(len(data), self.stream_id)
 
     def on_refused(self) -> bool:
-        """The server had no room for the stream: go back to the queue, unless that has happened too often.
+        """Requeue the call that the server refused. Returns False if it was refused too often.
 
-        Servers count a stream a little longer than their clients can see, so near the limit this is no fault.
+        A server counts a stream a little longer than its client does, so a refusal near the limit is not a fault.
         """
         self.refusals += 1
         if self.refusals > _REFUSALS_MAX or self.done():
@@ -129,7 +129,7 @@ class UnaryFuture(asyncio.Future[bytes]):
         return True
 
     def on_end(self, error: RpcError | None, trailers: Headers) -> None:
-        """The stream has ended."""
+        """End the call: its stream has ended."""
         if self.bucket is not None:
             forget(self)
         if self.done():

@@ -1,4 +1,4 @@
-"""The asyncio client: a channel keeps one connection to one of its targets and runs any number of calls over it.
+"""The asyncio client: a channel keeps one connection to one of its targets, and runs any number of calls over it.
 
 ::
 
@@ -6,10 +6,10 @@
     response = await channel.unary("/etcdserverpb.KV/Range", request, timeout_s=5)
     await channel.close()
 
-The connection is opened at the first call (or by ``connect``) and opened again whenever it is lost, with growing,
-jittered waits. Calls that find no connection, or no free stream, wait in one queue in order; while connecting *fails*
-they fail at once (unless they ask to wait), and such failures are ``definite``.
-Requests of one loop turn leave in one write. Nothing is retried here: that is the client library's decision.
+The connection is opened at the first call (or by ``connect``), and reopened whenever it is lost, with growing, jittered
+waits. Calls without a connection or a free stream wait in one queue, in order. While connecting *fails*, calls fail at
+once (unless they ask to wait), and these failures are ``definite``.
+Requests of one loop turn leave in one write. Nothing is retried here: the client library decides about that.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class ChannelState(enum.Enum):
 
 
 _STEADY_S = 1.0
-"""A connection that lived so long was a good one: the waits between attempts start again from the shortest."""
+"""A connection that lived this long was good: the waits between attempts start again from the shortest."""
 
 
 class Channel:
-    """Runs calls to one server, or to any one of several equal ones.
+    """Runs calls to one server, or to any of several equal ones.
 
     Arguments:
         target: ``host:port``, ``unix:/path``, or several of them, tried in turn.
-        ssl: speak TLS; ALPN of a context is set to h2.
+        ssl: use TLS; the ALPN protocol of a context is set to h2.
         options: limits and timings.
-        on_state: called with every change of state.
-        on_refused: called once after each connection when every target refuses the next: nothing listens there.
-        rng: source of the jitter; give a seeded one for reproducible runs.
+        on_state: called at every change of state.
+        on_refused: called once after each connection when every target refuses the next one: nothing listens there.
+        rng: source of the jitter; pass a seeded one for reproducible runs.
 
-    Create it on the loop it shall run on.
+    Create the channel on the loop that it runs on.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._timer = WheelTimer(self._loop)
         self.failed_connects = 0
-        """How many attempts have failed: each begins with another address of its target's name."""
+        """Number of failed attempts: each attempt begins with the next address of its target's name."""
         self._core: ClientCore | None = None
         self._connections: set[ClientConnection] = set()
         self._queue: dict[UnaryFuture | ClientStream, None] = {}
         self._failure: RpcError | None = None
         self._failures = 0
-        # Refusals in a row, and whether they have been reported.
+        # Consecutive refusals, and whether they have been reported.
         self._refusals = 0
         self._is_refused = False
         self._keepalive_time_s = self.options.keepalive_time_s
@@ -106,16 +106,16 @@ class Channel:
         *,
         wait_for_ready: bool | None = None,
     ) -> UnaryFuture:
-        """Start a unary call and return the future of its response.
+        """Start a unary call, and return the future of its response.
 
         Cancelling the future cancels the call. Failures are RpcError.
 
         Arguments:
             path: ``/package.Service/Method``.
             message: serialized request.
-            timeout_s: seconds from now, also sent to the server; None waits for ever.
+            timeout_s: seconds from now, also sent to the server; None: no limit.
             metadata: name and value pairs.
-            wait_for_ready: wait for a connection while connecting fails; None takes the channel's option.
+            wait_for_ready: whether to wait while connecting fails; None: the channel's option.
         """
         headers = self._headers(path, timeout_s, metadata)
         call = UnaryFuture(self, self._loop, headers, message)
@@ -142,8 +142,8 @@ class Channel:
         Arguments:
             path: ``/package.Service/Method``.
             metadata: name and value pairs.
-            timeout_s: seconds from now, also sent to the server; None waits for ever.
-            wait_for_ready: wait for a connection while connecting fails; None takes the channel's option.
+            timeout_s: seconds from now, also sent to the server; None: no limit.
+            wait_for_ready: whether to wait while connecting fails; None: the channel's option.
         """
         assembler = MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
         call = ClientStream(self, self._headers(path, timeout_s, metadata), assembler)
@@ -203,24 +203,24 @@ class Channel:
 
     @property
     def failure_text(self) -> str:
-        """Why the last attempt to connect failed; empty when it did not."""
+        """Why the last attempt to connect failed; empty if it succeeded."""
         return self._failure.text if self._failure is not None else ""
 
     def _failure_now(self) -> RpcError:
         return RpcError(Code.UNAVAILABLE, self.failure_text or "no connection", definite=True)
 
     def requeue(self, call: UnaryFuture) -> None:
-        """Queue a call again that the server has refused; it starts when another ends."""
+        """Queue a call again that the server has refused. It starts when another call ends."""
         self._queue[call] = None
         if self._core is not None and not self._core.calls:
             self._loop.call_soon(self.start_queued)
 
     def withdraw(self, call: UnaryFuture | ClientStream) -> None:
-        """Take a call out of the queue."""
+        """Remove a call from the queue."""
         self._queue.pop(call, None)
 
     def start_queued(self) -> None:
-        """Start waiting calls while there is room."""
+        """Start waiting calls while the connection has free streams."""
         core = self._core
         while self._queue and core is not None and core.has_room():
             call = next(iter(self._queue))
@@ -235,18 +235,18 @@ class Channel:
     # ---- connecting
 
     def connect(self) -> None:
-        """Connect, if nothing does so yet; calls do it by themselves."""
+        """Start connecting, unless that has been started; calls do it by themselves."""
         if self._task is None and self.state is not ChannelState.SHUTDOWN:
             self._task = self._loop.create_task(self._keep_connected())
 
     async def first_attempt(self) -> bool:
-        """Connect, and tell once the first attempt has ended whether there is a connection."""
+        """Connect, and wait for the end of the first attempt. Returns whether there is a connection."""
         self.connect()
         await self._attempted.wait()
         return self.state is ChannelState.READY
 
     def reconnect_now(self) -> None:
-        """Do not wait before the next attempt (the server is known to be back)."""
+        """Skip the wait before the next attempt: the server is known to be back."""
         self._failures = 0
         self._skip_wait.set()
 
@@ -267,7 +267,7 @@ class Channel:
                 await self._wait_before_retry()
 
     async def _run_one(self, target: str) -> None:
-        """Connect to one target and stay until its connection takes no more calls."""
+        """Connect to one target, and wait until its connection takes no more calls."""
         connection = await connect(target, self._ssl, self)
         self._failure = None
         self._refusals, self._is_refused = 0, False
@@ -282,7 +282,7 @@ class Channel:
         if not is_last:
             return
         self._failure = RpcError(Code.UNAVAILABLE, f"connection error: {text}", definite=True)
-        # The first attempt after a loss may still succeed: a process that dies closes its connections before its port.
+        # The first attempt after a loss may still succeed: a dying process closes its connections before its port.
         if self._refusals >= len(self.targets) and not self._is_refused:
             self._is_refused = True
             if self._on_refused is not None:
@@ -303,7 +303,7 @@ class Channel:
             pass
 
     def _set_state(self, state: ChannelState) -> None:
-        # While connecting fails, attempts are not news: the failure stays until one succeeds.
+        # While connecting fails, attempts do not change the state: the failure stays until one succeeds.
         if self._failure is not None and state is ChannelState.CONNECTING:
             return
         if state is not ChannelState.CONNECTING:
@@ -314,10 +314,10 @@ class Channel:
                 self._on_state(state)
 
     def time_ping(self, on_answer: Callable[[float], None]) -> None:
-        """Ping the server and call back with the seconds until it answered; nothing happens without a connection.
+        """Ping the server, and call back with the seconds until its answer; does nothing without a connection.
 
         Arguments:
-            on_answer: of the last ping, if there are several; never called if the connection goes.
+            on_answer: replaces that of an earlier ping; not called if the connection is lost.
         """
         core = self._core
         if core is not None:
@@ -325,36 +325,36 @@ class Channel:
             core.on_timed_ping = lambda: on_answer(self._loop.time() - sent_s)
             core.ping(TIMED_PING)
 
-    # ---- what connections use
+    # ---- called by connections
 
     def opened(self, connection: ClientConnection) -> None:
-        """Count a connection."""
+        """Add a connection."""
         self._connections.add(connection)
 
     def closed(self, connection: ClientConnection) -> None:
-        """A connection has gone."""
+        """Remove a lost connection."""
         self._connections.discard(connection)
         self.retired(connection)
 
     def retired(self, connection: ClientConnection) -> None:
-        """A connection takes no more calls."""
+        """Send no more calls over a connection."""
         if self._core is connection.core:
             self._core = None
 
     @property
     def keepalive_time_s(self) -> float | None:
-        """Silence before a ping; grows when a server calls us too eager."""
+        """Silence before a ping; it grows when a server complains about too many pings."""
         return self._keepalive_time_s
 
     def slow_down_pings(self) -> None:
-        """The server has complained about pings: ping half as often from now on."""
+        """Ping half as often from now on: the server has complained about pings."""
         if self._keepalive_time_s is not None:
             self._keepalive_time_s *= 2
 
     # ---- the end
 
     async def close(self) -> None:
-        """End every call with CANCELLED and close the connection."""
+        """End every call with CANCELLED, and close the connection."""
         self._set_state(ChannelState.SHUTDOWN)
         self.state = ChannelState.SHUTDOWN
         self._core = None

@@ -1,7 +1,7 @@
-"""Opening a client connection, and the protocol object that carries it.
+"""Opens a client connection. Also the protocol object that carries it.
 
-A connection counts as open when the server's SETTINGS have come: a port that accepts and says nothing, or speaks
-another protocol, is a failure to connect, so calls that waited for it are known not to have been sent.
+A connection counts as open when the server's SETTINGS have arrived. A port that accepts and stays silent, or speaks
+another protocol, is a failure to connect, so the calls that waited for it were certainly not sent.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 
 # -- lookup ---------------------------------------------------------------------------------------------------------
 #
-# Names of hosts, looked up on daemon threads: the end of a program does not wait for a DNS server that is dead.
+# Lookups of host names on daemon threads, so that a program can end while a dead DNS server does not answer.
 #
 #     for address in await addresses("h1.example", 2379): ...
 #
-# asyncio looks names up on a pool of threads that both the end of the loop and the end of the interpreter join, and
-# nothing ends a lookup under way: with a dead server it takes ten seconds and more, even if its caller had a shorter
-# time limit. Here a thread that is not waited for any more ends by itself, or with the process. Concurrent lookups of
-# one
-# name share a thread, so that connections which are tried again and again while DNS is dead do not add up.
+# asyncio looks names up on a thread pool that both the end of the loop and the end of the interpreter join, and a
+# running lookup cannot be cancelled: with a dead server it takes ten seconds and more, even if its caller had a shorter
+# time limit. Here an abandoned thread ends by itself, or with the process. Concurrent lookups of one name share a
+# thread, so repeated connection attempts while DNS is dead do not pile up threads.
 
 T = TypeVar("T")
 
@@ -46,14 +45,14 @@ _lock = threading.RLock()
 
 
 async def addresses(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, in numbers, in the order in which they should be tried.
+    """Return the numeric addresses of a host, in the order in which they should be tried.
 
     Arguments:
-        host: a name, or an address already.
-        port: for names that stand for another address with another port.
+        host: name or address.
+        port: port, since a name may resolve differently for another port.
 
     Raises:
-        OSError: it has none, or no DNS server answers.
+        OSError: the host has no address, or no DNS server answers.
     """
     if _is_number(host):
         return [host]
@@ -67,10 +66,10 @@ async def addresses(host: str, port: int) -> list[str]:
 
 
 async def beside(work: Callable[[], T]) -> T:
-    """Do blocking work that may hang, such as a DNS lookup, on a daemon thread of its own; returns its result.
+    """Run blocking work that may hang, such as a DNS lookup, on its own daemon thread, and return its result.
 
     Raises:
-        OSError: the process may have no more threads.
+        OSError: no thread could be started.
     """
     return await _answer(_begin(work))
 
@@ -88,13 +87,13 @@ def _begin(work: Callable[[], T]) -> Future[T]:
 
     try:
         threading.Thread(target=do, name="raftkv-lookup", daemon=True).start()
-    except RuntimeError as error:  # the process may have no more of them just now
+    except RuntimeError as error:  # the process may start no more threads now
         raise OSError(errno.EAGAIN, str(error)) from None
     return future
 
 
 async def _answer(future: Future[T]) -> T:
-    """Wait for a thread; a caller that is cancelled leaves the answer to the others."""
+    """Wait for a thread. Cancelling one caller leaves the answer to the others."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
 
@@ -126,7 +125,7 @@ def _forget(key: tuple[str, int]) -> None:
 
 
 def _after_fork() -> None:
-    """Forget what threads of the parent look up: they are not here."""
+    """Forget the lookups of the parent process: their threads do not exist in the child."""
     global _lock
     _lock = threading.RLock()
     _under_way.clear()
@@ -142,10 +141,10 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class ConnectError(Exception):
-    """A target could not be connected to; the text says which and why.
+    """Connecting to a target failed; the text says which target, and why.
 
     Attributes:
-        is_refusal: nothing listens there, says its machine.
+        is_refusal: whether the target's machine reports that nothing listens there.
     """
 
     def __init__(self, text: str, *, is_refusal: bool = False) -> None:
@@ -154,7 +153,7 @@ class ConnectError(Exception):
 
 
 def split_target(target: str) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[v6]:port``; ValueError if it is neither."""
+    """Return host and port of ``host:port`` or ``[v6]:port``. Raises ValueError if the target is neither."""
     host, colon, port = target.rpartition(":")
     if not colon or not port.isdigit():
         raise ValueError(f"not host:port: {target!r}")
@@ -162,7 +161,7 @@ def split_target(target: str) -> tuple[str, int]:
 
 
 class ClientH2Protocol(H2Protocol[ClientCore]):
-    """A client's HTTP/2 connection: calls its owner when the transport has gone."""
+    """A client's HTTP/2 connection; tells its owner when the transport is lost."""
 
     def __init__(self, connection: ClientConnection, transport: asyncio.Transport, options: ChannelOptions) -> None:
         super().__init__(
@@ -176,7 +175,7 @@ class ClientH2Protocol(H2Protocol[ClientCore]):
         self._connection = connection
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone: every call on it fails."""
+        """Fail every call of the connection: the transport is gone."""
         if isinstance(exc, ssl_module.SSLError):
             self._connection.end_reason = reason_of(exc)
         self._connection.transport_lost()
@@ -185,14 +184,14 @@ class ClientH2Protocol(H2Protocol[ClientCore]):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection of a channel: transport, core, keepalive. It is itself the protocol until the transport is up.
+    """One connection of a channel: transport, core, keepalive. It is the protocol itself until the transport is up.
 
     Attributes:
         gone: set once the connection takes no more calls.
-        lost: set once its transport has gone.
-        settled: set once the server's SETTINGS have come, or never will.
-        below_tls: the socket's own transport, under TLS.
-        end_reason: why TLS ended, where the other end has said so.
+        lost: set once its transport is gone.
+        settled: set once the server's SETTINGS have arrived, or can no longer arrive.
+        below_tls: transport of the socket, under TLS.
+        end_reason: why TLS ended, if the peer has said so.
         forget: called when the connection has ended; or None.
     """
 
@@ -213,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
     # ---- transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is up: say our preface."""
+        """Send the preface: the transport is up."""
         self._transport = cast(asyncio.Transport, transport)
         ssl_object = transport.get_extra_info("ssl_object")
         if ssl_object is not None and ssl_object.selected_alpn_protocol() not in ("h2", None):
@@ -225,7 +224,7 @@ class ClientConnection(asyncio.Protocol):
         self._protocol.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone before it was ours."""
+        """End: the transport was lost before it was in use."""
         self.transport_lost()
         self.finished()
 
@@ -236,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         self._channel.retired(self)
 
     def finished(self) -> None:
-        """Nothing is left of the connection."""
+        """Release everything: the connection has ended."""
         self.gone.set()
         self.settled.set()
         self.lost.set()
@@ -249,19 +248,19 @@ class ClientConnection(asyncio.Protocol):
         release(self.below_tls)
         self.below_tls = self._transport = self._protocol = self._keepalive = None
 
-    # ---- what the core calls
+    # ---- called by the core
 
     def wake(self) -> None:
         """Flush at the start of the loop's next turn."""
         self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what the core has."""
+        """Send the core's output."""
         if self._protocol is not None:
             self._protocol.flush()
 
     def ready(self) -> None:
-        """The server's SETTINGS have come."""
+        """Note that the server's SETTINGS have arrived, and start the keepalive."""
         time_s = self._channel.keepalive_time_s
         if time_s is not None and self._protocol is not None and self._transport is not None:
             protocol = self._protocol
@@ -280,20 +279,20 @@ class ClientConnection(asyncio.Protocol):
         self.core.ping(KEEPALIVE_PING)
 
     def draining(self, too_many_pings: bool) -> None:
-        """The server wants no more calls on this connection."""
+        """Retire: the server wants no more calls on this connection."""
         if too_many_pings:
             self._channel.slow_down_pings()
         self._channel.retired(self)
         self.gone.set()
 
     def room(self) -> None:
-        """There may be room for another call."""
+        """Start waiting calls: a stream may be free."""
         self._channel.start_queued()
 
     # ---- the end
 
     def close(self, reason: str) -> None:
-        """Fail the calls under way and close the transport."""
+        """Fail the open calls, and close the transport."""
         self.core.close()
         self.core.fail_all(Code.CANCELLED, reason)
         self.flush()
@@ -306,7 +305,7 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Cut the connection, or give up the attempt to open it."""
+        """Abort the connection, or the attempt to open it."""
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -318,16 +317,16 @@ async def connect(target: str, ssl: Security | None, channel: Channel) -> Client
 
     Arguments:
         target: ``host:port``, or ``unix:`` and a path.
-        ssl: for TLS; None: plain text.
-        channel: owns the connection.
+        ssl: TLS policy; None: plain text.
+        channel: owner of the connection.
 
     Raises:
-        ConnectError: no connection within the channel's time limits, for any reason.
+        ConnectError: there is no connection within the channel's time limits, for any reason.
     """
     try:
         return await _connect(target, ssl, channel)
     except ConnectError:
-        channel.failed_connects += 1  # the next begins with another address of the name: this one may be frozen
+        channel.failed_connects += 1  # the next attempt begins with another address of the name: this host may hang
         raise
 
 
@@ -367,7 +366,7 @@ async def _connect(target: str, ssl: Security | None, channel: Channel) -> Clien
 async def _open(
     target: str, ssl: Security | None, channel: Channel, connection: ClientConnection
 ) -> tuple[asyncio.Transport, str]:
-    """Connect to a target without a word of TLS yet; returns the transport, and the host that was named."""
+    """Connect to a target, before TLS. Returns the transport and the host name of the target."""
     loop = asyncio.get_running_loop()
     if target.startswith("unix:"):
         host = "localhost"
@@ -386,7 +385,7 @@ async def _open(
 
 
 async def _connected(found: Sequence[str], port: int) -> socket.socket:
-    """Return a socket to the first address that takes it; each has a head start on the next (RFC 8305, section 5)."""
+    """Return a socket to the first address that connects; each has a head start on the next (RFC 8305, section 5)."""
     waiting, errors = list(found), list[BaseException]()
     attempts: set[asyncio.Task[socket.socket]] = set()
     won: socket.socket | None = None
@@ -414,7 +413,7 @@ async def _connected(found: Sequence[str], port: int) -> socket.socket:
 
 async def _connected_to(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # asyncio sets TCP_NODELAY only where the protocol is named: without it a member's messages wait for each other.
+    # asyncio sets TCP_NODELAY only if the protocol is named: without it a member's messages wait for each other.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setblocking(False)
@@ -426,7 +425,7 @@ async def _connected_to(address: str, port: int) -> socket.socket:
 
 
 async def _give_up(attempts: set[asyncio.Task[socket.socket]], won: socket.socket | None) -> None:
-    """End the other attempts, and leave nothing of them for the end of the loop to find."""
+    """Cancel the other attempts, and close their sockets."""
     for attempt in attempts:
         attempt.cancel()
     try:
@@ -438,7 +437,7 @@ async def _give_up(attempts: set[asyncio.Task[socket.socket]], won: socket.socke
         raise
     for attempt in attempts:
         if not attempt.cancelled() and attempt.exception() is None:
-            attempt.result().close()  # it came second, or its caller has left
+            attempt.result().close()  # it came second, or the caller was cancelled
 
 
 def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.BaseProtocol:

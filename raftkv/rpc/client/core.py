@@ -1,11 +1,11 @@
 """One client connection, sans-IO: calls in, bytes out; bytes in, results to calls.
 
-Owns the table of open streams, the server's stream limit, GOAWAY, and what an ended stream means for its call.
-It has no socket: the shell moves bytes (same four duties as in ``server.core``), and hears through ``ClientEvents``
-when the connection is ready, when it takes no more calls, and when there is room for another.
+Owns the table of open streams, the server's stream limit, GOAWAY, and the outcome of a call whose stream has ended.
+It has no socket: the shell moves bytes (with duties as in ``server.core``). ``ClientEvents`` tells the channel when the
+connection is ready, when it takes no more calls, and when a stream is free.
 
-``RpcError.definite`` is decided here: a stream whose HEADERS never left, one above the last stream id of a GOAWAY, and
-one refused with REFUSED_STREAM certainly reached no handler.
+``RpcError.definite`` is decided here: a stream whose HEADERS never left, a stream above the last stream id of a GOAWAY,
+and a stream refused with REFUSED_STREAM certainly reached no handler.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _unpack = PREFIX.unpack_from
 
 ODDITIES_BURST: Final = 10_000
 ODDITIES_PER_S: Final = 330
-"""Useless frames that are taken from a server."""
+"""Useless frames accepted from a server: 10,000 at once, then 330 a second."""
 
 LAST_ID: Final = 2**31 - 1
-"""Highest stream id on one connection: enough for a thousand million calls."""
+"""Highest stream id of a connection: enough for a thousand million calls."""
 
 TIMED_PING: Final = b"timeping"
-"""Payload of a ping whose answer is waited for."""
+"""Payload of a ping whose round trip is measured."""
 
 
 class SendRoom(DrainWatcher, Protocol):
-    """A stream that says itself how much may be queued."""
+    """A stream with its own limit on queued bytes."""
 
     @property
     def has_send_room(self) -> bool:
@@ -42,16 +42,16 @@ class SendRoom(DrainWatcher, Protocol):
 
 
 class ClientCall(Protocol):
-    """A call, as the core uses it."""
+    """A call, as seen by the core."""
 
     stream_id: int
     assembler: MessageAssembler | None
 
     def request_headers(self) -> Headers:
-        """Make the header fields of the request, when it is about to leave."""
+        """Return the header fields of the request, just before it leaves."""
 
     def started(self, core: ClientCore) -> None:
-        """Note the stream that it runs on."""
+        """Note that the call's stream is open."""
 
     def on_headers(self, headers: Headers) -> None:
         """Take the header fields of the response."""
@@ -60,36 +60,36 @@ class ClientCall(Protocol):
         """Take a piece of the response."""
 
     def on_message(self, message: bytes) -> None:
-        """Take a response that came whole."""
+        """Take a response that arrived whole."""
 
     def on_end(self, error: RpcError | None, trailers: Headers) -> None:
-        """End, well if ``error`` is None."""
+        """End the call, successfully if ``error`` is None."""
 
     def on_refused(self) -> bool:
-        """Return whether to start again: the server has certainly not looked at it."""
+        """Return whether the call will start again: the server certainly did not process it."""
 
 
 class ClientEvents(Protocol):
-    """The channel, as the core uses it."""
+    """The channel, as seen by the core."""
 
     def wake(self) -> None:
-        """Have bytes pulled at the end of the turn."""
+        """Pull bytes at the end of the turn."""
 
     def flush(self) -> None:
         """Pull bytes now."""
 
     def ready(self) -> None:
-        """The server's SETTINGS have come: calls may start."""
+        """Start calls: the server's SETTINGS have arrived."""
 
     def draining(self, too_many_pings: bool) -> None:
-        """No new calls may start on this connection."""
+        """Start no new calls on this connection."""
 
     def room(self) -> None:
-        """A stream has become free."""
+        """Start a waiting call: a stream is free."""
 
 
 class _Nobody:
-    """Hears the events of a connection that has gone."""
+    """Ignores the events of a lost connection."""
 
     def wake(self) -> None:
         pass
@@ -111,19 +111,19 @@ _NOBODY: Final = _Nobody()
 
 
 class ClientCore:
-    """The client's end of one HTTP/2 connection.
+    """The client end of one HTTP/2 connection.
 
     Attributes:
-        closing: no more bytes will come or go; the shell closes the transport.
-        accepting: new calls may be started.
-        streams_max: streams to have open at once: the server's limit, less after it has refused one.
+        closing: whether no more bytes will be sent or received; the shell then closes the transport.
+        accepting: whether new calls may be started.
+        streams_max: limit on open streams: the server's limit, or less after the server refused a stream.
     """
 
     def __init__(self, options: ChannelOptions, events: ClientEvents, clock: Callable[[], float]) -> None:
         self.h2 = ClientConnection(self, options)
         self.options = options
         self.on_timed_ping: Callable[[], None] | None = None
-        """Called once, when the next ``TIMED_PING`` is answered."""
+        """Called once, when the pending ``TIMED_PING`` is answered."""
         self.closing = False
         self.drop_unsent = False
         self.accepting = False
@@ -160,7 +160,7 @@ class ClientCore:
             self._events.wake()
 
     def start(self, call: ClientCall) -> None:
-        """Open a stream for ``call``; it sends its messages itself once ``started``."""
+        """Open a stream for ``call``, which sends its messages itself once ``started``."""
         call.stream_id = self.h2.send_request(call.request_headers())
         self.calls[call.stream_id] = call
         call.started(self)
@@ -169,26 +169,26 @@ class ClientCore:
         self.wake()
 
     def _use_up(self) -> None:
-        """No stream is left (RFC 9113 section 5.1.1): calls go on here, and the next ones need a fresh connection."""
+        """Accept no more calls: no stream id is left (RFC 9113 section 5.1.1). Open calls continue."""
         self.goaway_text = "the connection has no streams left"
         self.accepting = False
         self._events.draining(too_many_pings=False)
 
     def forget(self, call: ClientCall) -> None:
-        """The call wants nothing more of its stream: reset it."""
+        """Reset the stream of a call that needs nothing more of it."""
         if self.calls.pop(call.stream_id, None) is not None:
             self.reset(call.stream_id)
             self._events.room()
 
     def reset(self, stream_id: int) -> None:
-        """Tell the server that nothing more of this stream is wanted."""
+        """Reset a stream: nothing more of it is needed."""
         self.h2.reset(stream_id, ErrorCode.CANCEL)
         self.wake()
 
     # ---- bytes in
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take bytes from the server; afterwards the shell pulls."""
+        """Take bytes from the server. The shell pulls afterwards."""
         self.h2.receive(bytes(data))
         if self.closing or self.goaway_text or self.h2.want_write:
             self.wake()
@@ -220,7 +220,7 @@ class ClientCore:
         return status_of(fields, headers)
 
     def on_data(self, stream_id: int, data: bytes, end_stream: bool) -> None:
-        """Take octets of a response."""
+        """Take a piece of a response."""
         call = self.calls.get(stream_id)
         if call is None:
             self.consume(len(data), stream_id)
@@ -271,14 +271,14 @@ class ClientCore:
             self.wake()  # the last call of a draining connection closes it
 
     def on_closed(self, stream_id: int, code: int) -> None:
-        """A stream is closed before its response has come to its end."""
+        """End the call of a stream that was closed before its response was complete."""
         call = self.calls.get(stream_id)
         if call is None:
             return
         definite = code == ErrorCode.REFUSED_STREAM
         if definite and self.accepting:
             del self.calls[stream_id]
-            # Servers count a stream a little longer than we can see: stay lower, and come up one by one.
+            # A server counts a stream a little longer than its client: lower the limit, and raise it one by one.
             self.streams_max = max(1, min(self.streams_max, len(self.calls)))
             if call.on_refused():
                 return
@@ -289,7 +289,7 @@ class ClientCore:
         self._end(call, RpcError(CODE_OF_RESET.get(code, Code.UNKNOWN), text, definite=definite), ())
 
     def on_settings(self) -> None:
-        """Take the server's limit of streams; calls may start."""
+        """Take the server's stream limit. Calls may start now."""
         self._streams_allowed = self.h2.peer_settings.get(MAX_CONCURRENT_STREAMS, 2**32 - 1)
         self.streams_max = self._streams_allowed
         if not self.accepting and not self.goaway_text and not self.closing:
@@ -298,7 +298,7 @@ class ClientCore:
         self._events.room()
 
     def on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
-        """Start no more calls here."""
+        """Accept no more calls on this connection."""
         reason = debug_data.decode("ascii", "replace")
         self.goaway_text = f"the connection is draining: GOAWAY {name_of(code)} {reason}".rstrip()
         self.accepting = False
@@ -306,13 +306,13 @@ class ClientCore:
         self._events.draining(too_many_pings)
 
     def on_failed(self, error: ConnectionFailedError) -> None:
-        """The server has broken a rule."""
+        """Close: the server has broken a rule."""
         self.goaway_text = self.goaway_text or str(error)
         self.accepting = False
         self.closing = True
 
     def on_ping(self) -> None:
-        """Any byte is a sign of life: see ``liveness``."""
+        """Do nothing: any byte counts as a sign of life (``Keepalive`` in ``rpc.protocol``)."""
 
     def on_pong(self, opaque: bytes) -> None:
         """Call back for a timed ping."""
@@ -321,22 +321,22 @@ class ClientCore:
             on_timed_ping()
 
     def on_window_update(self) -> None:
-        """The next pull sends more."""
+        """Do nothing: the next pull sends more."""
 
     def on_reset(self, stream_id: int) -> None:
-        """``on_closed`` follows."""
+        """Do nothing: ``on_closed`` follows."""
 
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
-        """The rest of the answer of a call that was cancelled."""
+        """Ignore the rest of the answer to a cancelled call."""
 
     def on_oddity(self) -> None:
-        """The server has sent something of no use: it may, a few thousand times."""
+        """Count a useless frame: the server may send a few thousand."""
         if not self._oddities.take(self._clock()):
             self.on_failed(ConnectionFailedError(ErrorCode.ENHANCE_YOUR_CALM, "too many useless frames"))
             self.h2.fail(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_useless_frames")
 
     def on_priority(self) -> None:
-        """A server says nothing of priorities."""
+        """Count a priority frame as useless: servers do not send priorities."""
         self.on_oddity()
 
     # ---- bytes out
@@ -360,13 +360,13 @@ class ClientCore:
             watcher.drained()
 
     def wake(self) -> None:
-        """Ask the shell to pull this turn."""
+        """Ask the shell to pull in this turn."""
         if not self._dirty:
             self._dirty = True
             self._events.wake()
 
     def flush(self) -> None:
-        """Have the shell pull now."""
+        """Ask the shell to pull now."""
         self._events.flush()
 
     def ping(self, opaque: bytes) -> None:
@@ -375,11 +375,11 @@ class ClientCore:
         self.wake()
 
     def block(self, is_blocked: bool) -> None:
-        """The socket takes nothing, or something again."""
+        """Note whether the socket is full."""
         self.h2.is_blocked = is_blocked
 
     def close(self) -> None:
-        """Say goodbye to the server; the shell flushes and closes."""
+        """Send a GOAWAY; the shell flushes it and closes."""
         self.accepting = False
         if not self.closing:
             self.h2.send_goaway(ErrorCode.NO_ERROR)
@@ -387,15 +387,15 @@ class ClientCore:
             self.wake()
 
     def lost(self) -> None:
-        """The transport has gone: every open call fails."""
+        """Fail every open call: the transport is gone."""
         self.h2.stop()
         self.fail_all(Code.UNAVAILABLE, self.goaway_text or "error reading from server: EOF")
 
     def fail_all(self, code: Code, text: str) -> None:
-        """End every open call with a status of our own making.
+        """End every open call with a status made by this client.
 
         Arguments:
-            code, text: of the status.
+            code, text: code and text of the status.
         """
         self.closing = True
         self.accepting = False
@@ -403,32 +403,32 @@ class ClientCore:
         for stream_id, call in calls.items():
             call.on_end(RpcError(code, text, definite=stream_id > self._flushed_through), ())
 
-    # ---- what calls use
+    # ---- called by calls
 
     def consume(self, amount: int, stream_id: int) -> None:
-        """Give received bytes back to the server's windows."""
+        """Return received bytes to the server's windows."""
         if amount:
             self.h2.acknowledge(amount, stream_id)
             if self.h2.want_write:
                 self.wake()
 
     def consume_of(self, stream_id: int, amount: int) -> None:
-        """Consume, for a partial that names the stream: an inbox that held its call would never be freed with it."""
+        """Consume, with the stream id first, for a partial: an inbox that refers to its call would never be freed."""
         self.consume(amount, stream_id)
 
     def released(self) -> None:
-        """The connection has gone: let go of it, and of the engine."""
+        """Drop the references to a lost connection and to the engine."""
         self._events = _NOBODY
         self.on_timed_ping = None
         self._drain_watch.clear()
         self.h2 = CLOSED
 
     def make_assembler(self) -> MessageAssembler:
-        """Return an assembler under this channel's message limit."""
+        """Return an assembler with this channel's message limit."""
         return MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
 
     def watch_drain(self, watcher: SendRoom) -> None:
-        """Tell ``watcher.drained`` when its send buffer has room."""
+        """Call ``watcher.drained`` when its send buffer has space."""
         self._drain_watch.add(watcher)
 
     def unwatch_drain(self, watcher: SendRoom) -> None:
@@ -437,7 +437,7 @@ class ClientCore:
 
 
 def _check_response(headers: Headers) -> RpcError | None:
-    """Say what is wrong with a response header that carries no status of its own."""
+    """Return what is wrong with a response header without a status."""
     fields = dict(headers)
     status = fields.get(b":status", b"")
     content_type = fields.get(b"content-type", b"")

@@ -1,4 +1,4 @@
-"""The client's side of a streaming call: ``send``, ``half_close``, and an async iterator of responses.
+"""The client side of a streaming call: ``send``, ``half_close``, and an async iterator of responses.
 
 ::
 
@@ -8,9 +8,9 @@
     async for message in stream:
         …
 
-The iteration ends when the server answers OK and raises RpcError otherwise. Unread responses keep the
-stream's window closed: a slow reader holds at most its window and one message. A stream that is dropped half-way must
-be cancelled: use ``async with``, or call ``cancel``.
+The iteration ends when the server answers OK, and raises RpcError otherwise. Unread responses keep the stream's window
+closed: for a slow reader at most one window and one message are held. A stream that is not read to its end must be
+cancelled: use ``async with``, or call ``cancel``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ClientStream:
     """One streaming call.
 
     Attributes:
-        headers: initial metadata of the server (header form), once it has come.
+        headers: initial metadata of the server (header form), once it has arrived.
         trailers: trailing metadata (header form), once the call has ended.
-        error: how the call ended: None while it runs and after OK.
+        error: error that ended the call; None while it runs, and after OK.
         done: True once the call has ended.
         room_bytes: ``send`` waits while more than this is queued; the channel's option unless set.
     """
@@ -66,7 +66,7 @@ class ClientStream:
         self._inbox = Inbox(assembler, _nothing_yet)
         self._request_headers = headers
 
-    # ---- what callers use
+    # ---- called by users
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -78,15 +78,15 @@ class ClientStream:
         return message
 
     async def receive(self) -> bytes | None:
-        """Return the next response message; None after the last; raise RpcError if the call failed."""
+        """Return the next response message; None after the last. Raises RpcError if the call failed."""
         return await self._inbox.get()
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
-        """Hand every message to ``listener`` as it comes; ``receive`` then returns only the end. See ``Inbox``."""
+        """Pass every message to ``listener`` as it arrives; ``receive`` then returns only the end. See ``Inbox``."""
         self._inbox.deliver_to(listener)
 
     async def send(self, message: bytes) -> None:
-        """Queue a request message, after waiting for room in the send buffer.
+        """Queue a request message, after waiting for space in the send buffer.
 
         Raises:
             RpcError: the call has ended.
@@ -96,7 +96,7 @@ class ClientStream:
         self.send_nowait(message)
 
     def send_at_once(self, messages: Iterable[bytes]) -> None:
-        """Send request messages now, and not at the end of the turn: without waiting for room. RpcError as ``send``."""
+        """Send request messages now, before the end of the turn, without waiting for space. RpcError as ``send``."""
         core = self._core
         if self.done or core is None:
             raise self.error or RpcError(Code.CANCELLED, "the call has ended")
@@ -105,7 +105,7 @@ class ClientStream:
         core.flush()
 
     def send_nowait(self, message: bytes) -> None:
-        """Queue a request message without waiting for room. RpcError as ``send``."""
+        """Queue a request message without waiting for space. RpcError as ``send``."""
         if self.done:
             raise self.error or RpcError(Code.CANCELLED, "the call has ended")
         if self._half_closed:
@@ -118,7 +118,7 @@ class ClientStream:
             self._core.wake()
 
     def half_close(self) -> None:
-        """Send no more messages; the server sees the end of the request stream."""
+        """End the request stream: no more messages can be sent."""
         if self._half_closed or self.done:
             return
         self._half_closed = True
@@ -126,17 +126,17 @@ class ClientStream:
             self._end_request(self._core)
 
     def cancel(self) -> None:
-        """Give up the call: its stream is reset, unread messages are dropped, reads raise CANCELLED."""
+        """Cancel the call: its stream is reset, unread messages are dropped, reads raise CANCELLED."""
         self._give_up(RpcError(Code.CANCELLED, "context canceled", definite=self._core is None))
 
     @property
     def under_way(self) -> bool:
-        """True once the call has found a connection; until then nothing of it has been sent."""
+        """True once the call has a connection; nothing of it was sent before."""
         return self._core is not None
 
     @property
     def send_buffer_size(self) -> int:
-        """Bytes of this stream that are queued and not yet taken for the wire."""
+        """Bytes of this stream that are queued and not yet taken by the connection."""
         if self._core is None:
             return self._early_bytes
         return self._core.h2.queued_body_size(self.stream_id)
@@ -148,7 +148,7 @@ class ClientStream:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of responses that have come and were not read."""
+        """Bytes of responses that have arrived and were not read."""
         return self._inbox.unread
 
     async def __aenter__(self) -> ClientStream:
@@ -159,10 +159,10 @@ class ClientStream:
     ) -> None:
         self.cancel()
 
-    # ---- what channel and core use
+    # ---- called by channel and core
 
     def begin(self, core: ClientCore) -> None:
-        """Open the stream on a connection that has room."""
+        """Open the stream on a connection with a free stream."""
         core.start(self)
 
     def request_headers(self) -> Headers:
@@ -170,7 +170,7 @@ class ClientStream:
         return self._request_headers
 
     def started(self, core: ClientCore) -> None:
-        """The stream is open: send what was queued before."""
+        """Send the messages queued before: the stream is open now."""
         self._core = core
         self._inbox.consume = partial(core.consume_of, self.stream_id)
         early, self._early, self._early_bytes = self._early, [], 0
@@ -194,7 +194,7 @@ class ClientStream:
         self._inbox.feed(data)
 
     def on_end(self, error: RpcError | None, trailers: Headers) -> None:
-        """The stream has ended."""
+        """End the call: its stream has ended."""
         forget(self)
         if self.done:
             return
@@ -209,13 +209,13 @@ class ClientStream:
         self.drained()
 
     def _reset_if_open(self) -> None:
-        """The server has answered before our half was closed: it waits for nothing more, so neither do we."""
+        """Reset a stream that the server has answered before our half was closed: nothing more is needed."""
         if self._core is not None and not self._half_closed:
             self._half_closed = True
             self._core.reset(self.stream_id)
 
     def on_refused(self) -> bool:
-        """A refused stream fails (definitely not run): its messages are not kept for another try."""
+        """Return False: a refused stream fails as ``definite``, since its messages are not kept for a retry."""
         return False
 
     def fail(self, error: RpcError) -> None:
@@ -223,7 +223,7 @@ class ClientStream:
         self.on_end(error, ())
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the call: its deadline has passed."""
         self._give_up(RpcError(Code.DEADLINE_EXCEEDED, DEADLINE_TEXT, definite=self._core is None))
 
     def _give_up(self, error: RpcError) -> None:
@@ -241,7 +241,7 @@ class ClientStream:
         self.drained()
 
     def drained(self) -> None:
-        """There is room again in the send buffer, or no need for it."""
+        """Wake the sender: the send buffer has space, or the call has ended."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
@@ -275,5 +275,5 @@ class ClientStream:
 
 
 def _nothing_yet(amount: int) -> None:
-    """Nothing can come before the stream is open."""
+    """Ignore consumed bytes: none can arrive before the stream is open."""
     del amount

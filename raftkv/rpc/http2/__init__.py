@@ -1,11 +1,11 @@
-"""HTTP/2 (RFC 9113) and HPACK (RFC 7541) for both ends of gRPC, without sockets and clocks.
+"""HTTP/2 (RFC 9113) and HPACK (RFC 7541) for both ends of gRPC, without sockets or clocks.
 
     connection = ServerConnection(listener, ServerLimits())
     connection.receive(octets)       # listener.on_request(1, ...), listener.on_data(1, ..., True)
     connection.answer(1, message)
     socket.send(connection.take(65_536))
 
-Arrows: ``frames`` < ``hpack`` < ``connection``.
+Each module imports only earlier ones: ``frames``, ``hpack``, ``connection``.
 """
 
 from __future__ import annotations

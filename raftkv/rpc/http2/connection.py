@@ -3,36 +3,36 @@
     connection.receive(octets)           # calls the listener, in the order of the frames
     connection.send_headers(1, fields)
     connection.send_data(1, body, end_stream=True)
-    octets = connection.take(65_536)     # to be sent, at most so many
+    octets = connection.take(65_536)     # octets to send, at most that many
 
-``Connection`` has what both ends share: what is sent, what waits, frames, windows and header blocks.
-``ServerConnection`` opens no streams and answers those of its client: beside the general calls it has ``answer``, which
-makes a whole unary answer of gRPC at once, with the same octets of header and trailers each time, once the tables have
-settled. ``ClientConnection`` opens streams, and takes no pushed ones.
+``Connection`` is the common part of both ends: output, queues, frames, windows and header blocks.
+``ServerConnection`` opens no streams and answers those of its client. It also has ``answer``, which sends a whole unary
+answer of gRPC at once, with the same octets of header and trailers each time once the header tables have settled.
+``ClientConnection`` opens streams, and accepts no pushed ones.
 
-Invariants of what is received:
+Invariants of input:
 
-- A rule that is broken ends the stream or the connection with the code of the section that states it (section 5.4);
-  nothing that a peer sends raises out of ``receive``.
-- Received octets are given back by hand (``acknowledge``), also those of streams that have closed meanwhile; those
-  without a stream at once: the connection's window never shrinks for good (section 6.9).
-- A header block goes through the decoder even if its stream is refused or closed (section 4.3).
-- What a peer makes us keep: a frame, a block of twice the limit of header lists, ``BLOCKS_MAX`` short blocks, a table.
-- The listener counts frames that cost the peer little and us something: ``on_reset`` (CVE-2023-44487, CVE-2025-8671),
+- A broken rule ends the stream or the connection, with the code of the section that states the rule (section 5.4).
+  Nothing that a peer sends makes ``receive`` raise.
+- The listener returns received octets to the windows (``acknowledge``), also for streams that have closed meanwhile.
+  Octets without a stream are returned at once: the connection's window never shrinks for good (section 6.9).
+- A header block is decoded even if its stream is refused or closed (section 4.3).
+- A peer can make us hold: a frame, a block of twice the header list limit, ``BLOCKS_MAX`` short blocks, a table.
+- The listener counts frames that cost the peer little and us more: ``on_reset`` (CVE-2023-44487, CVE-2025-8671),
   ``on_settings`` (CVE-2019-9515), ``on_ping`` (CVE-2019-9512), ``on_window_update`` (CVE-2019-9517), ``on_priority``
   and ``on_oddity`` (CVE-2019-9513).
 
-Invariants of what is sent:
+Invariants of output:
 
-- No body leaves beyond the windows of its stream and of the connection (section 6.9.1).
+- No body octet leaves beyond the windows of its stream and of the connection (section 6.9.1).
 - A header block is encoded when its frame is written: blocks leave in the order in which they change the peer's table
   (RFC 7541 section 2.2).
-- Output that may leave at once becomes frames at once; other output waits in the outbox of its stream: header blocks
-  for the socket only, bodies for the windows too, of which streams take turns.
-- While the socket takes nothing, ``DIRECT_BYTES`` of frames are made at most, and a frame that ends a stream is made
-  when it can leave: until then its stream counts as open, and so against the peer's limit of streams.
+- Output that may leave at once becomes frames at once. Other output waits in the outbox of its stream: header blocks
+  wait for the socket only, bodies also for the windows; streams with waiting bodies take turns.
+- While the socket is full, at most ``DIRECT_BYTES`` of frames are made. A frame that ends a stream is made when it can
+  leave: until then its stream counts as open, and so against the peer's stream limit.
 
-Leaves out: priorities (section 5.3; RFC 9218), push (section 8.4), padding of our own (section 10.7).
+Leaves out: priorities (section 5.3; RFC 9218), push (section 8.4), padding of sent frames (section 10.7).
 """
 
 from __future__ import annotations
@@ -73,69 +73,70 @@ _unpack_head: Final = f.HEAD.unpack_from
 
 
 class Listener(Protocol):
-    """Whom a connection calls. It may send from within each of these.
+    """Receives the events of a connection. Its methods may send on the connection.
 
-    A server's connection calls ``prepare`` and ``on_request`` too; a client's ``on_response`` and ``on_trailers``.
+    A server connection also calls ``prepare`` and ``on_request``, a client connection ``on_response`` and
+    ``on_trailers``.
     """
 
     def on_data(self, stream_id: int, data: bytes, end_stream: bool) -> None:
-        """Octets of a body have come."""
+        """Take octets of a body."""
 
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
-        """Octets have come for a stream that is closed."""
+        """Note octets for a closed stream."""
 
     def on_closed(self, stream_id: int, code: int) -> None:
-        """A stream is closed: both ends have ended it (code 0), or one has reset it."""
+        """Note that a stream is closed: both ends have ended it (code 0), or one has reset it."""
 
     def on_settings(self) -> None:
-        """The peer has sent settings."""
+        """Note that the peer has sent SETTINGS."""
 
     def on_window_update(self) -> None:
-        """The peer has opened a window."""
+        """Note that the peer has sent a WINDOW_UPDATE."""
 
     def on_priority(self) -> None:
-        """The peer has said which stream is dearer to it (RFC 9218 section 7.1)."""
+        """Note that the peer has sent a priority of streams (RFC 9218 section 7.1)."""
 
     def on_ping(self) -> None:
-        """The peer has sent a ping, which is answered already."""
+        """Note that the peer has sent a ping. It is answered already."""
 
     def on_pong(self, opaque: bytes) -> None:
-        """A ping of ours has come back."""
+        """Take the answer to our ping."""
 
     def on_reset(self, stream_id: int) -> None:
-        """The peer has reset a stream, or has made us reset one."""
+        """Note that the peer has reset a stream, or has made us reset one."""
 
     def on_oddity(self) -> None:
-        """A frame has come that is allowed and of no use: one of many is an attack."""
+        """Note an allowed but useless frame: many of them are an attack."""
 
     def on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
-        """The peer takes no more streams."""
+        """Note that the peer accepts no more streams."""
 
     def on_failed(self, error: ConnectionFailedError) -> None:
-        """The peer has broken a rule: the connection ends, and a GOAWAY that says so waits to be sent."""
+        """Note that the peer has broken a rule: the connection ends, and a GOAWAY with the reason is queued."""
 
 
 class RequestListener(Listener, Protocol):
-    """Whom a server's connection calls."""
+    """Receives the events of a server connection."""
 
     def prepare(self, fields: Headers) -> Any:
-        """Return what ``on_request`` needs of the header of a request, apart from its ``VARYING`` field.
+        """Return what ``on_request`` needs from the headers of a request, without their ``VARYING`` field.
 
-        Asked once for headers that repeat, with or without another timeout.
+        Called once for headers that repeat, with or without another timeout.
         """
 
     def on_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
-        """A request has begun."""
+        """Begin a request."""
 
 
 class ResponseListener(Listener, Protocol):
-    """Whom a client's connection calls."""
+    """Receives the events of a client connection."""
 
     def on_response(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
-        """The header of a response has come."""
+        """Take the header of a response."""
 
     def on_trailers(self, stream_id: int, fields: Headers) -> None:
-        """The end of a response has come."""
+        """Take the end of a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +146,11 @@ class Limits:
     Attributes:
         stream_window_bytes: body octets that a stream may send ahead.
         connection_window_bytes: the same for the whole connection.
-        header_list_bytes: of the fields of a block (section 6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
+        header_list_bytes: size of the fields of a block (section 6.5.2, SETTINGS_MAX_HEADER_LIST_SIZE).
         header_count: fields of a block.
         continuations: frames of a block after its first (CVE-2024-27316).
-        settings_entries: of one SETTINGS frame (CVE-2020-11080).
-        outbound_acks: answers to PING and SETTINGS that wait to be sent (CVE-2019-9512).
+        settings_entries: entries of one SETTINGS frame (CVE-2020-11080).
+        outbound_acks: unsent answers to PING and SETTINGS (CVE-2019-9512).
     """
 
     stream_window_bytes: int
@@ -162,12 +163,12 @@ class Limits:
 
 
 class Block:
-    """What a header block means.
+    """A decoded header block.
 
     Attributes:
-        fields: of it.
-        is_sound: all have octets that a header may have.
-        opening: what the listener has made of it, once it was asked.
+        fields: fields of the block.
+        is_sound: whether all fields have only octets that a header may have.
+        opening: result of the listener for this block, once it was asked.
     """
 
     __slots__ = ("fields", "is_sound", "opening")
@@ -183,14 +184,14 @@ class Stream:
 
     Attributes:
         credit: body octets that the peer may still send (section 5.2).
-        send_extra: body octets that we may still send, beyond what the peer's SETTINGS_INITIAL_WINDOW_SIZE is now.
-            That setting moves the windows of all streams (section 6.9.2): so it costs nothing a stream.
-        returned: octets that were taken and of which the peer does not know yet.
-        content_left: body octets that are to come as content-length has it; None: it says nothing.
-        has_headers: the first header of the peer's message has come, those of 1xx aside.
-        is_remote_closed: the peer sends nothing more.
-        is_local_closed: we send nothing more; what waits in ``outbox`` goes first.
-        outbox: what waits; None: nothing does.
+        send_extra: body octets that we may still send, beyond the peer's current SETTINGS_INITIAL_WINDOW_SIZE. That
+            setting moves the windows of all streams (section 6.9.2); kept apart, it costs nothing per stream.
+        returned: consumed octets that the peer has not been told about.
+        content_left: body octets still to come according to content-length; None: there is no content-length.
+        has_headers: whether the final header of the peer's message has arrived (1xx do not count).
+        is_remote_closed: whether the peer sends nothing more.
+        is_local_closed: whether we send nothing more, except what waits in ``outbox``.
+        outbox: waiting output; None: nothing waits.
     """
 
     __slots__ = (
@@ -218,13 +219,13 @@ class Stream:
 
 
 class Outbox:
-    """Output that waits: a header block, body octets in the pieces in which they came, and what ends them.
+    """Waiting output of a stream: a header block, pieces of a body, and the end of the stream.
 
     Attributes:
-        head: fields of a header block that goes before the octets; None: it has left.
-        size_bytes: of all pieces.
-        trailers: fields to send after them; None: an empty DATA frame ends the stream, or nothing yet.
-        ends: whether the stream ends after them.
+        head: fields of a header block that is sent before the body; None: there is none, or it has left.
+        size_bytes: octets of all pieces.
+        trailers: fields sent after the body; None: an empty DATA frame ends the stream, or nothing yet.
+        ends: whether the stream ends after this output.
     """
 
     __slots__ = ("_at", "_pieces", "ends", "head", "size_bytes", "trailers")
@@ -238,13 +239,13 @@ class Outbox:
         self.ends = False
 
     def add(self, piece: bytes) -> None:
-        """Queue a piece; it is kept whole until its last octet is taken."""
+        """Queue a piece. It is kept whole until its last octet is taken."""
         if piece:
             self._pieces.append(piece)
             self.size_bytes += len(piece)
 
     def take(self, size_bytes: int) -> bytes:
-        """Take so many octets, which are there."""
+        """Take a number of octets; that many must be queued."""
         self.size_bytes -= size_bytes
         parts: list[bytes] = []
         while size_bytes:
@@ -259,14 +260,14 @@ class Outbox:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def drop_some(self, size_bytes: int) -> int:
-        """Drop pieces of so many octets, or of a few more; returns how many."""
+        """Drop pieces of about ``size_bytes`` octets. Returns the number of dropped octets."""
         before = self.size_bytes
         while self.size_bytes and before - self.size_bytes < size_bytes:
             self.drop()
         return before - self.size_bytes
 
     def drop(self) -> int:
-        """Drop the first piece; returns how many octets of it were left."""
+        """Drop the first piece. Returns its octets that were left."""
         freed = len(self._pieces.popleft()) - self._at
         self._at = 0
         self.size_bytes -= freed
@@ -274,40 +275,40 @@ class Outbox:
 
 
 DIRECT_BYTES: Final = 64 * 1024
-"""Octets of frames that wait for ``take``; more wait in outboxes, where they are counted."""
+"""Octets of frames that may wait for ``take``; more output waits in outboxes, where it is counted."""
 
 LEFT_BEHIND_BYTES: Final = 64 * 1024
-"""What a closed stream leaves behind is freed at once up to here: hundreds may be closed at once."""
+"""Waiting output of a closed stream is freed at once up to this size: hundreds may be closed at once."""
 
 RESETS_REMEMBERED: Final = 256
-"""Streams that we have reset, and of which frames may still be under way (section 5.1, closed).
+"""Streams that we have reset, and whose frames may still arrive (section 5.1, closed).
 
-Of older ones only the highest id is known; up to there all closed streams are taken for reset ones.
+Of older ones only the highest id is kept; all closed streams up to it count as reset ones.
 """
 
 BLOCKS_MAX: Final = 32
 BLOCK_BYTES_MAX: Final = 512
 BLOCK_FIELDS_MAX: Final = 32
-"""Header blocks of a connection whose meaning is remembered, how long they may be, and how many fields may be in one:
-an octet can name a field, which takes a hundred here."""
+"""Header blocks of a connection whose meaning is remembered, their longest size, and their most fields: one octet can
+name a field, which takes a hundred here."""
 
 
 class Connection(ABC):
-    """One end. See ``ServerConnection`` and ``ClientConnection`` for what differs.
+    """One end of a connection. See ``ServerConnection`` and ``ClientConnection`` for the differences.
 
     Arguments:
-        listener: is called.
-        limits: what the peer may do.
-        settings: that the peer learns first.
-        indexed: names of fields that are sent again and again.
+        listener: receives the events.
+        limits: limits for the peer.
+        settings: settings sent to the peer first.
+        indexed: names of fields that repeat in many sent messages.
 
     Attributes:
-        is_blocked: the peer's socket takes nothing: frames are not made before ``take`` asks for them.
-        is_held: set by the listener, which has taken its time: whole frames are left for ``go_on``.
-        has_failed: a rule was broken, or the owner has ended the connection: nothing that comes is looked at.
-        left_behind: what waited on closed streams, where that was much, for the owner to be freed bit by bit; None: it
-            is freed at once.
-        peer_settings: by number, what the peer has said.
+        is_blocked: whether the socket is full: frames are not made before ``take`` asks for them.
+        is_held: set by a listener that has used its time: whole frames are left for ``go_on``.
+        has_failed: whether the peer broke a rule, or the owner has ended the connection: all input is ignored.
+        left_behind: large waiting output of closed streams, for the owner to free bit by bit; None: it is freed at
+            once.
+        peer_settings: settings of the peer, by number.
     """
 
     def __init__(self, listener: Any, limits: Limits, settings: dict[int, int], indexed: frozenset[bytes]) -> None:
@@ -346,7 +347,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _last_peer_stream(self) -> int:
-        """Return the last stream of the peer that we have looked at, for GOAWAY."""
+        """Return the last stream of the peer that was processed, for GOAWAY."""
 
     @abstractmethod
     def _is_idle(self, stream_id: int) -> bool:
@@ -354,9 +355,9 @@ class Connection(ABC):
 
     @abstractmethod
     def _on_headers(self, stream_id: int, block: Block, end_stream: bool) -> None:
-        """Take a whole header block."""
+        """Take a complete header block."""
 
-    # ---- what is there to be sent
+    # ---- pending output
 
     @property
     def want_write(self) -> bool:
@@ -365,24 +366,24 @@ class Connection(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of this connection: it has failed, or goes and has no stream left."""
+        """Whether the connection has ended: it has failed, or it is closing and has no stream left."""
         return self.has_failed or (self._goes and not self._streams)
 
     @property
     def open_streams(self) -> int:
-        """Streams that are not closed: those of which something waits to be sent, too."""
+        """Number of streams that are not closed, including those with waiting output."""
         return len(self._streams)
 
     @property
     def send_window(self) -> int:
-        """Body octets that the peer takes of the whole connection."""
+        """Body octets that the window of the connection allows."""
         return self._send_window
 
     def queued_body_size(self, stream_id: int | None = None) -> int:
-        """Return the body octets that wait for the peer's windows, or for the socket.
+        """Return the body octets that wait for the peer's windows or for the socket.
 
         Arguments:
-            stream_id: of which stream; None: of all.
+            stream_id: stream; None: all streams.
         """
         if stream_id is None:
             return self._queued_bytes
@@ -390,22 +391,22 @@ class Connection(ABC):
         return 0 if stream is None or stream.outbox is None else stream.outbox.size_bytes
 
     def is_held_up(self, stream_id: int) -> bool:
-        """Return whether what waits on a stream waits for the peer to open a window, and not for the socket.
+        """Return whether the waiting output of a stream waits for a window, and not only for the socket.
 
         Arguments:
-            stream_id: of a stream on which something waits.
+            stream_id: stream with waiting output.
         """
         return stream_id in self._stuck or self._send_window <= 0
 
     # ---- messages
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool = False) -> None:
-        """Send the header of a message, or its trailers: those go after all that waits.
+        """Send the header of a message, or its trailers, which follow all waiting output.
 
         Arguments:
-            stream_id: of the stream.
-            fields: in order.
-            end_stream: nothing follows.
+            stream_id: stream to send on.
+            fields: fields in order.
+            end_stream: whether nothing follows.
 
         Raises:
             StreamGoneError: the stream is closed, or has ended.
@@ -428,12 +429,12 @@ class Connection(ABC):
             outbox.ends = stream.is_local_closed = True
 
     def send_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
-        """Send octets of a body; what the windows do not let through waits.
+        """Send octets of a body. Those that the windows do not allow wait.
 
         Arguments:
-            stream_id: of the stream.
-            data: of any size.
-            end_stream: nothing follows.
+            stream_id: stream to send on.
+            data: any number of octets.
+            end_stream: whether nothing follows.
 
         Raises:
             StreamGoneError: the stream is closed, or has ended.
@@ -452,7 +453,7 @@ class Connection(ABC):
         outbox = stream.outbox
         if outbox is None:
             outbox = stream.outbox = Outbox()
-            waiting = self._waiting if size else self._waiting_heads  # section 6.9.1: nothing needs no window
+            waiting = self._waiting if size else self._waiting_heads  # section 6.9.1: an empty frame needs no window
             waiting[stream_id] = stream
         outbox.add(data)
         self._queued_bytes += size
@@ -463,7 +464,7 @@ class Connection(ABC):
         """End our side of a stream.
 
         Arguments:
-            stream_id: of the stream.
+            stream_id: stream to end.
         """
         self.send_data(stream_id, b"", end_stream=True)
 
@@ -492,17 +493,17 @@ class Connection(ABC):
     # ---- the end of streams
 
     def _end_local(self, stream: Stream) -> None:
-        """Our end of a stream has ended, its last frame is written."""
+        """Note that our end of a stream has ended, and its last frame is written."""
         stream.is_local_closed = True
         if stream.is_remote_closed:
             self._remove(stream, ErrorCode.NO_ERROR)
 
     def reset(self, stream_id: int, code: int) -> None:
-        """End a stream at once, and drop its queue; nothing happens if it is closed.
+        """End a stream at once, and drop its waiting output; does nothing if it is closed.
 
         Arguments:
-            stream_id: of the stream.
-            code: why.
+            stream_id: stream to reset.
+            code: reason.
         """
         stream = self._streams.get(stream_id)
         if stream is None or self.has_failed:
@@ -519,7 +520,7 @@ class Connection(ABC):
         self._resets[stream_id] = None
 
     def _was_reset(self, stream_id: int) -> bool:
-        """Return whether we have reset a stream that is closed, or may have done so: then its frames are left alone."""
+        """Return whether we have reset a closed stream, or may have done so: its frames are then ignored."""
         return stream_id in self._resets or stream_id <= self._resets_forgotten
 
     def _remove(self, stream: Stream, code: int) -> None:
@@ -537,13 +538,13 @@ class Connection(ABC):
         self._listener.on_closed(stream_id, code)
 
     def drop(self, size_bytes: int) -> bool:
-        """Free some of the queue of a connection that is gone.
+        """Free a part of the waiting output of a lost connection.
 
         Arguments:
-            size_bytes: about how much.
+            size_bytes: approximate number of octets to free.
 
         Returns:
-            Whether something is left.
+            Whether output is left.
         """
         for stream in self._streams.values():
             outbox = stream.outbox
@@ -563,32 +564,32 @@ class Connection(ABC):
         self._out.append(f.frame(f.PING, 0, 0, opaque))
 
     def send_goaway(self, code: int, debug_data: bytes = b"") -> None:
-        """Say that no further stream is taken; those that are open go on.
+        """Announce that no further stream is accepted; open streams continue.
 
         Arguments:
-            code: why.
-            debug_data: for people.
+            code: reason.
+            debug_data: human-readable reason.
         """
         self._goes = True
         self._out.append(f.goaway_frame(code, debug_data, self._last_peer_stream()))
 
     def send_shutdown_notice(self) -> None:
-        """Say that no further stream will be taken soon (section 6.8)."""
+        """Announce that soon no further stream will be accepted (section 6.8)."""
         self._out.append(f.goaway_frame(ErrorCode.NO_ERROR))
 
     def fail(self, code: int, debug_data: bytes) -> None:
-        """End the connection (section 5.4.1): GOAWAY is the last that is sent, once, and nothing more is looked at.
+        """End the connection (section 5.4.1). GOAWAY is the last frame sent, once, and all input is ignored.
 
         Arguments:
-            code: why.
-            debug_data: for people.
+            code: reason.
+            debug_data: human-readable reason.
         """
         if not self.has_failed:
             self.send_goaway(code, debug_data)
             self.stop()
 
     def stop(self) -> None:
-        """Look at nothing more that the peer sends, not even at what has come already."""
+        """Ignore all further input, including input that has already arrived."""
         self.has_failed = True
         self._block, self._rest = None, b""
 
@@ -601,7 +602,7 @@ class Connection(ABC):
     # ---- octets out
 
     def take(self, amount: int) -> bytes:
-        """Return what is to be sent.
+        """Return octets to send.
 
         Arguments:
             amount: most octets to return.
@@ -624,7 +625,7 @@ class Connection(ABC):
         return data[:amount]
 
     def _fill_heads(self, amount: int) -> None:
-        """Write the header blocks and the empty ends that wait: no window holds them back (section 6.9)."""
+        """Write the waiting header blocks and empty ends: no window holds them back (section 6.9)."""
         heads = self._waiting_heads
         while heads and self._out_bytes < amount:
             stream = heads.pop(next(iter(heads)))
@@ -645,7 +646,7 @@ class Connection(ABC):
                 self._finish(stream, outbox)
 
     def _fill(self, amount: int) -> None:
-        """Make frames of bodies that wait, a frame of each stream in turn."""
+        """Make frames of waiting bodies, one frame of each stream in turn."""
         waiting = self._waiting
         while waiting and self._out_bytes < amount:
             stream_id = next(iter(waiting))
@@ -678,7 +679,7 @@ class Connection(ABC):
             self._finish(stream, outbox)
 
     def _finish(self, stream: Stream, outbox: Outbox) -> None:
-        """All of the body that waited is written."""
+        """Send what follows a body that is written completely."""
         stream.outbox = None
         if outbox.trailers is not None:
             self._write(f.header_frames(stream.stream_id, self._encoder.encode(outbox.trailers), end_stream=True))
@@ -686,7 +687,7 @@ class Connection(ABC):
             self._end_local(stream)
 
     def _open_window(self, stream: Stream, increment: int) -> bool:
-        """Obey a WINDOW_UPDATE of a stream; returns whether its window is not above the maximum (section 6.9.1)."""
+        """Apply a WINDOW_UPDATE of a stream. Returns whether its window is within the maximum (section 6.9.1)."""
         stream.send_extra += increment
         self._extra_max = max(self._extra_max, stream.send_extra)
         if self._stuck.pop(stream.stream_id, None) is not None:
@@ -694,12 +695,12 @@ class Connection(ABC):
         return self._peer_window + stream.send_extra <= f.MAX_WINDOW_BYTES
 
     def _move_windows(self, window_bytes: int) -> bool:
-        """Obey SETTINGS_INITIAL_WINDOW_SIZE; returns whether no window is above the maximum (section 6.9.2)."""
+        """Apply SETTINGS_INITIAL_WINDOW_SIZE. Returns whether all windows are within the maximum (section 6.9.2)."""
         if window_bytes > self._peer_window:
             self._waiting.update(self._stuck)
             self._stuck.clear()
         self._peer_window = window_bytes
-        if window_bytes + self._extra_max > f.MAX_WINDOW_BYTES:  # the stream that had so much may be gone
+        if window_bytes + self._extra_max > f.MAX_WINDOW_BYTES:  # the stream with that window may be gone
             self._extra_max = max((stream.send_extra for stream in self._streams.values()), default=0)
         return window_bytes + self._extra_max <= f.MAX_WINDOW_BYTES
 
@@ -707,16 +708,16 @@ class Connection(ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """Octets of a frame, and of a header block, that have not come whole."""
+        """Octets of an incomplete frame and of an incomplete header block."""
         if self._block is None:
             return len(self._rest)
         return len(self._rest) + self._block_room_max - self._block_room
 
     def receive(self, data: bytes) -> None:
-        """Take octets as they came.
+        """Take received octets.
 
         Arguments:
-            data: any piece of what the peer sends.
+            data: any part of the peer's output.
         """
         if self._rest:
             data, self._rest = self._rest + data, b""
@@ -736,12 +737,12 @@ class Connection(ABC):
             self._rest = data[at:]
 
     def go_on(self) -> None:
-        """Look at what was left when the listener had taken its time."""
+        """Continue with the frames left when the listener had used its time."""
         self.is_held = False
         self.receive(b"")
 
     def _preface(self, data: bytes) -> int:
-        """Skip the octets that a client begins with (section 3.4); returns where frames begin."""
+        """Skip the octets that a client begins with (section 3.4). Returns the position of the first frame."""
         size = min(len(self._awaited), len(data))
         if self._awaited[:size] != data[:size]:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "no preface of HTTP/2")
@@ -749,7 +750,7 @@ class Connection(ABC):
         return size
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Take all whole frames from a position on; returns where the rest begins."""
+        """Take all complete frames from a position on. Returns the position of the rest."""
         end = len(data)
         while end - at >= f.HEAD_BYTES and not self.has_failed and not self.is_held:
             high, low, kind, flags, stream_id = _unpack_head(data, at)
@@ -769,7 +770,7 @@ class Connection(ABC):
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is not None:
-            # Section 4.3: a block is one run of frames.
+            # Section 4.3: the frames of a block are contiguous.
             if kind != f.CONTINUATION or stream_id != self._block_stream_id:
                 raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "another frame within a header block")
             self._continuation_frame(self._block, flags, payload)
@@ -781,9 +782,9 @@ class Connection(ABC):
             self._control_frame(kind, flags, stream_id, payload)
 
     def _refuse_stream(self, stream_id: int, error: StreamFailedError) -> None:
-        """End one stream (section 5.4.2)."""
+        """End one stream that broke a rule (section 5.4.2)."""
         if stream_id in self._streams:
-            self._listener.on_reset(stream_id)  # as if the peer had: its call was begun for nothing (CVE-2025-8671)
+            self._listener.on_reset(stream_id)  # as if by the peer: the call was begun for nothing (CVE-2025-8671)
             self.reset(stream_id, error.code)
         else:
             self._listener.on_oddity()
@@ -855,7 +856,7 @@ class Connection(ABC):
             self._ended(stream)
 
     def _stray_data(self, stream_id: int, stream: Stream | None, size: int, end_stream: bool) -> None:
-        """DATA without an open stream: its octets are given back at once."""
+        """Handle DATA without an open stream: its octets are returned to the window at once."""
         if not stream_id or self._is_idle(stream_id):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "DATA of a stream that is not open")  # 6.1, 5.1
         self.acknowledge(size, 0)
@@ -866,7 +867,7 @@ class Connection(ABC):
             raise StreamFailedError(ErrorCode.STREAM_CLOSED, "DATA of a stream that is closed")
 
     def _expect(self, stream: Stream, length: int, end_stream: bool) -> None:
-        """Section 8.1.1: the DATA of a message must be as long as its content-length says."""
+        """Check the DATA of a message against its content-length (section 8.1.1)."""
         stream.content_left = length
         if end_stream:
             self._check_content(stream)
@@ -883,16 +884,16 @@ class Connection(ABC):
             raise malformed("another size than content-length says")
 
     def _ended(self, stream: Stream) -> None:
-        """The peer has ended a stream, and the listener knows: the stream is closed, if our end is."""
+        """Close a stream that the peer has ended, if our end has ended too. The listener knows of the peer's end."""
         if stream.is_local_closed and stream.outbox is None and self._streams.get(stream.stream_id) is stream:
             self._remove(stream, ErrorCode.NO_ERROR)
 
     def acknowledge(self, amount: int, stream_id: int) -> None:
-        """Give octets that were taken back to the windows of the connection and of the stream.
+        """Return consumed octets to the windows of the connection and of the stream.
 
         Arguments:
-            amount: of octets.
-            stream_id: where they came; it may be closed. 0: they count for the connection only.
+            amount: number of octets.
+            stream_id: their stream, open or closed. 0: they count for the connection only.
         """
         self._returned += amount
         if self._returned >= self._window_bytes >> 1:
@@ -910,28 +911,28 @@ class Connection(ABC):
     # ---- control frames (sections 6.3 to 6.9)
 
     def _control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take a frame that carries neither a body nor a header."""
+        """Take a frame other than DATA and HEADERS."""
         if not self._is_settled and (kind != f.SETTINGS or flags & f.ACK):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")  # section 3.4
         take = _FRAMES.get(kind)
         if take is None:
-            self._listener.on_oddity()  # section 5.5: an unknown kind is ignored
+            self._listener.on_oddity()  # section 5.5: unknown types are ignored
         else:
             take(self, flags, stream_id, payload)
 
     def _priority_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.3: taken, and left alone."""
+        """Check a PRIORITY frame, and ignore it (section 6.3)."""
         del flags
         if not stream_id:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of stream 0")
         self._listener.on_oddity()
         if len(payload) != f.PRIORITY_BYTES:
-            if self._is_idle(stream_id):  # which takes no RST_STREAM (section 6.4)
+            if self._is_idle(stream_id):  # no RST_STREAM may be sent for it (section 6.4)
                 raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 octets")
             raise StreamFailedError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not of 5 octets")
 
     def _reset_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.4."""
+        """Take RST_STREAM (section 6.4)."""
         del flags
         if len(payload) != 4:
             raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 octets")
@@ -943,7 +944,7 @@ class Connection(ABC):
             self._remove(stream, _uint32(payload)[0])
 
     def _settings_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.5."""
+        """Take SETTINGS (section 6.5)."""
         if stream_id:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if flags & f.ACK:
@@ -967,7 +968,7 @@ class Connection(ABC):
         self._settings_sent -= 1
 
     def _setting(self, key: int, value: int) -> None:
-        """Section 6.5.2."""
+        """Apply one setting (section 6.5.2)."""
         if key == f.INITIAL_WINDOW_SIZE:
             if value > f.MAX_WINDOW_BYTES or not self._move_windows(value):
                 raise ConnectionFailedError(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2^31 octets or more")
@@ -977,7 +978,7 @@ class Connection(ABC):
             self._check_push(value)
         elif key == f.MAX_FRAME_SIZE and not f.MAX_FRAME_BYTES <= value < 2**24:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {value}")
-        if key <= f.MAX_HEADER_LIST_SIZE:  # others are left alone, and not kept
+        if key <= f.MAX_HEADER_LIST_SIZE:  # others are ignored and not kept
             self.peer_settings[key] = value
 
     def _check_push(self, value: int) -> None:
@@ -985,12 +986,12 @@ class Connection(ABC):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
 
     def _push_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Sections 6.6 and 8.4: a client pushes nothing, and we have told servers not to."""
+        """Fail: a client pushes nothing, and we have told servers not to (sections 6.6 and 8.4)."""
         del flags, stream_id, payload
         raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE")
 
     def _ping_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.7."""
+        """Take PING (section 6.7)."""
         if stream_id:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
         if len(payload) != 8:
@@ -1009,7 +1010,7 @@ class Connection(ABC):
             self._listener.on_oddity()
 
     def _goaway_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.8."""
+        """Take GOAWAY (section 6.8)."""
         del flags
         if stream_id:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
@@ -1023,7 +1024,7 @@ class Connection(ABC):
         self._listener.on_goaway(last_stream_id, code, debug_data)
 
     def _window_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.9."""
+        """Take WINDOW_UPDATE (section 6.9)."""
         del flags
         if len(payload) != 4:
             raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not of 4 octets")
@@ -1047,12 +1048,12 @@ class Connection(ABC):
             raise StreamFailedError(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2^31 octets or more")
 
     def _stray_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Section 6.10: it follows HEADERS only."""
+        """Fail: CONTINUATION may follow only HEADERS (section 6.10)."""
         del flags, stream_id, payload
         raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
 
     def _update_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """RFC 9218 section 7.1: a priority, which is left alone."""
+        """Take PRIORITY_UPDATE, and ignore the priority (RFC 9218 section 7.1)."""
         del flags, payload
         if stream_id:
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "PRIORITY_UPDATE of a stream")
@@ -1073,7 +1074,7 @@ _FRAMES: Final[dict[int, Callable[[Connection, int, int, bytes], None]]] = {
 
 
 def _unpadded(payload: bytes, flags: int, needed_bytes: int) -> bytes:
-    """Sections 6.1 and 6.2: what is left without its padding, beginning with octets that must be there."""
+    """Return a payload without its padding, with at least ``needed_bytes`` octets (sections 6.1 and 6.2)."""
     is_padded = flags & f.PADDED != 0
     size = len(payload) - is_padded - needed_bytes
     if size < 0:  # section 4.2
@@ -1091,38 +1092,38 @@ RESPONSE_HEADERS: Headers = ((b":status", b"200"), (b"content-type", b"applicati
 OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
 
 _SERVER_INDEXED: Final = frozenset((b"content-type", b"grpc-status"))
-"""Fields whose few values are in nearly every answer."""
+"""Fields with few values that are in nearly every answer."""
 
 _pack_id: Final = Struct(">I").pack
 _pack_data: Final = Struct(">HBBBIBI").pack
-"""The head of a DATA frame, and the prefix of the message in it."""
+"""The head of a DATA frame, and the prefix of its message."""
 _PREFIX_BYTES: Final = 5
 _ID_AT: Final = 5
 
 
 VARYING: Final = b"grpc-timeout"
-"""The field whose value differs with each request: what the others ask for is remembered without it."""
+"""The field whose value differs in each request: results for the other fields are remembered without it."""
 
 SHAPES_MAX: Final = 16
 SHAPE_BYTES_MAX: Final = 2048
-"""Requests but for ``VARYING`` of which a connection remembers what they ask for; their size, as RFC 7541 section 4.1
-counts it."""
+"""Header lists without ``VARYING`` that a connection remembers, with their results; and their largest size, as counted
+in RFC 7541 section 4.1."""
 
 
 def _headers(block: bytes, flags: int) -> tuple[bytes, bytes]:
-    """Return a HEADERS frame without the id of its stream: what comes before it, and after it."""
+    """Return the two parts of a HEADERS frame, before and after its stream id."""
     return f.HEAD.pack(0, len(block), f.HEADERS, flags, 0)[:_ID_AT], block
 
 
 class Request:
-    """The header of a request; the same object for headers that repeat.
+    """The header of a request; headers that repeat share one object.
 
     Attributes:
-        fields: in order.
-        timeout_s: of ``VARYING``; None: there is none.
-        malformed_timeout: value of ``VARYING`` that is none; None: it is one.
-        content_length: what it says; None: it says nothing.
-        prepared: what the listener has made of the fields.
+        fields: fields in order.
+        timeout_s: value of ``VARYING``; None: there is none.
+        malformed_timeout: invalid value of ``VARYING``; None: the value is valid.
+        content_length: value of content-length; None: there is none.
+        prepared: result of ``RequestListener.prepare`` for the fields.
     """
 
     __slots__ = ("content_length", "fields", "malformed_timeout", "prepared", "timeout_s")
@@ -1144,15 +1145,15 @@ SLICE_BYTES: Final = 16 * 1024
 """Large messages of streams are queued in pieces of this size."""
 
 LARGE_BYTES: Final = 64 * 1024
-"""Messages above this are queued as they are, without the copy behind a prefix."""
+"""Messages above this size are queued without copying them behind their prefix."""
 
 
 class ServerConnection(Connection):
-    """The server's end.
+    """The server end of a connection.
 
     Arguments:
-        listener: is called.
-        limits: what the client may do.
+        listener: receives the events.
+        limits: limits for the client.
     """
 
     def __init__(self, listener: RequestListener, limits: ServerLimits) -> None:
@@ -1202,7 +1203,7 @@ class ServerConnection(Connection):
             return
         self._last_id = stream_id
         if self._refuses:
-            self._remember_reset(stream_id)  # above what our GOAWAY says: left alone (section 6.8)
+            self._remember_reset(stream_id)  # above the last stream of our GOAWAY: ignored (section 6.8)
             self._listener.on_oddity()
             return
         if len(self._streams) >= self._streams_max:
@@ -1224,7 +1225,7 @@ class ServerConnection(Connection):
         if not block.is_sound:
             raise malformed("octets that no header field may have")
         fields, timeout, at = block.fields, None, -1
-        for place in range(len(fields) - 1, -1, -1):  # of several the last one counts, as for grpc-go
+        for place in range(len(fields) - 1, -1, -1):  # the last of several counts, as in grpc-go
             if fields[place][0] == VARYING:
                 timeout, at = fields[place][1], place
                 break
@@ -1251,10 +1252,10 @@ class ServerConnection(Connection):
         self._listener.on_data(stream.stream_id, b"", True)
         self._ended(stream)
 
-    # ---- what is sent
+    # ---- output
 
     def send_goaway(self, code: int, debug_data: bytes = b"") -> None:
-        """Say that no further stream is taken; those that are open go on."""
+        """Announce that no further stream is accepted; open streams continue."""
         if not self._refuses:
             self._refuses, self._last_taken = True, self._last_id
         super().send_goaway(code, debug_data)
@@ -1262,7 +1263,7 @@ class ServerConnection(Connection):
     def _end_local(self, stream: Stream) -> None:
         stream.is_local_closed = True
         if not stream.is_remote_closed:
-            # Section 8.1: the answer is whole, and the rest of the request is of no use.
+            # Section 8.1: the answer is complete, and the rest of the request is not needed.
             self._out.append(f.reset_frame(stream.stream_id, ErrorCode.NO_ERROR))
             self._remember_reset(stream.stream_id)
         self._remove(stream, ErrorCode.NO_ERROR)
@@ -1271,12 +1272,12 @@ class ServerConnection(Connection):
         """Send a whole answer of gRPC, if it may leave at once.
 
         Arguments:
-            stream_id: of a stream that nothing was sent on.
-            body: of the answer: its message, or all of its messages.
-            has_prefix: whether each message stands behind its prefix.
+            stream_id: stream on which nothing was sent.
+            body: the message, or all messages of the answer.
+            has_prefix: whether each message has its prefix.
 
         Returns:
-            Whether it was sent; the stream is closed then, and the listener does not hear of it.
+            Whether the answer was sent. The stream is then closed, without a call of the listener.
         """
         stream = self._streams.get(stream_id)
         size = len(body) if has_prefix else len(body) + _PREFIX_BYTES
@@ -1288,7 +1289,7 @@ class ServerConnection(Connection):
         if self._answer_changes != changes:
             head = _headers(encoder.encode(RESPONSE_HEADERS), f.END_HEADERS)
             tail = _headers(encoder.encode(OK_TRAILERS), f.END_HEADERS | f.END_STREAM)
-            if encoder.changes == changes:  # so they will be the same the next time
+            if encoder.changes == changes:  # so both will be the same the next time
                 self._answer_head, self._answer_tail, self._answer_changes = head, tail, changes
         self._send_window -= size
         name = _pack_id(stream_id)
@@ -1304,12 +1305,12 @@ class ServerConnection(Connection):
         return True
 
     def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
-        """Queue a whole unary answer of which not all may leave at once.
+        """Queue a whole unary answer that may not leave at once.
 
         Arguments:
-            stream_id: of the stream.
-            pieces: of its message, which are never put together; one small piece is copied behind its prefix.
-            trailers: of the handler, behind the status.
+            stream_id: stream to answer.
+            pieces: pieces of the message, which are never joined; a single small piece is copied behind its prefix.
+            trailers: trailers of the handler, sent after the status.
         """
         self.send_headers(stream_id, RESPONSE_HEADERS)
         if len(pieces) == 1 and len(pieces[0]) <= LARGE_BYTES:
@@ -1321,7 +1322,7 @@ class ServerConnection(Connection):
         self.send_headers(stream_id, OK_TRAILERS + trailers, end_stream=True)
 
     def send_in_slices(self, stream_id: int, message: bytes) -> None:
-        """Queue a large message in pieces that are free as soon as they have left; one piece would stay whole."""
+        """Queue a large message in pieces, each of which is freed once it has left; a single piece would stay whole."""
         self.send_data(stream_id, prefix_of(message))
         for start in range(0, len(message), SLICE_BYTES):
             self.send_data(stream_id, message[start : start + SLICE_BYTES])
@@ -1332,15 +1333,15 @@ class ServerConnection(Connection):
 _CLIENT_INDEXED: Final = frozenset(
     (b":path", b":authority", b"content-type", b"te", b"user-agent", b"grpc-accept-encoding")
 )
-"""Fields that a client repeats with every call."""
+"""Fields that a client repeats in every call."""
 
 
 class ClientConnection(Connection):
-    """The client's end; the preface is what it sends first.
+    """The client end of a connection. It sends the preface first.
 
     Arguments:
-        listener: is called.
-        options: what the server may do.
+        listener: receives the events.
+        options: limits for the server.
     """
 
     def __init__(self, listener: ResponseListener, options: ChannelOptions) -> None:
@@ -1406,7 +1407,7 @@ class ClientConnection(Connection):
         self._ended(stream)
 
     def _check_push(self, value: int) -> None:
-        if value:  # section 6.5.2: only clients may say so
+        if value:  # section 6.5.2: only clients may enable push
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "a server with ENABLE_PUSH")
 
     def _on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
@@ -1415,19 +1416,19 @@ class ClientConnection(Connection):
             if stream.stream_id in self._streams:  # the end of one call may end another
                 self._remove(stream, ErrorCode.REFUSED_STREAM)  # section 6.8: the server has not processed them
 
-    # ---- what is sent
+    # ---- output
 
     def send_request(self, fields: Headers) -> int:
         """Open a stream with the header of a request.
 
         Arguments:
-            fields: in order.
+            fields: fields in order.
 
         Returns:
             The stream's id.
 
         Raises:
-            ConnectionGoneError: the connection has failed or goes, or has no ids left (section 5.1.1).
+            ConnectionGoneError: the connection has failed or is closing, or has no ids left (section 5.1.1).
         """
         stream_id = self._next_id
         if self.has_failed or self._goes or stream_id > f.LAST_STREAM:
@@ -1438,7 +1439,7 @@ class ClientConnection(Connection):
         return stream_id
 
     def send_message(self, stream_id: int, message: bytes) -> None:
-        """Queue a message behind its prefix, in two pieces."""
+        """Queue a message after its prefix, as two pieces."""
         self.send_data(stream_id, prefix_of(message))
         self.send_data(stream_id, message)
 
@@ -1447,14 +1448,14 @@ class ClientConnection(Connection):
 
 
 class _NoListener:
-    """Hears nothing: the listener where there is no connection."""
+    """The listener of a connection that does not exist: fails on every event."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} of a connection that has gone")
 
 
 class _Closed(ServerConnection):
-    """Takes the place of a connection that has gone: holds nothing, and sends nothing."""
+    """Replaces a lost connection: holds nothing, and sends nothing."""
 
     def __init__(self) -> None:
         super().__init__(_NoListener(), ServerLimits())
@@ -1465,7 +1466,7 @@ class _Closed(ServerConnection):
         """Ignore it: the connection is closed."""
 
     def reset(self, stream_id: int, code: int) -> None:
-        """All streams are closed."""
+        """Ignore it: all streams are closed."""
 
     def ping(self, opaque: bytes) -> None:
         """Ignore it: no peer answers."""
@@ -1477,7 +1478,7 @@ class _Closed(ServerConnection):
         """Ignore it: no peer reads it."""
 
     def send_request(self, fields: Headers) -> int:
-        """Refuse a call of a client whose connection has gone."""
+        """Refuse a call of a client whose connection is lost."""
         del fields
         raise H2Error("the connection has gone")
 

@@ -1,6 +1,6 @@
-"""Frames (RFC 9113 sections 4.1 and 6): kinds, flags, settings, how they are written, and the errors that end with one.
+"""Frames (RFC 9113 sections 4.1 and 6): types, flags, settings, encoding, and errors that end streams or connections.
 
-A stream or a connection ends with an error of section 5.4, which carries a code of section 7.
+Errors are those of section 5.4, with the codes of section 7.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ MAX_HEADER_LIST_SIZE: Final = 6
 HEAD_BYTES: Final = 9
 PRIORITY_BYTES: Final = 5
 MAX_FRAME_BYTES: Final = 16_384
-"""The largest payload that we take, and that we send: the protocol's default, which every peer takes."""
+"""The largest payload accepted and sent: the protocol's default, which every peer accepts."""
 
 WINDOW_BYTES: Final = 65_535
-"""Window of a stream and of a connection, until a frame changes it (section 6.9.2)."""
+"""Initial window of a stream and of a connection (section 6.9.2)."""
 
 MAX_WINDOW_BYTES: Final = 2**31 - 1
 LAST_STREAM: Final = 2**31 - 1
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The first octets of every client (section 3.4)."""
+"""The first octets sent by every client (section 3.4)."""
 
 HEAD: Final = Struct(">HBBBI")
-"""Length (two parts), kind, flags, stream."""
+"""Length (two parts), type, flags, stream."""
 
 _head: Final = HEAD.pack
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends, as RST_STREAM and GOAWAY carry it."""
+    """Why a stream or a connection ends; the code of RST_STREAM and GOAWAY."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -75,22 +75,22 @@ class ErrorCode(IntEnum):
 
 
 class H2Error(Exception):
-    """Base of all that this package raises."""
+    """Base of all exceptions of this package."""
 
 
 class StreamGoneError(H2Error):
-    """Something is to be sent on a stream that is closed, or whose own end has ended."""
+    """A frame cannot be sent: the stream is closed, or our end of it has ended."""
 
 
 class ConnectionGoneError(H2Error):
-    """Something is to be sent on a connection that has ended."""
+    """A frame cannot be sent: the connection has ended."""
 
 
 class ConnectionFailedError(H2Error):
     """The peer has broken a rule that ends the connection.
 
     Attributes:
-        code: for the GOAWAY.
+        code: code for the GOAWAY.
     """
 
     def __init__(self, code: ErrorCode, text: str) -> None:
@@ -102,7 +102,7 @@ class StreamFailedError(H2Error):
     """The peer has broken a rule that ends one stream.
 
     Attributes:
-        code: for the RST_STREAM.
+        code: code for the RST_STREAM.
     """
 
     def __init__(self, code: ErrorCode, text: str) -> None:
@@ -117,7 +117,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 
 def header_frames(stream_id: int, block: bytes, end_stream: bool) -> bytes:
-    """Return a header block as HEADERS, and CONTINUATION where one frame is too small (section 6.10)."""
+    """Return a header block as HEADERS, followed by CONTINUATION if it needs more frames (section 6.10)."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= MAX_FRAME_BYTES:
         return frame(HEADERS, flags | END_HEADERS, stream_id, block)
@@ -141,7 +141,7 @@ def reset_frame(stream_id: int, code: int) -> bytes:
 def goaway_frame(code: int, debug_data: bytes = b"", last_stream_id: int = LAST_STREAM) -> bytes:
     """Return GOAWAY (section 6.8).
 
-    The usual ``last_stream_id`` says that any call may have been served: a client must not repeat it as if it had not.
+    The default ``last_stream_id`` means that any call may have been served, so a client must not simply repeat it.
     """
     return frame(GOAWAY, 0, 0, last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big") + debug_data)
 

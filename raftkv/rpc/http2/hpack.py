@@ -1,12 +1,11 @@
 """Header compression (RFC 7541): blocks of octets to fields, and back.
 
-``Decoder`` says of a block whether the same octets will mean the same again: a block that names only what the tables
-have leaves them as they are, so its meaning can be remembered, and a client that repeats its headers is decoded once.
-``Encoder`` remembers blocks by their fields the same way, and puts only those fields into its table that it is asked
-to: they settle after the first messages, and from then on a header is one lookup.
+``Decoder`` reports for each block whether the same octets will mean the same again. A block that only refers to table
+entries leaves the tables unchanged, so its meaning can be remembered, and a client that repeats its headers is decoded
+once. ``Encoder`` remembers blocks by their fields the same way. It puts only chosen fields into its table, so the table
+settles after the first messages, and from then on encoding a header is one lookup.
 
 Fields are checked for octets that no header may have (RFC 9113 section 8.2.1) here, where each string is seen once.
-
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ Field = tuple[bytes, bytes]
 """Name and value of one header field."""
 
 FIELD_BYTES: Final = 32
-"""What an entry counts beside its octets (RFC 7541 section 4.1)."""
+"""Size of an entry beyond its octets (RFC 7541 section 4.1)."""
 
 CAPACITY_BYTES: Final = 4096
-"""Size of a dynamic table, until SETTINGS_HEADER_TABLE_SIZE changes it (RFC 9113 section 6.5.2). We never raise it."""
+"""Initial size of a dynamic table (RFC 9113 section 6.5.2, SETTINGS_HEADER_TABLE_SIZE). We never raise it."""
 
 _WITH_VALUES: Final = (
     ":authority|:method GET|:method POST|:path /|:path /index.html|:scheme http|:scheme https|:status 200|:status 204|"
@@ -53,18 +52,18 @@ def _static() -> tuple[Field, ...]:
 
 
 STATIC: Final = _static()
-"""Entry 1 is the first of them."""
+"""The static table; its first entry has index 1."""
 
 FIRST_DYNAMIC: Final = len(STATIC) + 1
 
 
 class DynamicTable:
-    """The newest entry comes first; the oldest go when there is no room.
+    """A dynamic table: the newest entry comes first, and the oldest are evicted when there is no space.
 
     Attributes:
-        entries: the newest first.
-        size_bytes: of all, as section 4.1 counts them.
-        capacity_bytes: most that ``size_bytes`` may be.
+        entries: entries, the newest first.
+        size_bytes: size of all entries, as section 4.1 counts them.
+        capacity_bytes: limit on ``size_bytes``.
     """
 
     __slots__ = ("capacity_bytes", "entries", "size_bytes")
@@ -75,13 +74,13 @@ class DynamicTable:
         self.capacity_bytes = CAPACITY_BYTES
 
     def insert(self, field: Field) -> int:
-        """Add an entry; one that is larger than the table empties it (section 4.4).
+        """Add an entry; an entry larger than the table empties it (section 4.4).
 
         Arguments:
             field: the new entry.
 
         Returns:
-            How many entries had to go.
+            Number of evicted entries.
         """
         size_bytes = len(field[0]) + len(field[1]) + FIELD_BYTES
         gone = self._shrink(self.capacity_bytes - size_bytes)
@@ -94,10 +93,10 @@ class DynamicTable:
         """Change the capacity (section 4.3).
 
         Arguments:
-            capacity_bytes: the new one.
+            capacity_bytes: new capacity.
 
         Returns:
-            How many entries had to go.
+            Number of evicted entries.
         """
         self.capacity_bytes = capacity_bytes
         return self._shrink(capacity_bytes)
@@ -115,10 +114,10 @@ class DynamicTable:
 #
 # The Huffman code of HPACK (RFC 7541 section 5.2 and appendix B).
 #
-# The code is canonical: it follows from the lengths of its codes, given here for all octets and the end of the
-# string. Decoding takes an octet a step in a table of the states that they lead through, which is made as it is used:
-# what clients send needs some hundred entries, and all 65,536 take 10 MB. Encoding is left out: what this end sends
-# is short or goes into the dynamic table, and plain octets cost no work.
+# The code is canonical: it follows from the lengths of its codes, given here for all octets and the end of the string.
+# Decoding takes one octet per step, in a table of the states between octets. The table is filled as it is used: clients
+# need some hundred entries, and all 65,536 would take 10 MB. Encoding is left out: what this end sends is short or goes
+# into the dynamic table, and plain octets cost no work.
 
 LENGTHS: Final = bytes.fromhex(
     "0d171c1c1c1c1c1c1c181e1c1c1e1c1c1c1c1c1c1c1c1e1c1c1c1c1c1c1c1c1c060a0a0c0d06080b0a0a080b080606060505050606060606"
@@ -127,19 +126,19 @@ LENGTHS: Final = bytes.fromhex(
     "1716161815161717151516151716171714161616171616171a1a1413161716191a1a1a1b1b1a181913151a1b1b1a1b1815151a1a1c1b1b1b"
     "14181415161515171616191918181a171a1b1a1a1b1b1b1b1b1c1b1b1b1b1b1a1e"
 )
-"""Bits of the code of each octet, and of the end of a string (256)."""
+"""Length in bits of the code of each octet, and of the end of a string (256)."""
 
 END: Final = 256
 LITTLE_PADDING_BITS: Final = 7
-"""The padding of the last octet is shorter than an octet."""
+"""Padding fills the last octet, so it is shorter than an octet."""
 
 
 class HuffmanError(ValueError):
-    """The octets are no string in this code."""
+    """The octets are not a string in this code."""
 
 
 def codes() -> list[tuple[int, int]]:
-    """Return the code of each symbol, and its length in bits."""
+    """Return each symbol's code, and its length in bits."""
     found: list[tuple[int, int]] = [(0, 0)] * len(LENGTHS)
     code = before = 0
     for symbol in sorted(range(len(LENGTHS)), key=lambda one: (LENGTHS[one], one)):
@@ -152,9 +151,9 @@ def codes() -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def _tree() -> tuple[list[list[int]], frozenset[int]]:
-    """Return the code as a tree, of which nodes are states; and the states in which a string may end.
+    """Return the code as a tree whose nodes are states, and the states in which a string may end.
 
-    There less than an octet of ones has come since the last symbol.
+    In those states fewer than eight one bits have followed the last symbol.
     """
     tree: list[list[int]] = [[-1, -1]]  # children: of an inner node its number, of a leaf -2 - symbol
     for symbol, (code, length) in enumerate(codes()):
@@ -174,11 +173,11 @@ def _tree() -> tuple[list[list[int]], frozenset[int]]:
 
 
 _steps: Final[dict[int, tuple[int, bytes]]] = {}
-"""By state and octet: the next state, and what the octet completes."""
+"""By state and octet: the next state, and the symbols that the octet completes."""
 
 
 def _step(key: int) -> tuple[int, bytes]:
-    """Follow the eight bits of an octet from a state, and remember where they lead."""
+    """Follow the eight bits of an octet from a state, and store the result."""
     tree, _ = _tree()
     state, octet, out = key >> 8, key & 0xFF, b""
     for bit in range(7, -1, -1):
@@ -192,10 +191,10 @@ def _step(key: int) -> tuple[int, bytes]:
 
 
 def decode(data: bytes) -> bytes:
-    """Return the string that octets stand for.
+    """Decode a string.
 
     Raises:
-        HuffmanError: they hold the end of a string, or are padded with more than 7 bits or with other bits than ones.
+        HuffmanError: the octets contain the end of a string, or are padded with more than 7 bits or with zero bits.
     """
     known = _steps.get
     state = 0
@@ -213,11 +212,11 @@ def decode(data: bytes) -> bytes:
 Headers = tuple[Field, ...]
 
 INTEGER_MAX: Final = 2**32
-"""Larger numbers name nothing that could be there (section 5.1)."""
+"""Larger numbers cannot be valid here (section 5.1)."""
 
 REMEMBERED_MAX: Final = 64
 BLOCK_BYTES_MAX: Final = 512
-"""Blocks of one connection that the encoder remembers, and their octets."""
+"""Blocks of one connection that the encoder remembers, and their largest size."""
 
 LONGEST_STATIC_BYTES: Final = max(len(name) + len(value) for name, value in STATIC) + FIELD_BYTES
 
@@ -235,11 +234,11 @@ def is_sound(field: Field) -> bool:
 
 
 class Decoder:
-    """The receiving end of one connection's headers.
+    """Decodes the headers received on one connection.
 
     Arguments:
-        list_bytes_max: of the fields of a block, counted as section 4.1 does; a larger one ends the connection.
-        count_max: fields of a block.
+        list_bytes_max: limit on the fields of a block, counted as in section 4.1; a larger block ends the connection.
+        count_max: limit on the number of fields of a block.
     """
 
     __slots__ = ("_count_max", "_has_flaws", "_list_bytes_max", "_longest_bytes", "_table")
@@ -249,21 +248,21 @@ class Decoder:
         self._list_bytes_max = list_bytes_max
         self._count_max = count_max
         self._has_flaws = False
-        """An entry of the table is not sound: all blocks are looked at whole from now on."""
+        """Whether an entry of the table is not sound: all fields of later blocks are checked."""
         self._longest_bytes = LONGEST_STATIC_BYTES
-        """No field counts more that is in the tables, or was in a block: few blocks need their sizes added up."""
+        """No field in the tables or in an earlier block is larger: few blocks need their sizes added up."""
 
     def decode(self, block: bytes) -> tuple[Headers, bool, bool]:
         """Return the fields of a block.
 
         Arguments:
-            block: whole.
+            block: complete block.
 
         Returns:
-            The fields, whether all have sound octets, and whether these octets will mean the same again.
+            The fields, whether all have sound octets, and whether the same octets will mean the same again.
 
         Raises:
-            ConnectionFailedError: the block is no header block, or has too much in it.
+            ConnectionFailedError: the block is malformed, or has too many or too large fields.
         """
         try:
             fields, is_sound_, is_stable = self._decode(block)
@@ -322,7 +321,7 @@ class Decoder:
         return self._table.entries[index - FIRST_DYNAMIC]
 
     def _literal(self, block: bytes, position: int, mask: int) -> tuple[Field, int, bool]:
-        """The field at a position, the position after it, and whether it is sound as far as the table's name is."""
+        """Return the field at a position, the position after it, and whether its own octets are sound."""
         index = block[position] & mask
         if index < mask:
             position += 1
@@ -334,7 +333,7 @@ class Decoder:
             field = (name, value)
             return field, position, is_sound(field)
         value, position = self._string(block, position)
-        sound = value.isalnum() or _value(value) is not None  # the first is quicker, and says so of most
+        sound = value.isalnum() or _value(value) is not None  # the first test is quicker, and true for most
         return (self._entry(index)[0], value), position, sound
 
     def _string(self, block: bytes, position: int) -> tuple[bytes, int]:
@@ -380,20 +379,20 @@ def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
 
 
 NEVER_INDEXED: Final = frozenset((b"authorization", b"cookie", b"proxy-authorization", b"set-cookie", b"token"))
-"""Secrets: no proxy may put them into a table either (section 7.1.3)."""
+"""Secrets: proxies must not put them into a table either (section 7.1.3)."""
 
 _STATIC_FIELDS: Final = {field: index for index, field in reversed(list(enumerate(STATIC, start=1)))}
 _STATIC_NAMES: Final = {name: index for index, (name, _) in reversed(list(enumerate(STATIC, start=1)))}
 
 
 class Encoder:
-    """The sending end of one connection's headers.
+    """Encodes the headers sent on one connection.
 
     Arguments:
-        indexed: names whose fields go into the table. Values that change with each message would only push out others.
+        indexed: names whose fields go into the table. Values that change with each message would only evict others.
 
     Attributes:
-        changes: of the table, so far: a block that changed nothing is good until the next one.
+        changes: number of changes of the table so far: a block stays valid until it changes.
     """
 
     __slots__ = ("_blocks", "_indexed", "_inserted", "_lowest_bytes", "_numbers", "_table", "changes")
@@ -408,10 +407,10 @@ class Encoder:
         self._lowest_bytes: int | None = None
 
     def limit(self, capacity_bytes: int) -> None:
-        """Obey the peer's SETTINGS_HEADER_TABLE_SIZE: the next block says so (section 4.2).
+        """Apply the peer's SETTINGS_HEADER_TABLE_SIZE. The next block announces the new size (section 4.2).
 
         Arguments:
-            capacity_bytes: most that the peer keeps.
+            capacity_bytes: largest table of the peer.
         """
         capacity_bytes = min(capacity_bytes, CAPACITY_BYTES)
         if capacity_bytes != self._table.capacity_bytes:
@@ -422,10 +421,10 @@ class Encoder:
             self.changes += 1
 
     def encode(self, fields: Headers) -> bytes:
-        """Return the block of fields; blocks must be sent in the order in which they were made.
+        """Return the block of fields. Blocks must be sent in the order in which they were encoded.
 
         Arguments:
-            fields: in order; pseudo-headers first.
+            fields: fields in order; pseudo-headers first.
         """
         block = self._blocks.get(fields)
         if block is not None:
@@ -464,7 +463,7 @@ class Encoder:
         return _literal(name, value, 0x0F, 0x10 if name in NEVER_INDEXED else 0)
 
     def _forget(self, gone: int) -> None:
-        """Entries have left the table, the oldest ones."""
+        """Forget the oldest entries, which have left the table."""
         for field in list(self._numbers)[:gone]:
             del self._numbers[field]
 
@@ -480,7 +479,7 @@ def _octets(data: bytes) -> bytes:
 
 
 def number(value: int, mask: int, pattern: int) -> bytes:
-    """Return a number behind the pattern of its first octet (section 5.1)."""
+    """Return a number after the pattern of its first octet (section 5.1)."""
     if value < mask:
         return bytes((pattern | value,))
     out, value = bytearray((pattern | mask,)), value - mask
@@ -493,30 +492,30 @@ def number(value: int, mask: int, pattern: int) -> bytes:
 
 # -- fields ---------------------------------------------------------------------------------------------------------
 #
-# What the fields of a message must be (RFC 9113 sections 8.2 and 8.3): a malformed message ends its stream.
+# Rules for the fields of a message (RFC 9113 sections 8.2 and 8.3): a malformed message ends its stream.
 #
-# Octets are looked at where they are decoded (``hpack``); here are pseudo-header fields and those that belong to one
-# connection only.
+# Octets are checked where they are decoded (``Decoder``). Pseudo-header fields, and fields that belong to one
+# connection only, are checked here.
 
 _OF_CONNECTION: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-"""Section 8.2.2."""
+"""Fields of one connection only (section 8.2.2)."""
 
 _OF_REQUEST: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
 _WITHOUT_BODY: Final = frozenset((b"204", b"304"))
-"""Statuses whose content-length speaks of another response (RFC 9110 section 8.6)."""
+"""Statuses whose content-length describes another response (RFC 9110 section 8.6)."""
 
 _is_token: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _is_scheme: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*").fullmatch
 _is_path: Final = re.compile(rb"/[^\x00-\x20\x7f]*").fullmatch
-"""RFC 3986 section 3.3 has fewer octets for it; those that end a word of a request line are in none."""
+"""RFC 3986 section 3.3 allows fewer octets; those that would end a word of a request line are excluded."""
 _is_authority: Final = re.compile(rb"[!#$%&'()*+,\-./0-9:;=@A-Z\[\]_a-z~]*").fullmatch
-"""Octets that RFC 3986 section 3.2 has for it, and two more: etcd's client 3.5.0 says ``#initially=[http://host:port]``."""
+"""Octets of RFC 3986 section 3.2, and two more: etcd's client 3.5.0 sends ``#initially=[http://host:port]``."""
 
 _NEEDED: Final = frozenset((b":method", b":scheme", b":path"))
 
 
 def malformed(text: str) -> StreamFailedError:
-    """Return the error of a message that is malformed (section 8.1.1)."""
+    """Return the error for a malformed message (section 8.1.1)."""
     return StreamFailedError(ErrorCode.PROTOCOL_ERROR, f"malformed message: {text}")
 
 
@@ -524,13 +523,13 @@ def check_request(fields: Headers) -> int | None:
     """Check the fields of a request (section 8.3.1).
 
     Arguments:
-        fields: whose octets are sound.
+        fields: fields with sound octets.
 
     Returns:
-        What content-length says; None: there is none.
+        The value of content-length; None: there is none.
 
     Raises:
-        StreamFailedError: they are not those of a request.
+        StreamFailedError: the fields are not those of a request.
     """
     pseudo = _pseudo(fields)
     names = pseudo.keys()
@@ -558,13 +557,13 @@ def check_response(fields: Headers) -> tuple[int, int | None]:
     """Check the fields of a response (section 8.3.2).
 
     Arguments:
-        fields: whose octets are sound.
+        fields: fields with sound octets.
 
     Returns:
-        The status, and what content-length says of a body; None: it says nothing.
+        The status, and the length of the body according to content-length; None: it is unknown.
 
     Raises:
-        StreamFailedError: they are not those of a response.
+        StreamFailedError: the fields are not those of a response.
     """
     pseudo = _pseudo(fields)
     status = pseudo.get(b":status", b"")
@@ -578,17 +577,17 @@ def check_trailers(fields: Headers) -> None:
     """Check the fields at the end of a message: no pseudo-header fields (section 8.1).
 
     Arguments:
-        fields: whose octets are sound.
+        fields: fields with sound octets.
 
     Raises:
-        StreamFailedError: they are not trailers.
+        StreamFailedError: the fields are not trailers.
     """
     if _pseudo(fields):
         raise malformed("a pseudo-header field among trailers")
 
 
 def _pseudo(fields: Headers) -> dict[bytes, bytes]:
-    """Return the fields whose names begin with a colon; all others are checked."""
+    """Return the pseudo-header fields, and check all others."""
     found: dict[bytes, bytes] = {}
     is_past = False
     for name, value in fields:
@@ -604,7 +603,7 @@ def _pseudo(fields: Headers) -> dict[bytes, bytes]:
 
 
 def _content_length(fields: Headers) -> int | None:
-    """Section 8.1.1: the sum of the DATA frames must be what the message says, if it says so."""
+    """Return the value of content-length: DATA frames must add up to it (section 8.1.1). None: there is none."""
     found = {value for name, value in fields if name == b"content-length"}
     if not found:
         return None

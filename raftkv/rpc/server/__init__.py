@@ -1,6 +1,6 @@
-"""The server's half of the RPC layer: one port for gRPC over HTTP/2 (with or without TLS) and HTTP/1.1.
+"""The server half of the RPC layer: one port for gRPC over HTTP/2 (with or without TLS) and HTTP/1.1.
 
-Owns connections from accept to close, calls from their first HEADERS to their status, and what clients may take.
+Owns connections from accept to close, calls from their first HEADERS to their status, and the memory clients may use.
 
     accept -> Connection (preface, ALPN) -> h2: ServerCore -> router -> UnaryCall | StreamCall -> handler
                                          -> HTTP/1.1: Http1Protocol -> HttpHandler
@@ -8,12 +8,12 @@ Owns connections from accept to close, calls from their first HEADERS to their s
 
 Laws:
 
-- ``ServerCore`` is sans-IO: it has no socket and no clock (``Environment`` gives it both).
-- A call has exactly one end: an answer or a cancellation. Answering a cancelled call has no effect.
-- An answer is paid for when it is made, not when the client reads it (``budget``).
+- ``ServerCore`` is sans-IO: it has no socket and no clock (``Environment`` provides both).
+- A call ends exactly once: with an answer or a cancellation. Answering a cancelled call has no effect.
+- An answer counts against the budget when it is made, not when the client reads it (``budget``).
 - A guard or a log of all calls wraps each handler once, at its registration (``router.Around``).
-- A unary call whose handler is a callback costs no task, nor does a stream that has a listener (``stream``).
-- A client that sends pings, resets, empty frames or updates beyond reason gets a GOAWAY (``rpc.limits``).
+- A unary call whose handler is a callback needs no task, and neither does a stream with a listener (``stream``).
+- A client that sends too many pings, resets, empty frames or window updates gets a GOAWAY (``rpc.limits``).
 
 Example::
 
@@ -23,8 +23,9 @@ Example::
     await server.listen("127.0.0.1", 2379)
     await server.close(grace_s=5)
 
-Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core`` (one of HTTP/2), ``router``,
-``calls`` and ``stream`` (the handler's side), ``budget``, ``http``, ``http1``, ``http2_plain``.
+Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core`` (an HTTP/2 connection), ``router``,
+``calls`` and ``stream`` (the handler's view of a call), ``budget`` (waiting answers), ``http`` (requests and
+responses), ``http1`` (with ``known_heads`` and ``websocket``), ``http2_plain``.
 
-Leaves out: what methods mean; the engine (``rpc.http2``).
+Leaves out: the meaning of methods; the HTTP/2 engine (``rpc.http2``).
 """

@@ -1,19 +1,19 @@
-"""A connection from accept on: TLS handshake, which protocol it speaks, and then the right protocol object.
+"""A connection from accept on: TLS handshake, choice of the protocol, then the matching protocol object.
 
-The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN choice decides, and a client
-without ALPN is sniffed like a plain one. Both steps are timed: a silent connection is closed. Where plain text is
-spoken beside TLS, the first byte decides between them: it is 22 in every handshake.
+The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN result decides, and the first
+bytes of a client without ALPN decide as on a plain connection. Both steps have a time limit: a silent connection is
+closed. If a port accepts plain text beside TLS, the first byte tells them apart: it is 22 in every handshake.
 
-A step of a handshake costs up to some milliseconds of the processor, and an unfinished one costs memory. So a handshake
-begins when its first bytes have come, its steps are done ``STEPS_A_TURN`` at a time, by address in turn, and beyond
-``unfinished_handshakes`` the oldest of the address with most of them ends: honest ones take milliseconds
-(``Handshakes``).
+A handshake step costs up to some milliseconds of the processor, and an unfinished handshake costs memory. So a
+handshake begins when its first bytes have arrived, and ``STEPS_A_TURN`` steps run in each turn, by address in turn.
+Above ``unfinished_handshakes`` the oldest one of the address with most of them is ended: honest handshakes take
+milliseconds (``Handshakes``).
 
-At the limit of connections, those that were idle for ``ServerLimits.crowded_idle_s`` are closed, the longest idle first
-(``ConnectionLimit``): an honest client that is idle opens another when it needs one, and a client that only holds
-connections loses them. A connection that can be closed at once gives its place to the new one. One that speaks HTTP/2
-is closed gracefully, and the new one is refused with a GOAWAY: clients then try again a little later. When none is
-idle, the address with most connections loses its newest, if it has more than the newcomer's would have.
+At the connection limit, connections that were idle for ``ServerLimits.crowded_idle_s`` are closed, the longest idle
+first (``ConnectionLimit``): an honest idle client opens a new connection when it needs one, and a client that only
+holds connections loses them. If an idle connection can be closed at once, its place goes to the new one. A connection
+that speaks HTTP/2 is closed gracefully, and the new one is refused with a GOAWAY: clients then retry a little later.
+When none is idle, the address with most connections loses its newest, if it has more than the newcomer's would have.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _SNIFF_BYTES = 4
 _TLS_HANDSHAKE: Final = 22
 
 TOO_MANY = settings_frame({}) + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
-"""Sent on a connection above the limit: no call of it was served."""
+"""Sent on a connection above the limit: none of its calls was served."""
 
 
 class Connection(asyncio.Protocol):
-    """One accepted connection; hands its transport to the protocol it turns out to speak.
+    """One accepted connection. It passes its transport to the protocol object once the protocol is known.
 
     Arguments:
-        server: serves it.
-        security: of TLS; None: plain text.
-        plain_too: whether plain text is taken beside TLS.
+        server: server of the connection.
+        security: TLS policy; None: plain text.
+        plain_too: whether plain text is accepted beside TLS.
         grpc_only: whether plain HTTP is refused.
     """
 
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = 0.0
         self.queue: Identity = ""
-        """Return the queue of its address: its handshake waits there, and its connections are counted there."""
+        """Queue of the client's address: the handshake waits there, and the connection is counted there."""
         self._h2: ServerH2Protocol | None = None
         self._http1: Http1Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._forget: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """Begin: a client has connected."""
         self._transport = cast(asyncio.Transport, transport)
         self._since_s = asyncio.get_running_loop().time()
         self.queue = queue_of(identity_of_peer(_address_of(self._transport)))
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
             self._sniff()
 
     def _refuse(self, transport: asyncio.Transport) -> None:
-        """Say that there are too many, as far as that can be said before anything else, and close at once."""
+        """Send the GOAWAY for too many connections, if no handshake must come first, and close at once."""
         if self._security is None:
             transport.write(TOO_MANY)
         transport.close()
@@ -105,13 +105,13 @@ class Connection(asyncio.Protocol):
         return self._below_tls is not None and self._below_tls is self._transport and self._handshake is None
 
     def _begin_handshake(self) -> None:
-        """Begin to shake hands: it is this connection's turn, and its first bytes are here."""
+        """Begin the handshake: it is this connection's turn, and its first bytes are here."""
         if self._awaits_hello and self._security is not None and self._transport is not None:
             self._handshake = self._server.spawn(self._start_tls(self._transport, self._security))
             self._handshake.add_done_callback(self._handshake_over)
 
     def _handshake_over(self, task: asyncio.Task[None]) -> None:
-        """End a connection whose task was cancelled before its first step: it never comes to do that itself."""
+        """End a connection whose task was cancelled before its first step, and so cannot end it."""
         below = self._below_tls
         if task.cancelled() and below is not None:
             self._fail(below, self._cause or ConnectionAbortedError("the server is stopping"))
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
         """End the handshake at any stage.
 
         Arguments:
-            error: why.
+            error: reason.
         """
         if self._handshake is not None:
             self._cause = error
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._decide()
 
     def data_received(self, data: bytes) -> None:
-        """Keep the first bytes; under TLS they may come before we know that the handshake is over."""
+        """Keep the first bytes. Under TLS they may arrive before this object knows that the handshake has ended."""
         self._buffer += data
         if self._awaits_hello and self._plain_too and self._buffer[0] != _TLS_HANDSHAKE:
             self._server.handshakes.done(self)
@@ -232,17 +232,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> Peer | None:
-        """The peer, as its calls have it; None: it speaks no HTTP/2 (yet)."""
+        """The peer, as its calls see it; None: the connection does not speak HTTP/2 (yet)."""
         return self._h2.core.peer if self._h2 is not None else None
 
     @property
     def open_calls(self) -> int:
-        """gRPC calls under way."""
+        """Number of open gRPC calls."""
         return self._h2.core.open_calls if self._h2 is not None else 0
 
     @property
     def idle_since_s(self) -> float | None:
-        """Loop time since when nothing is done for the client; None: something is, it is going, or shakes hands."""
+        """Loop time since which the connection is idle; None: it is busy, closing, or in the handshake."""
         if self._h2 is not None:
             return None if self._h2.core.open_calls or self._h2.draining else self._h2.last_read_s
         if self._http1 is not None:
@@ -250,15 +250,15 @@ class Connection(asyncio.Protocol):
         return self._since_s if self._below_tls is None or self._below_tls is not self._transport else None
 
     def make_way(self) -> bool:
-        """Go, for a connection that is one too many; whether the place is free now."""
+        """Close for a new connection. Returns whether the place is free now."""
         if self._h2 is not None and self._server.limits.goaway_notice_timeout_s > 0:
-            self.drain()  # or a call that is on its way would be lost
+            self.drain()  # an abort would lose a call that is on its way
             return False
         self.end()
         return True
 
     def end(self) -> None:
-        """Go at once, with the calls under way: another address has a right to this place."""
+        """Close at once and cut open calls: another address has a right to this place."""
         self.abort()
         self._server.discard(self)
 
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reading(self) -> bool:
-        """False while the client is not read, because it does not read us."""
+        """False while reading is paused, because the client does not read."""
         return self._transport is not None and self._transport.is_reading()
 
     def drain(self) -> None:
@@ -282,22 +282,22 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Abort the connection."""
         if self._h2 is not None:
             self._h2.abort()
         elif self._transport is not None:
             self._transport.abort()
 
     def eof_received(self) -> bool | None:
-        """The client has gone before it said anything."""
+        """Close: the client left before it sent anything."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone before its protocol was known, or was refused."""
+        """Release everything: the client left before its protocol was known, or was refused."""
         self.released()
 
     def released(self) -> None:
-        """The protocol of this connection has ended."""
+        """Forget the connection: its protocol object has ended."""
         self._stop_timer()
         self._server.handshakes.done(self)
         self._server.discard(self)
@@ -341,14 +341,14 @@ def _is_loopback(name: object) -> bool:
 
 
 STEPS_A_TURN: Final = 8
-"""A signature with an RSA key of 4096 bits takes 4 ms, all else far less."""
+"""Handshake steps in one turn. A signature with a 4096-bit RSA key takes 4 ms, all other steps far less."""
 
 
 class Handshakes:
     """The unfinished handshakes of one server.
 
     Arguments:
-        unfinished_max: connections that may be between accept and the end of their handshake.
+        unfinished_max: limit on connections between accept and the end of their handshake.
     """
 
     def __init__(self, unfinished_max: int) -> None:
@@ -360,7 +360,7 @@ class Handshakes:
         return len(self._unfinished)
 
     def add(self, handshake: Connection) -> None:
-        """Count a new connection; if there are too many, the oldest of the greediest address goes."""
+        """Count a new connection. If there are too many, the oldest of the greediest address is ended."""
         queue = handshake.queue
         if not self._shares.make_room(queue, 1, self._give_way):
             self._give_way(queue)
@@ -377,16 +377,16 @@ class Handshakes:
         return True
 
     def take_turn(self, step: Callable[[], None], queue: Identity = "") -> None:
-        """Do a step of a handshake when it is its turn.
+        """Run a handshake step when its turn comes.
 
         Arguments:
-            step: does nothing if its handshake is over by then.
-            queue: of the client.
+            step: must do nothing if its handshake has ended by then.
+            queue: queue of the client's address.
         """
         self._steps.add(step, queue)
 
     def done(self, handshake: Connection) -> bool:
-        """Forget it: it is finished, or has failed; False if it was forgotten already."""
+        """Forget a handshake that is finished or has failed; False if it was forgotten before."""
         if self._unfinished.pop(handshake, self) is not None:
             return False
         self._shares.give_back(handshake.queue, 1)
@@ -395,18 +395,18 @@ class Handshakes:
 
 LOG_INTERVAL_S: Final = 10.0
 LOOK_S_PER_CONNECTION: Final = 1e-5
-"""Rest between two looks at all connections, for each of them. A look takes 1 us for each, so all looks together take a
-tenth of the time at most.
+"""Rest between two scans of all connections, multiplied by the connection limit. A scan takes 1 us per connection, so
+all scans together take a tenth of the time at most.
 """
 LET_GO_MAX: Final = 32
-"""Connections that one look asks to go at most, and never more than one of a hundred: each makes room for one only."""
+"""Connections that one scan closes at most, and never more than a hundredth of all: each makes room for one only."""
 
 
 class ConnectionLimit:
-    """Makes room for connections of one server that has as many as it may have.
+    """Makes room when a server has reached its connection limit.
 
     Attributes:
-        let_go_total: connections that were closed for others.
+        let_go_total: number of connections closed for others.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -425,7 +425,7 @@ class ConnectionLimit:
         self._of.setdefault(connection.queue, {})[connection] = None
 
     def discard(self, connection: Connection) -> None:
-        """Count it no more; it was counted."""
+        """Subtract a counted connection from the share of its address."""
         queue = connection.queue
         self._shares.give_back(queue, 1)
         del self._of[queue][connection]
@@ -433,11 +433,11 @@ class ConnectionLimit:
             del self._of[queue]
 
     def make_room(self, connections: Iterable[Connection], newcomer: Connection) -> bool:
-        """Close a connection for a new one: an idle one, else one of the greediest address; False: refuse the new one.
+        """Close an idle connection for a new one, else one of the greediest address; False: refuse the new one.
 
         Arguments:
-            connections: all that are open.
-            newcomer: is not counted yet.
+            connections: all open connections.
+            newcomer: new connection, not counted yet.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._look_at_s:
@@ -464,7 +464,7 @@ class ConnectionLimit:
         return True
 
     def _let_go(self, connections: Iterable[Connection], now_s: float) -> bool:
-        """Close some that are idle, and return whether one of them has gone at once."""
+        """Close some idle connections, and return whether one of them was closed at once."""
         since = [(one.idle_since_s, one) for one in connections]
         idle = [(since_s, one) for since_s, one in since if since_s is not None and now_s - since_s >= self._idle_s]
         idle.sort(key=lambda pair: pair[0])

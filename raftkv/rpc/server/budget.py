@@ -1,24 +1,24 @@
-"""How many bytes of answers wait for clients to read them: of one connection, and of a whole process.
+"""How many answer bytes wait for clients to read them, per connection and for the whole process.
 
-An answer is paid for when it is made, not when the client sends its next bytes. Each connection has an account
+An answer is counted when it is made, not when the client sends its next bytes. Each connection has an account
 (``AnswerAccount``), and all connections of a process share one ``AnswerBudget``.
 
 The cost of an answer:
 
 - a unary answer: all of it, until its stream is closed: the engine keeps a message whole until its last byte has left;
-- messages of streams: what is left of them, and up to ``SLICE_BYTES`` more for a stream of which something is left;
-- bytes that the transport holds.
+- messages of streams: the unsent part, and up to ``SLICE_BYTES`` more for a stream with an unsent part;
+- bytes held by the transport.
 
-Which connections end when too much waits:
+What happens when too much waits:
 
-- over the limit of its connection, a call fails (CONNECTION_FULL), and a stream's ``send`` waits;
+- above the limit of a connection, a call fails (CONNECTION_FULL), and a stream's ``send`` waits;
 - above ``RELIEF_SHARE`` of the process's limit, connections that do not read are ended, those of the identities that
   hold most first (``rpc/shares``);
-- at the limit itself the largest connections of the greediest identity are ended, though they read, for who would hold
-  less; else a call fails and streams wait, except on connections that hold less than ``send_buffer_floor_bytes``:
-  clients that read what they ask for go on.
+- at the process's limit, an identity that would hold less makes the largest connections of the greediest identity end,
+  although they read. Otherwise calls fail and streams wait, except on connections that hold less than
+  ``send_buffer_floor_bytes``, so clients that read their answers can continue.
 
-The hot path pays one comparison and one entry in a dictionary: an account may use ``GRANT_BYTES`` before it has to ask.
+The hot path costs one comparison and one dictionary entry: an account may use ``GRANT_BYTES`` before it has to ask.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ GRANT_BYTES: Final = 64 * 1024
 
 RELIEF_SHARE: Final = 0.75
 RELIEF_INTERVAL_S: Final = 0.02
-"""Looking for connections that do not read costs a microsecond for each that has answers waiting: not more often."""
+"""Shortest time between two scans for connections that do not read: a scan takes 1 us per connection with answers."""
 
 URGENT_SHARE: Final = 1 / 20
-"""Share of the grace that is left when a call would fail otherwise."""
+"""Fraction of the grace that is left if a call would fail otherwise."""
 
 READING_BYTES: Final = 64 * 1024
 READING_SHARE: Final = 64
-"""A client reads if within the grace it took 64 KiB, or a 64th of what waits for it, or all: whichever is decisive."""
+"""A client reads if within the grace it took 64 KiB, or a 64th of what waits if that is more, or all that waits."""
 
 STALL_CHECKS: Final = 8
-"""How often within its time a stream is looked at."""
+"""Checks of a stream within its timeout."""
 
 PROGRESS_BYTES: Final = 1024
-"""A stream that lets less through between two looks stands still: a window of a few bytes is no reading."""
+"""A stream that lets less through between two checks makes no progress: a window of a few bytes is not reading."""
 
 CONNECTION_FULL: Final = "too many response bytes are waiting for this connection"
 NOT_READ: Final = b"responses_not_read"
 """Debug data of the GOAWAY that ends a connection whose client does not read."""
 
 GREEDIEST: Final = b"others_need_the_room_of_responses"
-"""Debug data of the GOAWAY that ends a connection whose client reads, but has more than the share of one."""
+"""Debug data of the GOAWAY that ends a connection whose client reads, but has more than its share."""
 
 NOT_FINISHED: Final = b"unfinished_requests"
 """Debug data of the GOAWAY that ends the connection with most bytes of unfinished requests."""
 
 
 class AnswerBudget:
-    """The answers that wait on all connections of a process, and their limit.
+    """The waiting answers of all connections of a process, and their limit.
 
     Arguments:
-        limits: for ``process_send_buffer_bytes``, ``send_buffer_floor_bytes`` and ``reading_grace_s``.
-        uses: counts what clients take of the process.
+        limits: provides ``process_send_buffer_bytes``, ``send_buffer_floor_bytes`` and ``reading_grace_s``.
+        uses: counts the use of the process by clients.
 
     Attributes:
-        used_bytes: what waits now, but for at most ``GRANT_BYTES`` a connection that were not asked for yet.
-        ended_total: connections that were ended because they did not read, or held most of the unfinished messages.
+        used_bytes: bytes that wait now, except up to ``GRANT_BYTES`` per connection that are not reported yet.
+        ended_total: connections ended because they did not read, or held most.
         held_bytes: unfinished request messages of all connections.
     """
 
@@ -85,7 +85,7 @@ class AnswerBudget:
         self.used_bytes = 0
         self.ended_total = 0
         self.accounts: dict[AnswerAccount, None] = {}
-        """Accounts of open connections, the oldest first: among equals that one ends, not the one that came last."""
+        """Accounts of open connections, the oldest first: of equal ones the oldest ends."""
         self.held_bytes = 0
         self.held_limit_bytes = limits.process_assembly_bytes
         self._waiting: set[AnswerAccount] = set()
@@ -93,15 +93,15 @@ class AnswerBudget:
 
     @property
     def short(self) -> bool:
-        """True while so much waits that streams should queue nothing more."""
+        """True while so many bytes wait that streams should queue nothing more."""
         return self.used_bytes > self.high_bytes
 
     def wait(self, account: AnswerAccount) -> None:
-        """Wake the connection of ``account`` when the shortage is over."""
+        """Wake the connection of ``account`` when the shortage has ended."""
         self._waiting.add(account)
 
     def add(self, amount: int) -> None:
-        """Count bytes of an account, or give them back."""
+        """Add bytes of an account; negative: give them back."""
         self.used_bytes += amount
         if self._waiting and self.used_bytes <= self.high_bytes:
             waiting, self._waiting = self._waiting, set()
@@ -109,12 +109,12 @@ class AnswerBudget:
                 account.wake()
 
     def leave(self, account: AnswerAccount) -> None:
-        """A connection has gone."""
+        """Remove the account of a closed connection."""
         self.accounts.pop(account, None)
         self._waiting.discard(account)
 
     def drop_greediest(self) -> None:
-        """Too many bytes of requests are unfinished: end the largest connection of the identity that holds most."""
+        """End the largest connection of the identity with most unfinished request bytes: there are too many."""
         sizes = [(account.held_size(), account) for account in self.accounts]
         held = totals([(account.identity, size) for size, account in sizes])
         greediest = max(sizes, key=lambda one: (held[one[1].identity], one[0]))[1]
@@ -122,10 +122,10 @@ class AnswerBudget:
         greediest.end(NOT_FINISHED)
 
     def make_room(self, account: AnswerAccount, size: int) -> bool:
-        """End connections of the greediest identity, though they read, until an answer of another one fits.
+        """End connections of the greediest identity, although they read, until an answer of another identity fits.
 
         Arguments:
-            account, size: of the answer.
+            account, size: account and size of the answer.
         """
         while self.used_bytes + size > self.limit_bytes:
             held = totals([(one.identity, one.reported) for one in self.accounts])
@@ -138,17 +138,17 @@ class AnswerBudget:
         return True
 
     def owed_bytes(self, account: AnswerAccount) -> int:
-        """Return how much the greediest identity would give up for another: up to where both hold as much."""
+        """Return the bytes that the greediest identity would give up for another: until both hold the same."""
         held = totals([(one.identity, one.reported) for one in self.accounts])
         greediest = greedier(held, account.identity, 0)
         return 0 if greediest is None else (held[greediest] - held.get(account.identity, 0)) // 2
 
     def relieve(self, now_s: float, urgent: bool = False) -> None:
-        """End connections that do not read, those that hold most first, until enough is free.
+        """End connections that do not read, until enough is free; identities that hold most come first.
 
         Arguments:
             now_s: seconds of the owner's clock.
-            urgent: a call would fail otherwise: less patience with those that do not read.
+            urgent: whether a call would fail otherwise: the grace is shorter then.
         """
         if now_s < self._relief_at_s:
             return
@@ -174,32 +174,32 @@ class AccountedConnection(Protocol):
     """The connection of an account."""
 
     def held_size(self) -> int:
-        """Bytes of unfinished requests that the connection holds."""
+        """Return the bytes of unfinished requests, and of large requests without an answer."""
 
     def queued_size(self) -> int:
-        """Bytes of bodies that have not left."""
+        """Return the bytes of bodies that have not left."""
 
     def queued_by_streams(self) -> list[int]:
-        """For each streaming call that has bytes waiting: how many."""
+        """Return the waiting bytes of each streaming call that has any."""
 
     def give_up(self, reason: bytes) -> None:
-        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+        """Drop all waiting bytes, and end the connection with a GOAWAY that gives the reason."""
 
     def wake(self) -> None:
         """Ask the shell to send what may leave."""
 
 
 class AnswerAccount:
-    """The answers that wait on one connection.
+    """The waiting answers of one connection.
 
     Attributes:
         room: bytes that may be queued without asking. May be negative: streams are asked to wait, never cut.
-        allowance: ``room`` while nothing waits; the difference is what waits.
-        answers: by stream, the size of answers of which not all has left.
-        reported: bytes that the process knows of.
-        identity: in whose share they fall: the user who last called, else that of the connection.
-        left_bytes: bytes that have gone to the transport, ever; the core counts them.
-        buffered_size: returns the bytes that the transport holds; the connection's shell sets it.
+        allowance: value of ``room`` while nothing waits; the difference is what waits.
+        answers: sizes of answers that have not left completely, by stream.
+        reported: bytes known to the process budget.
+        identity: identity whose share is used: the user of the last call, else the connection's identity.
+        left_bytes: total bytes passed to the transport; the core counts them.
+        buffered_size: returns the bytes held by the transport; set by the connection's shell.
     """
 
     __slots__ = (
@@ -249,19 +249,19 @@ class AnswerAccount:
 
     @property
     def total(self) -> int:
-        """Bytes that wait for the connection."""
+        """Bytes that wait for this connection."""
         return self.allowance - self.room
 
     @property
     def crowded(self) -> bool:
-        """True while streams that have something queued should queue no more."""
+        """True while streams with queued bytes should queue no more."""
         return self.total > self._limit_bytes // 2 or (self.budget.short and self.total > self.budget.floor_bytes)
 
     def has_room(self, queued: int) -> bool:
-        """Return whether a stream need not wait: for its client, for its connection, for the process.
+        """Return whether a stream may send now. It may have to wait for its client, its connection or the process.
 
         Arguments:
-            queued: bytes of it that wait.
+            queued: waiting bytes of the stream.
         """
         if not self.crowded:
             return queued <= self._stream_bytes
@@ -271,7 +271,7 @@ class AnswerAccount:
         return queued == 0
 
     def room_bytes(self) -> int:
-        """Return how large an answer may be that is made now; connections that do not read may be ended for it."""
+        """Return how large an answer may be now. Connections that do not read may be ended to make room."""
         budget = self.budget
         self._recount()
         if budget.used_bytes > budget.high_bytes:
@@ -283,7 +283,7 @@ class AnswerAccount:
         return max(0, min(self._limit_bytes - total, shared))
 
     def ask(self, size: int) -> RpcError | None:
-        """Make room for an answer that is larger than ``room``; the error to answer with if there is none."""
+        """Make room for an answer larger than ``room``. Returns the error to answer with if there is none."""
         self._recount()
         if self.total + size > self._limit_bytes:
             return RpcError(Code.RESOURCE_EXHAUSTED, CONNECTION_FULL)
@@ -298,45 +298,45 @@ class AnswerAccount:
         return None
 
     def _allow(self, size: int) -> None:
-        """Report ``size`` bytes that are about to be taken, so that what others ask for meanwhile is counted right."""
+        """Report ``size`` bytes that are about to be queued, so that others see them counted."""
         total = self.total
         self.allowance = min(total + size + GRANT_BYTES, max(self._limit_bytes, total + size))
         self.room = self.allowance - total
         self._report(total + size)
 
     def queue(self, size: int) -> None:
-        """Count bytes of a stream without looking at the limit."""
+        """Count bytes of a stream without checking the limit."""
         self._loose += size
         self.room -= size
         if self.room < 0 and self._connection is not None:
             self._allow(0)
 
     def closed(self, stream_id: int) -> None:
-        """A stream with an answer is closed: nothing of it is left."""
+        """Remove the answer of a closed stream."""
         self.room += self.answers.pop(stream_id, 0)
 
     def leave(self, stream_id: int, queued: int) -> None:
-        """A stream has its whole answer, of which ``queued`` bytes are left."""
+        """Count the unsent ``queued`` bytes of a stream whose whole answer is queued."""
         moved = min(queued, self._loose)
         self._loose -= moved
         self.room -= queued - moved
         self.answers[stream_id] = self.answers.get(stream_id, 0) + queued
 
     def settle(self, buffered: int, relieve: bool = True) -> None:
-        """Look at what has left, after a flush.
+        """Update the counts after a flush.
 
-        Needless while ``room == allowance`` and the transport holds nothing, and did not the last time either.
+        Not needed while ``room == allowance`` and the transport holds nothing now and held nothing the last time.
 
         Arguments:
-            buffered: bytes that the transport holds.
-            relieve: end connections that do not read, if too much waits.
+            buffered: bytes held by the transport.
+            relieve: whether to end connections that do not read if too much waits.
         """
         if self._connection is None:
             return
         queued = self._connection.queued_size()
         if queued or buffered or self._buffered or self.answers or self.reported:
             self._settle(queued, buffered)
-        else:  # all has left, and the process knows of nothing: as after nearly every flush of streams
+        else:  # all has left, and nothing is reported: as after nearly every flush of streams
             self._loose = 0
             self.allowance = self.room = self._grant_bytes
         if relieve and self.budget.short:
@@ -349,13 +349,13 @@ class AnswerAccount:
             self.room += self._loose
             self._loose = 0
         elif self._loose > queued + SLICE_BYTES:
-            # Rounded up by one slice here; a recount does so for every stream.
+            # Rounded up by one slice here; a recount adds one slice per stream.
             self.room += self._loose - queued - SLICE_BYTES
             self._loose = queued + SLICE_BYTES
         self._report(self.total)
 
     def _recount(self) -> None:
-        """Find out what is really left of the messages of streams."""
+        """Compute the exact unsent size of the messages of streams."""
         if self._connection is None:
             return
         loose = sum(size + SLICE_BYTES for size in self._connection.queued_by_streams())
@@ -377,26 +377,26 @@ class AnswerAccount:
 
     @property
     def last_read_s(self) -> float:
-        """When the client had last taken a fair part of what waits; while nothing waits, any time."""
+        """When the client last took a fair part of what waits. Meaningless while nothing waits."""
         return self._mark[1]
 
     def wake(self) -> None:
-        """The process has room again."""
+        """Wake the connection: the process has room again."""
         if self._connection is not None:
             self._connection.wake()
 
     def held_size(self) -> int:
-        """Bytes of unfinished request messages of the connection."""
+        """Return the bytes of the connection's unfinished requests, and of its large requests without an answer."""
         return 0 if self._connection is None else self._connection.held_size()
 
     def end(self, reason: bytes) -> None:
-        """End the connection: others need the memory."""
+        """End the connection: others need its memory."""
         if self._connection is not None:
             self._connection.give_up(reason)
         self.close()
 
     def close(self) -> None:
-        """The connection has gone, and all that waited with it."""
+        """Close the account: the connection is gone, and so are its waiting bytes."""
         if self._connection is not None:
             self._connection = None
             self.buffered_size = _nothing
@@ -409,10 +409,10 @@ class AnswerAccount:
 
 
 class StallWatch:
-    """Finds streams of which nothing leaves any more. Looked at now and then, and only while something waits.
+    """Finds streams that make no progress. It is asked regularly, but only while bytes wait.
 
     Arguments:
-        timeout_s: how long a stream may let nothing through.
+        timeout_s: how long a stream may make no progress.
     """
 
     __slots__ = ("_seen", "_timeout_s", "interval_s")
@@ -426,8 +426,8 @@ class StallWatch:
         """Return the streams that have made no progress for too long.
 
         Arguments:
-            progress: of every stream that has bytes waiting, a number that grows as they leave.
-            now_s: the loop's time.
+            progress: for every stream with waiting bytes, a number that grows as they leave.
+            now_s: time of the loop.
         """
         seen = self._seen
         self._seen = {}

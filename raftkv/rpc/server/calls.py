@@ -1,16 +1,16 @@
-"""The server's side of one call: what all kinds share, the unary call, which is the hot one, and what carries them.
+"""The server side of a call: the common part of all kinds, the unary call (the hot path), and the carrier of calls.
 
 A call is OPEN until exactly one thing ends it: an answer (ours), or a cancellation (the client reset it, its deadline
-passed, or the connection went). Answering a cancelled call does nothing: the race is normal. Answering twice is a bug
-in the handler and raises ``CallStateError``.
+passed, or the connection was lost). Answering a cancelled call does nothing: this race is normal. Answering twice is a
+bug in the handler and raises ``CallStateError``.
 
-A call asks its *carrier* to send its answer and to count its bytes, and tells it when it is over. So the same call
-objects, and with them the same handlers, serve gRPC and JSON:
+A call asks its *carrier* to send its answer and to count its bytes, and tells the carrier when it has ended. So the
+same call objects and handlers serve gRPC and JSON:
 
     class ServerCore(Carrier)      # an HTTP/2 connection with many calls (``core``)
     class Exchange(Carrier)        # one request of the JSON gateway with its one call (``server/gateway/exchange``)
 
-Leaves out: where answers go, and what is done about clients that do not read them (``budget``).
+Leaves out: the path of an answer to the socket, and clients that do not read their answers (``budget``).
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ ANSWERED: Final = 1
 CANCELLED: Final = 2
 
 KEPT_BYTES_MIN: Final = 1024
-"""Above this the request of a call that may last is counted until the call is over; smaller ones are within what any
-call is counted as."""
+"""Requests of possibly long calls count against the limit until the call ends if they are larger than this; the cost of
+a call itself covers smaller ones."""
 KEPT_TIMES: Final = 4
-"""It is kept as bytes, as a message, and as what the handler makes of its fields, such as the ends of an interval."""
+"""Copies counted for such a request: its bytes, its message, and what the handler derives from its fields."""
 
 UnaryHandler = Callable[["UnaryCall", bytes], None]
-"""Gets the call and the request's bytes; answers now, or later from the loop."""
+"""Takes the call and the request's bytes; answers at once, or later from the loop."""
 
 AsyncUnaryHandler = Callable[[bytes, "UnaryCall"], Awaitable[bytes | list[bytes]]]
-"""Returns the response message; a large one in pieces, so that it need not be put together."""
+"""Returns the response message; a large one in pieces, which avoids joining them."""
 
 
 Observer = Callable[[int, bytes], None]
-"""Told once how a call ended: gRPC code, and the beginning of the answer, which is empty for all but a unary OK."""
+"""Called once when the call has ended: gRPC code, and the beginning of the answer (empty except for a unary OK)."""
 
 
 class CallStateError(Exception):
-    """A handler answered one call twice: a bug of the handler."""
+    """A handler answered a call twice: a bug in the handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Peer:
 
     Attributes:
         address: ``host:port``, or ``unix:``.
-        certificate: the client certificate as ``ssl.SSLSocket.getpeercert`` gives it; None without one, and where
-            certificates are not asked for and verified by an authority: what is here is true.
+        certificate: client certificate as ``ssl.SSLSocket.getpeercert`` returns it. None if the client sent none, or
+            if certificates are not verified against an authority.
         tls: True if the connection is encrypted.
-        loopback: True if this end of it has a loopback address.
-        identity: in whose share falls what calls without a user take (``raftkv.rpc.shares``).
+        loopback: True if this end of the connection has a loopback address.
+        identity: identity whose share is used by calls without a user (``raftkv.rpc.shares``).
     """
 
     address: str = ""
@@ -83,7 +83,7 @@ class Peer:
 
 
 class Traffic:
-    """Bytes of all HTTP/2 connections of a server, as they are on the wire (below TLS: before it)."""
+    """Bytes of all HTTP/2 connections of a server, as on the wire (with TLS: before encryption)."""
 
     __slots__ = ("received_bytes", "sent_bytes")
 
@@ -98,10 +98,10 @@ class Environment:
     Attributes:
         clock: the loop's time, seconds.
         wheel: deadlines of all calls of the server.
-        spawn: runs a coroutine as a task that the server waits for at its end.
+        spawn: runs a coroutine as a task that the server waits for when it closes.
         report: called with every exception that a handler let escape.
-        translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
-        answers: what all connections may have waiting for their clients.
+        translate: returns the status for an exception that is not an RpcError; None: INTERNAL.
+        answers: budget of waiting answers of all connections.
         traffic: counts the bytes of all connections.
     """
 
@@ -116,17 +116,17 @@ class Environment:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Carrier:
-    """The connection as calls see it. A carrier that never has calls of a kind leaves out what only those ask for.
+    """The connection as calls see it. A carrier without calls of some kind need not implement the methods for them.
 
     Arguments:
-        limits: of messages and answers.
-        environment: of the server.
-        peer: the other end.
+        limits: limits on messages and answers.
+        environment: environment of the server.
+        peer: peer of the connection.
 
     Attributes:
-        account: counts what waits for the client.
-        clock: the loop's time, seconds.
-        severed: set when the connection has gone and this end did not close it.
+        account: counts bytes that wait for the client.
+        clock: returns the loop's time in seconds.
+        severed: whether the connection was lost although this end did not close it.
     """
 
     def __init__(self, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
@@ -140,19 +140,19 @@ class Carrier:
     # ---- around handlers
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task that the server waits for at its end."""
+        """Run a coroutine as a task that the server waits for when it closes."""
         return self._environment.spawn(coroutine)
 
     def report(self, path: str, error: BaseException) -> None:
-        """Tell of an exception that a handler let escape."""
+        """Report an exception that a handler let escape."""
         self._environment.report(path, error)
 
     def translate(self, path: str, error: BaseException) -> RpcError:
         """Return the status for an exception of a handler; report it if it is unexpected.
 
         Arguments:
-            path: of the method, for the report.
-            error: what the handler raised.
+            path: method path, for the report.
+            error: exception of the handler.
         """
         if isinstance(error, RpcError):
             return error
@@ -163,21 +163,21 @@ class Carrier:
         return RpcError(Code.INTERNAL, "internal error")
 
     def finished(self, call: ServerCall) -> None:
-        """The call has its whole answer."""
+        """Release a call: its whole answer is queued."""
         raise NotImplementedError
 
     # ---- requests
 
     def assembler(self, is_packed: bool) -> MessageAssembler:
-        """Return an assembler under the server's message limit.
+        """Return an assembler with the server's message limit.
 
         Arguments:
-            is_packed: for messages that may be compressed.
+            is_packed: whether the messages may be compressed.
         """
         raise NotImplementedError
 
     def consume(self, stream_id: int, amount: int) -> None:
-        """The call has taken so many octets of its request."""
+        """Note that the call has taken bytes of its request."""
         raise NotImplementedError
 
     def hold(self, amount: int) -> None:
@@ -185,11 +185,11 @@ class Carrier:
         raise NotImplementedError
 
     def keep(self, amount: int) -> None:
-        """Account for bytes of large requests until they are answered; negative when they are."""
+        """Account for bytes of large requests until they are answered; negative when they are answered."""
         raise NotImplementedError
 
     def check_held(self) -> None:
-        """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""
+        """Raise RESOURCE_EXHAUSTED if the connection has too many bytes of unfinished messages."""
         raise NotImplementedError
 
     # ---- answers of all calls
@@ -201,75 +201,75 @@ class Carrier:
     # ---- answers of unary calls
 
     def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
-        """Send a whole answer, if it may leave at once; whether it was sent.
+        """Send a whole answer, if it may leave at once. Returns whether it was sent.
 
         Arguments:
-            stream_id: of the call.
-            body: its message, or all that a stream is answered.
-            has_prefix: whether each message stands behind its prefix.
+            stream_id: stream of the call.
+            body: the message, or all messages of a stream's answer.
+            has_prefix: whether ``body`` has message prefixes already.
         """
         raise NotImplementedError
 
     def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
-        """Send a whole answer when there is room for it. Raises H2Error if the stream or its connection has gone.
+        """Send a whole answer when there is room for it. Raises H2Error if the stream or its connection is gone.
 
         Arguments:
-            stream_id: of the call.
-            pieces: of its message.
-            trailers: of the handler, behind the status.
+            stream_id: stream of the call.
+            pieces: pieces of the message.
+            trailers: trailers of the handler, sent after the status.
         """
         raise NotImplementedError
 
     # ---- answers of streams
 
     def answered(self) -> None:
-        """Something of an answer was queued."""
+        """Note that a part of an answer was queued."""
         raise NotImplementedError
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
-        """Queue a header, or trailers. Raises H2Error as above."""
+        """Queue a header, or trailers. Raises H2Error as ``answer_later``."""
         raise NotImplementedError
 
     def send_data(self, stream_id: int, frames: bytes) -> None:
-        """Queue messages behind their prefixes. Raises H2Error as above."""
+        """Queue messages with their prefixes. Raises H2Error as ``answer_later``."""
         raise NotImplementedError
 
     def send_in_slices(self, stream_id: int, message: bytes) -> None:
-        """Queue a large message, without its prefix. Raises H2Error as above."""
+        """Queue a large message, without its prefix. Raises H2Error as ``answer_later``."""
         raise NotImplementedError
 
     def queued_size_of(self, stream_id: int) -> int:
-        """Bytes of a stream's body that have not left."""
+        """Return the bytes of a stream's body that have not left."""
         raise NotImplementedError
 
     def watch_drain(self, call: DrainWatcher) -> None:
-        """Call ``call.drained`` when its send buffer has room."""
+        """Call ``call.drained`` when its send buffer has space."""
         raise NotImplementedError
 
     def unwatch_drain(self, call: DrainWatcher) -> None:
         """Stop calling ``drained``."""
         raise NotImplementedError
 
-    # ---- what the account asks of its connection
+    # ---- called by the account
 
     def held_size(self) -> int:
-        """Bytes of unfinished messages, and of large requests that are not answered."""
+        """Return the bytes of unfinished messages, and of large requests without an answer."""
         raise NotImplementedError
 
     def queued_size(self) -> int:
-        """Bytes of bodies that have not left."""
+        """Return the bytes of bodies that have not left."""
         raise NotImplementedError
 
     def queued_by_streams(self) -> list[int]:
-        """For each streaming call that has bytes waiting: how many."""
+        """Return the waiting bytes of each streaming call that has any."""
         raise NotImplementedError
 
     def give_up(self, reason: bytes) -> None:
-        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+        """Drop all waiting bytes, and end the connection with a GOAWAY that gives the reason."""
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Have the output sent in this turn."""
+        """Send the pending output in this turn."""
         raise NotImplementedError
 
 
@@ -278,12 +278,12 @@ class ServerCall:
     """The common part of all kinds of calls.
 
     Attributes:
-        caller: who makes the call, set by the guard of the handler; not used by this layer.
-        deadline: loop time after which the client does not care any more, or None.
-        is_cut: the connection is lost, and the callbacks of a cancellation were not called yet.
+        caller: caller of the call, set by the guard of the handler; not used by this layer.
+        deadline: loop time after which the client no longer waits, or None.
+        is_cut: whether the connection is lost and the cancellation callbacks have not run yet.
         peer: the client.
-        observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
-        sent_bytes: queued for a call whose answer comes in pieces, ever.
+        observer: called at the end. CANCELLED and DEADLINE_EXCEEDED mean that the client did not get the result.
+        sent_bytes: total bytes queued for an answer in pieces.
     """
 
     __slots__ = (
@@ -321,11 +321,11 @@ class ServerCall:
         self._callbacks: list[Callable[[], None]] | None = None
         self._carrier = carrier
         self.headers = headers
-        """Fields of the request as they came: for a handler that looks for one name on the hot path."""
+        """Fields of the request as received, for a handler that looks for one name on the hot path."""
         self._metadata: dict[str, str | bytes] | None = None
         self._state = OPEN
 
-    # ---- what handlers use
+    # ---- called by handlers
 
     @property
     def metadata(self) -> dict[str, str | bytes]:
@@ -340,7 +340,7 @@ class ServerCall:
         return self.route.path
 
     def identify(self, identity: Identity) -> None:
-        """Count this call, and the waiting answers of its connection, in the share of the one who has just called."""
+        """Count this call, and the waiting answers of its connection, in the share of the caller."""
         self.identity = self._carrier.account.identity = identity
 
     @property
@@ -348,11 +348,11 @@ class ServerCall:
         """True once the client does not wait for the answer: reset, disconnected, or past its deadline."""
         if self._state or self.deadline is None:
             return self._state == CANCELLED
-        return self.deadline <= self._carrier.clock()  # of many that have expired, some wait to be told
+        return self.deadline <= self._carrier.clock()  # some expired calls may not have been told yet
 
     @property
     def severed(self) -> bool:
-        """True if the connection went under the open call: the client is gone or cut off, and has not said goodbye.
+        """True if the open call lost its connection, because the client is gone or cut off.
 
         False for a call that the client has reset, whose deadline passed, or whose connection this end has closed.
         """
@@ -376,8 +376,8 @@ class ServerCall:
         """Answer with a status other than OK.
 
         Arguments:
-            code, text: of the status.
-            details: a serialized google.rpc.Status.
+            code, text: code and text of the status.
+            details: serialized google.rpc.Status.
             trailers: further trailing metadata (header form).
         """
         if self._may_answer():
@@ -389,16 +389,16 @@ class ServerCall:
             if self.observer is not None:
                 self.observed(code)
 
-    # ---- what the core uses
+    # ---- called by the core
 
     @property
     def crumbled(self) -> bool:
-        """True if its unfinished message comes in far too small pieces."""
+        """True if the unfinished message arrives in pieces that are far too small."""
         return False
 
     @property
     def is_busy(self) -> bool:
-        """True while messages that have come are not unpacked: ``on_data`` goes on with them, and must come next."""
+        """True while received messages are not unpacked. ``on_data`` continues with them, and must be called next."""
         return False
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
@@ -406,18 +406,18 @@ class ServerCall:
         raise NotImplementedError
 
     def headers_sent(self) -> bool:
-        """True if the response's header has gone out, so that a status must follow as trailers."""
+        """True if the response header was sent, so that a status must follow as trailers."""
         return False
 
     def cut(self) -> None:
-        """The connection has gone: nothing is sent any more. ``closed`` follows, maybe in a later turn."""
+        """End the call without sending: the connection is gone. ``closed`` follows, perhaps in a later turn."""
         forget(self)
         if self._state == OPEN:
             self._state = CANCELLED
             self.is_cut = True
 
     def closed(self) -> None:
-        """The stream has ended under us: the call is cancelled, unless it was answered before."""
+        """Cancel the call, unless it was answered before: its stream is closed."""
         forget(self)
         if self._state == OPEN or self.is_cut:
             self._state = CANCELLED
@@ -429,10 +429,10 @@ class ServerCall:
         self.released()
 
     def released(self) -> None:
-        """The core has let go of the call: give back what it holds."""
+        """Give back what the call holds: the core has released it."""
 
     def expire(self) -> None:
-        """The deadline has passed: answer for the handler, and cancel it."""
+        """Answer in place of the handler and cancel it: the deadline has passed."""
         if self._state == OPEN:
             self._state = CANCELLED
             self.route.counts.count_failure(Code.DEADLINE_EXCEEDED)
@@ -446,8 +446,8 @@ class ServerCall:
         """Tell the observer how the call has ended.
 
         Arguments:
-            code: of gRPC.
-            answer: the first bytes of what was answered.
+            code: gRPC code.
+            answer: first bytes of the answer.
         """
         observer, self.observer = self.observer, None
         if observer is not None:
@@ -457,16 +457,16 @@ class ServerCall:
                 self._carrier.report(self.route.path, error)
 
     def fail_with(self, error: RpcError) -> None:
-        """Answer with the error's status, unless the call is over."""
+        """Answer with the error's status, unless the call has ended."""
         if self._state == OPEN:
             self.fail(error.code, error.text, details=error.details, trailers=error.trailers)
 
     def fail_for(self, error: BaseException) -> None:
-        """Answer with what the server makes of an exception of the handler, unless the call is over."""
+        """Answer with the status for an exception of the handler, unless the call has ended."""
         self.fail_with(self._carrier.translate(self.route.path, error))
 
     def abort(self, error: RpcError) -> None:
-        """Answer over the handler's head, and cancel what it does."""
+        """Answer in place of the handler, and cancel its work."""
         if self._state == OPEN:
             callbacks = self._callbacks
             self.fail_with(error)
@@ -488,12 +488,12 @@ class ServerCall:
 
 
 PIECE_BYTES: Final = 64
-"""Cost of each piece of an answer beside its bytes."""
+"""Cost of each piece of an answer beyond its bytes."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class UnaryCall(ServerCall):
-    """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once or later from the loop."""
+    """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once, or later from the loop."""
 
     __slots__ = ("_kept_bytes", "assembler", "message")
 
@@ -505,19 +505,19 @@ class UnaryCall(ServerCall):
 
     @property
     def crumbled(self) -> bool:
-        """True if its unfinished message comes in far too small pieces."""
+        """True if the unfinished message arrives in pieces that are far too small."""
         return self.assembler is not None and self.assembler.crumbled
 
     @property
     def is_busy(self) -> bool:
-        """True while what has come is not unpacked."""
+        """True while received messages are not unpacked."""
         return self.assembler is not None and self.assembler.is_busy
 
     def keep_request(self, size_bytes: int) -> None:
-        """Count what the call holds of its request until it is over, as one may last that is handled by a task.
+        """Count the memory of the request until the call ends: a call that a task handles may be long.
 
         Arguments:
-            size_bytes: of the request.
+            size_bytes: size of the request.
         """
         if size_bytes > KEPT_BYTES_MIN and self._state == OPEN:
             more_bytes = KEPT_TIMES * size_bytes - self._kept_bytes
@@ -528,7 +528,7 @@ class UnaryCall(ServerCall):
         """Answer OK.
 
         Arguments:
-            message: the serialized response.
+            message: serialized response.
             trailers: trailing metadata (header form).
         """
         if self._state:
@@ -539,8 +539,8 @@ class UnaryCall(ServerCall):
             self._queue_answer(len(message), (message,), trailers)
             return
         self._state = ANSWERED
-        # Callbacks of a cancellation usually hold the call: without this, every call would be a cycle, and the
-        # garbage collector would cost more than the answers.
+        # Cancellation callbacks usually hold the call: without this, every call would be a cycle, and the garbage
+        # collector would cost more than the answers.
         self._callbacks = None
         self.route.counts.answered += 1
         carrier.finished(self)
@@ -556,7 +556,7 @@ class UnaryCall(ServerCall):
             self._lost()
 
     def _begin_answer(self, size: int, first: bytes) -> bool:
-        """Pay for an answer, and end the call; False if it is over instead."""
+        """Count an answer, and end the call; False if the call has already ended."""
         account = self._carrier.account
         if size > account.room and not self._make_room(size):
             return False
@@ -571,36 +571,36 @@ class UnaryCall(ServerCall):
         return True
 
     def reply_many(self, pieces: Sequence[bytes]) -> None:
-        """Answer OK with a serialized message in pieces: a large one need not be put together for it."""
+        """Answer OK with a serialized message in pieces, which avoids joining a large one."""
         if self._state:
             self._may_answer()
             return
         self._queue_answer(sum(map(len, pieces)) + PIECE_BYTES * len(pieces), pieces)
 
     def _make_room(self, size: int) -> bool:
-        """Ask for room for a large answer; False if the call is over instead."""
+        """Ask for room for a large answer; False if the call has ended."""
         refusal = self._carrier.account.ask(size)
         if refusal is not None:
             self.fail_with(refusal)
-        # The connection may itself be one of those that had to go.
+        # This connection may be one of those that were ended to make room.
         return not self.done
 
     def room_bytes(self) -> int:
-        """Return how large an answer may be that is made now; ``reply`` refuses a larger one by itself.
+        """Return how large an answer may be now; ``reply`` refuses a larger one.
 
-        For a handler that would rather stop than build an answer that does not fit. The code of such a refusal is
+        It allows a handler to stop before it builds an answer that does not fit. The code of the refusal is
         RESOURCE_EXHAUSTED, its text ``budget.CONNECTION_FULL``.
         """
         return self._carrier.account.room_bytes()
 
     def _lost(self) -> None:
-        """The connection has failed."""
+        """Cancel the call: the connection has failed."""
         self._state = CANCELLED
         self._carrier.account.closed(self.stream_id)
         self._run_callbacks()
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
-        """Take a request that does not come whole in one DATA frame."""
+        """Take a part of a request that does not arrive whole in one DATA frame."""
         try:
             self._assemble(data, end_stream)
         except RpcError as error:
@@ -622,7 +622,7 @@ class UnaryCall(ServerCall):
             if self.message is not None:
                 raise RpcError(Code.INTERNAL, TOO_MANY_MESSAGES)
             self.message = message
-            carrier.hold(len(message))  # the end of the request may be long in coming
+            carrier.hold(len(message))  # the end of the request may arrive much later
         carrier.check_held()
         if end_stream and self._state == OPEN:
             self._request_complete(assembler)
@@ -636,7 +636,7 @@ class UnaryCall(ServerCall):
         if self.message is None:
             raise RpcError(Code.INTERNAL, NO_MESSAGE)
         message = self._take_message(self.message)
-        # What it asks for may have to wait: for a leader, a lock, a quorum.
+        # The request may have to wait: for a leader, a lock, a quorum.
         self._kept_bytes = len(message)
         self._carrier.keep(self._kept_bytes)
         if self._state == OPEN:
@@ -655,7 +655,7 @@ class UnaryCall(ServerCall):
         return message
 
     def released(self) -> None:
-        """Forget an unfinished message, and one without the end of its request; a whole one is over."""
+        """Drop an unfinished message or request, and stop counting a complete one."""
         if self._kept_bytes:
             self._carrier.keep(-self._kept_bytes)
             self._kept_bytes = 0

@@ -1,18 +1,18 @@
 """One server connection, sans-IO: bytes in, calls to handlers, bytes out.
 
-Owns the table of open calls and the order of things on the connection: routing, deadlines, limits, ping policing,
-graceful close. It has no socket and no clock: ``Environment`` gives it time and tasks.
+Owns the table of open calls and the rules of the connection: routing, deadlines, limits, ping policing, graceful
+close. It has no socket and no clock: ``Environment`` provides time and tasks.
 
-The duties of its shell, which is ``ServerH2Protocol``:
+Duties of its shell, ``ServerH2Protocol``:
 
-1. hand received bytes to ``receive``;
-2. when ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once a loop turn;
-3. once ``on_held`` was called, read nothing, and call ``go_on`` in a later turn;
+1. pass received bytes to ``receive``;
+2. after ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once per loop turn;
+3. after ``on_held`` was called, read nothing, and call ``go_on`` in a later turn;
 4. close the transport once ``closing`` is true and ``pull`` returns nothing more;
-5. call ``lost`` when the transport has gone, and then ``close_calls`` until there are no more: of thousands of calls
-   each has a task, and others' connections may have gone with this one.
+5. call ``lost`` when the transport is gone, then ``close_calls`` until it returns False: a connection may have
+   thousands of calls with a task each, and other connections may have been lost at the same time.
 
-Left out: HTTP/1.1 (``http1``), sockets (``sockets``), what a handler means.
+Leaves out: HTTP/1.1 (``http1``), sockets (``sockets``), the meaning of handlers.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 _unpack: Final = PREFIX.unpack_from
 _GOAWAY_PING = b"goawayok"
 _AGE_MASK: Final = 0x3F
-"""The age of one call in 32 is noted: streams of clients have odd ids."""
+"""The start time of one call in 32 is noted: streams of clients have odd ids."""
 
 OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
-"""How long the requests of one read may take; what is left of it waits (``backlog``)."""
+"""How long the requests of one read may take in one turn; the rest waits (``backlog``)."""
 CALL_BYTES: Final = 8 * 1024
-"""Memory of an open call, roughly: engine, headers, call, task, and what of its answer is neither sent nor counted
-otherwise. The first few of a connection are not counted."""
+"""Approximate memory of an open call: engine, headers, call, task, and the part of its answer that is neither sent nor
+counted elsewhere. The first ``OPEN_CALLS_FREE`` calls of a connection are not counted."""
 
 
 class ServerCore(Carrier):
-    """The server's end of one HTTP/2 connection."""
+    """The server end of one HTTP/2 connection."""
 
     def __init__(self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
         super().__init__(limits, environment, peer)
@@ -115,22 +115,22 @@ class ServerCore(Carrier):
     # ---- bytes in
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take bytes from the peer; afterwards the shell pulls."""
+        """Take bytes from the peer. The shell pulls afterwards."""
         self._traffic.received_bytes += len(data)
         self._serve(bytes(data))
 
     def go_on(self) -> None:
-        """Take on what ``receive`` has left: while ``h2.is_held`` it waits."""
+        """Continue with input left by ``receive``: it waits while ``h2.is_held``."""
         self._serve(b"")
 
     def _serve(self, data: bytes) -> None:
-        """Handle frames for as long as one read may take, and charge the client for that.
+        """Handle frames for as long as one read may take, and charge the client for the time.
 
         Arguments:
-            data: that has come; empty: what was left is handled.
+            data: received bytes; empty: continue with the input that was left.
         """
         h2, account, began_s = self.h2, self.account, self.clock()
-        # So much may wait for the client that no new call should be taken.
+        # Whether so many answer bytes wait for the client that no new call should be accepted.
         self._overloaded = account.allowance - account.room > self.limits.connection_send_buffer_bytes
         self._until_s = began_s + RECEIVE_S
         if data:
@@ -146,14 +146,14 @@ class ServerCore(Carrier):
             self._count_calls()
         if self.closing or h2.want_write:
             self.wake()
-        # With the bytes that the client has taken since.
+        # The bytes that the client has taken since the last time count too.
         size_bytes = len(data) + account.left_bytes - self._charged_bytes
         self._charged_bytes = account.left_bytes
         begun, self._begun = self._begun, 0
         self._uses.charge(account.identity, self.clock() - began_s, begun, size_bytes)
 
     def _look_at_clock(self) -> None:
-        """Look at no further frame if the requests of this read have taken their time."""
+        """Stop handling frames if the requests of this read have used their time."""
         if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
             self._hold()
 
@@ -162,12 +162,12 @@ class ServerCore(Carrier):
         self._on_held()
 
     def _count_unread(self, size_bytes: int) -> None:
-        """Count a frame that has not come whole with the unfinished messages."""
+        """Count an incomplete frame with the unfinished messages."""
         counted, self._unread_bytes = self._unread_bytes, size_bytes
         self.hold(size_bytes - counted)
 
     def _count_calls(self) -> None:
-        """Count open calls with the unfinished messages: before they have said anything, and until all is sent."""
+        """Count open calls with the unfinished messages: from before their first message until all is sent."""
         size = CALL_BYTES * max(0, self.h2.open_streams - OPEN_CALLS_FREE)
         counted, self._calls_bytes = self._calls_bytes, size
         self.hold(size - counted)
@@ -176,7 +176,7 @@ class ServerCore(Carrier):
             budget.drop_greediest()
 
     def prepare(self, fields: Headers) -> Route | None:
-        """Return the route that the header of a request asks for; None: it is no usual call, and is looked at again."""
+        """Return the route for the headers of a request; None: the call is unusual, and is checked in detail later."""
         found = dict(fields)
         encoding = found.get(b"grpc-encoding", b"identity")
         routes = self._router.packed_routes if encoding == GZIP else self._routes
@@ -219,7 +219,7 @@ class ServerCore(Carrier):
             self._look_at_clock()
 
     def on_closed(self, stream_id: int, code: int) -> None:
-        """A stream is closed: its call is over, and nothing of its answer waits."""
+        """Drop a closed stream: its call has ended, and nothing of its answer waits."""
         del code
         size = self.account.answers.pop(stream_id, 0)
         if size:
@@ -259,7 +259,7 @@ class ServerCore(Carrier):
         self._said = True
 
     def on_data(self, stream_id: int, data: bytes, end_stream: bool) -> None:
-        """Take octets of a request."""
+        """Take a piece of a request."""
         call = self._calls.get(stream_id)
         if type(call) is not UnaryCall or not end_stream or call.assembler is not None or len(data) < PREFIX_BYTES:
             self._on_data_slow(call, stream_id, data, end_stream)
@@ -289,14 +289,14 @@ class ServerCore(Carrier):
         self._look_at_clock()
 
     def _unpack(self, call: ServerCall, end_stream: bool) -> None:
-        """Go on with the compressed messages of a call until its time is over: no frame is looked at before the last.
+        """Continue with the compressed messages of a call until the time is used; no frame is read before the last one.
 
         Arguments:
-            call: is busy with them.
+            call: call with compressed messages to unpack.
             end_stream: whether its request ends with them.
         """
         self._busy_call = None
-        # A connection may be ended for what it unpacks: its calls are over then, and let go of in a later turn.
+        # Unpacking may end the connection: its calls are over then, and are released in a later turn.
         while call.is_busy and self.h2 is not CLOSED:
             if self._environment.clock() > self._until_s:
                 self._busy_call, self._busy_ends = call, end_stream
@@ -307,54 +307,54 @@ class ServerCore(Carrier):
     # ---- frames that are not calls
 
     def on_ping(self) -> None:
-        """Hold early pings against the client."""
+        """Count a ping. Too many early pings end the connection."""
         if self.limits.ping_interval_min_s == 0:
             self._count_control()
         elif self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
 
     def on_pong(self, opaque: bytes) -> None:
-        """A ping has come back."""
+        """Take the acknowledgement of a ping."""
         if opaque == _GOAWAY_PING:
             self.finish_drain()
         elif self.on_ping_acknowledged is not None:
             self.on_ping_acknowledged(opaque)
 
     def on_settings(self) -> None:
-        """The client has said what it takes."""
+        """Note that the client's SETTINGS have arrived."""
         self.settled = True
         self._count_control()
 
     def on_window_update(self) -> None:
-        """The client has opened a window: it may, as far as it has read."""
+        """Count a WINDOW_UPDATE; the client may send them in proportion to what it has read."""
         if not self._updates.take(self.account.left_bytes, next(reversed(self._calls), 0)):
             self._count_control()
 
     def on_priority(self) -> None:
-        """The client has said which call is dearer to it."""
+        """Count a priority frame."""
         self._count_control()
 
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
-        """The client goes on with a request that is answered: it may not know yet."""
+        """Count data of a request that is answered already: the client may not know yet, so only small frames count."""
         if size_bytes < PIECE_BYTES_MIN and not end_stream:
             self._count_control()
 
     def on_reset(self, stream_id: int) -> None:
-        """The client has reset a stream (CVE-2023-44487), or made us reset one (CVE-2025-8671)."""
+        """Count a stream that the client reset (CVE-2023-44487), or made us reset (CVE-2025-8671)."""
         if not self._resets.take(stream_id, self._environment.clock()):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
         self._look_at_clock()
 
     def on_oddity(self) -> None:
-        """The client has sent something of no use."""
+        """Count a useless frame."""
         if not self._oddities.take(self._environment.clock()):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_useless_frames")
 
     def on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
-        """The client opens no more streams."""
+        """Ignore it: the client opens no more streams."""
 
     def on_failed(self, error: ConnectionFailedError) -> None:
-        """The client has broken a rule; the GOAWAY that says so is queued."""
+        """Close the connection: the client broke a rule, and the GOAWAY is queued."""
         self.closing = True
 
     def _count_control(self) -> None:
@@ -362,11 +362,11 @@ class ServerCore(Carrier):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
     def abort(self, error_code: int, reason: bytes) -> None:
-        """End the connection at once with a GOAWAY that says why.
+        """End the connection at once with a GOAWAY that gives the reason.
 
         Arguments:
-            error_code: of HTTP/2.
-            reason: for people, in ASCII.
+            error_code: HTTP/2 error code.
+            reason: human-readable, in ASCII.
         """
         if not self.closing:
             self.h2.fail(error_code, reason)
@@ -376,7 +376,7 @@ class ServerCore(Carrier):
     # ---- graceful close
 
     def begin_drain(self) -> None:
-        """Tell the client to open no more calls; those under way go on. ``finish_drain`` follows by itself."""
+        """Ask the client to open no more calls; open calls continue. ``finish_drain`` follows automatically."""
         if not self.closing and not self._drained:
             self._drained = True
             self.h2.send_shutdown_notice()
@@ -400,8 +400,8 @@ class ServerCore(Carrier):
         self._dirty = False
         h2 = self.h2
         data = h2.take(amount)
-        # What leaves of an answer forgives the client's pings, each time anew: headers leave with the first pull
-        # after they were queued, and DATA has left if less is queued than there was.
+        # Answer bytes that leave forgive the client's pings, each time again. Headers leave with the first pull after
+        # they were queued; DATA has left if less is queued than before.
         queued_bytes = h2.queued_body_size()
         if self._said or queued_bytes < self._queued_bytes:
             self._said = False
@@ -421,7 +421,7 @@ class ServerCore(Carrier):
         return data
 
     def block(self, is_blocked: bool) -> None:
-        """The socket takes nothing, or something again: until then what is answered waits where it is counted."""
+        """Note whether the socket is full. While it is, answers wait where they are counted."""
         self.h2.is_blocked = is_blocked
 
     def _wake_drained(self) -> None:
@@ -432,22 +432,22 @@ class ServerCore(Carrier):
             call.drained()
 
     def attach(self, wake: Callable[[], None], on_held: Callable[[], None]) -> None:
-        """Name the shell.
+        """Set the callbacks of the shell.
 
         Arguments:
-            wake: asks it to pull this turn.
-            on_held: tells it that requests are left for ``go_on``.
+            wake: asks the shell to pull in this turn.
+            on_held: tells the shell that input is left for ``go_on``.
         """
         self._wake, self._on_held = wake, on_held
 
     def wake(self) -> None:
-        """Ask the shell to pull this turn."""
+        """Ask the shell to pull in this turn."""
         if not self._dirty:
             self._dirty = True
             self._wake()
 
     def lost(self) -> None:
-        """The transport is lost: every open call is over, and nothing is kept. ``close_calls`` cancels them."""
+        """End every open call, and drop all state: the transport is lost. ``close_calls`` then cancels the calls."""
         self.closing = True
         calls = list(self._calls.values())
         self._calls.clear()
@@ -467,7 +467,7 @@ class ServerCore(Carrier):
         self.h2 = CLOSED
 
     def close_calls(self) -> bool:
-        """Cancel calls of the connection that was lost, for a few milliseconds; whether there are more."""
+        """Cancel calls of the lost connection for a few milliseconds. Returns whether more are left."""
         lost, clock = self._lost_calls, self._environment.clock
         until_s = clock() + RECEIVE_S
         while lost:
@@ -477,26 +477,26 @@ class ServerCore(Carrier):
         return bool(lost)
 
     def released(self) -> None:
-        """Let go of the shell."""
+        """Drop the references to the shell."""
         self._wake = self._on_held = nothing
 
-    # ---- what the account of its answers uses
+    # ---- called by the account of its answers
 
     def held_size(self) -> int:
-        """Bytes of unfinished messages, and of large requests that are not answered."""
+        """Return the bytes of unfinished messages, and of large requests without an answer."""
         return self.held_bytes + self._kept_bytes
 
     def queued_size(self) -> int:
-        """Bytes of bodies that have not left."""
+        """Return the bytes of bodies that have not left."""
         return self.h2.queued_body_size()
 
     def queued_by_streams(self) -> list[int]:
-        """For each streaming call that has bytes waiting: how many."""
+        """Return the waiting bytes of each streaming call that has any."""
         sizes = (self.h2.queued_body_size(call.stream_id) for call in self._calls.values() if call.sent_bytes)
         return [size for size in sizes if size]
 
     def end_stalled(self, now_s: float) -> None:
-        """Reset the streams of which nothing has left for too long: the shell asks while bytes wait."""
+        """Reset the streams that made no progress for too long. The shell calls this regularly while bytes wait."""
         ended = self._stalls.expired(self._progress(), now_s)
         if not ended:
             return
@@ -508,9 +508,9 @@ class ServerCore(Carrier):
         self.wake()
 
     def _progress(self) -> dict[int, int]:
-        """For each stream that has bytes waiting for a window: a number that grows when some of them leave.
+        """Return, for each stream with bytes that wait for a window, a number that grows as they leave.
 
-        What waits for the socket alone is as slow as all of the connection, which ``protocol`` watches.
+        Bytes that wait only for the socket are not included: ``protocol`` watches the connection as a whole.
         """
         queued, is_held_up = self.h2.queued_body_size, self.h2.is_held_up
         made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]
@@ -518,34 +518,34 @@ class ServerCore(Carrier):
         return {stream_id: size - left for stream_id, size, left in waiting if left and is_held_up(stream_id)}
 
     def give_up(self, reason: bytes) -> None:
-        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+        """Drop all waiting bytes, and end the connection with a GOAWAY that gives the reason."""
         if not self.closing:
             self._last_words = goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, reason)
         self.drop_unsent = True
         self.lost()
         self.wake()
 
-    # ---- what calls use
+    # ---- called by calls
 
     @property
     def stall_interval_s(self) -> float:
-        """How often to look for streams whose client does not read."""
+        """How often to look for streams that make no progress."""
         return self._stalls.interval_s
 
     @property
     def open_calls(self) -> int:
-        """Calls that are not yet answered or cancelled."""
+        """Number of calls that are not yet answered or cancelled."""
         return len(self._calls)
 
     def answered(self) -> None:
-        """Something of an answer was queued."""
+        """Note that a part of an answer was queued."""
         self._said = True
         if not self._dirty:
             self._dirty = True
             self._wake()
 
     def finished(self, call: ServerCall) -> None:
-        """The call has its whole answer."""
+        """Release a call: its whole answer is queued."""
         self._calls.pop(call.stream_id, None)
         if call.bucket is not None:
             forget(call)
@@ -556,7 +556,7 @@ class ServerCore(Carrier):
             self._wake()
 
     def send_status(self, call: ServerCall, error: RpcError) -> None:
-        """Queue a status: trailers if the header has gone out, else a trailers-only response."""
+        """Queue a status: as trailers if the header was sent, else as a trailers-only response."""
         fields = status_headers(error.code, error.text, error.details, error.trailers)
         try:
             head = () if call.headers_sent() else RESPONSE_HEADERS
@@ -565,57 +565,57 @@ class ServerCore(Carrier):
             return  # the connection has failed
 
     def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
-        """Send a whole answer, if it may leave at once; whether it was sent."""
+        """Send a whole answer, if it may leave at once. Returns whether it was sent."""
         return self.h2.answer(stream_id, body, has_prefix)
 
     def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
-        """Queue a whole answer. Raises H2Error if the stream or its connection has gone."""
+        """Queue a whole answer. Raises H2Error if the stream or its connection is gone."""
         self.h2.answer_later(stream_id, pieces, trailers)
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
-        """Queue a header, or trailers. Raises H2Error as above."""
+        """Queue a header, or trailers. Raises H2Error as ``answer_later``."""
         self.h2.send_headers(stream_id, fields, end_stream)
 
     def send_data(self, stream_id: int, frames: bytes) -> None:
-        """Queue messages behind their prefixes. Raises H2Error as above."""
+        """Queue messages with their prefixes. Raises H2Error as ``answer_later``."""
         self.h2.send_data(stream_id, frames)
 
     def send_in_slices(self, stream_id: int, message: bytes) -> None:
-        """Queue a large message, without its prefix. Raises H2Error as above."""
+        """Queue a large message, without its prefix. Raises H2Error as ``answer_later``."""
         self.h2.send_in_slices(stream_id, message)
 
     def queued_size_of(self, stream_id: int) -> int:
-        """Bytes of a stream's body that have not left."""
+        """Return the bytes of a stream's body that have not left."""
         return self.h2.queued_body_size(stream_id)
 
     def consume(self, stream_id: int, amount: int) -> None:
-        """Give received bytes back to the client's windows."""
+        """Return received bytes to the client's windows."""
         if amount:
             self.h2.acknowledge(amount, stream_id)
             if self.h2.want_write:
                 self.wake()
 
     def assembler(self, is_packed: bool) -> MessageAssembler:
-        """Return an assembler under this server's message limit.
+        """Return an assembler with this server's message limit.
 
         Arguments:
-            is_packed: for messages that may be compressed.
+            is_packed: whether the messages may be compressed.
         """
         limit_bytes = self.limits.max_receive_message_bytes
         return PackedAssembler(limit_bytes) if is_packed else MessageAssembler(limit_bytes)
 
     def hold(self, amount: int) -> None:
-        """Account for bytes of unfinished messages, until the connection is lost: then nothing is counted any more."""
+        """Account for bytes of unfinished messages. After the connection is lost, nothing is counted."""
         if not self._holds:
             return
         self.held_bytes += amount
         self._environment.answers.held_bytes += amount
 
     def keep(self, amount: int) -> None:
-        """Account for bytes of requests until they are answered: of all connections, since one may ask for much.
+        """Account for bytes of requests until they are answered, for all connections: one request may wait for long.
 
         Arguments:
-            amount: of a large request; negative when it is over.
+            amount: size of a large request; negative when it has ended.
         """
         if not self._holds:
             return
@@ -626,7 +626,7 @@ class ServerCore(Carrier):
             budget.drop_greediest()
 
     def check_held(self) -> None:
-        """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""
+        """Raise RESOURCE_EXHAUSTED if the connection has too many bytes of unfinished messages."""
         if self.held_bytes > self.limits.assembly_bytes:
             raise RpcError(Code.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages on this connection")
         budget = self._environment.answers
@@ -634,7 +634,7 @@ class ServerCore(Carrier):
             budget.drop_greediest()
 
     def watch_drain(self, call: DrainWatcher) -> None:
-        """Call ``call.drained`` when its send buffer has room."""
+        """Call ``call.drained`` when its send buffer has space."""
         self._drain_watch.add(call)
 
     def unwatch_drain(self, call: DrainWatcher) -> None:
@@ -643,11 +643,11 @@ class ServerCore(Carrier):
 
 
 def drop_outboxes(outboxes: list[Outbox], size_bytes: int) -> bool:
-    """Drop about so many bytes of closed streams; whether more is left.
+    """Drop about ``size_bytes`` of closed streams. Returns whether more is left.
 
     Arguments:
-        outboxes: emptied from its end.
-        size_bytes: of one step.
+        outboxes: emptied from the end.
+        size_bytes: bytes of one step.
     """
     while outboxes and size_bytes > 0:
         size_bytes -= outboxes[-1].drop_some(size_bytes)
@@ -657,16 +657,14 @@ def drop_outboxes(outboxes: list[Outbox], size_bytes: int) -> bool:
 
 
 class ServerH2Protocol(H2Protocol[ServerCore]):
-    """A connection between its transport and its core: timers, and when what the core has to say leaves.
-
-    That is at the end of each turn that made some of it.
+    """Connects a core with its transport: owns the timers, and flushes the core's output at the end of each turn.
 
     Arguments:
-        core: of the connection; this becomes its only owner.
-        transport: of its socket, or of TLS.
-        cork: flushes it at the end of a turn in which it has something to send.
+        core: core of the connection; this object becomes its only owner.
+        transport: transport of the socket, or of TLS.
+        cork: flushes the connection at the end of a turn with output.
         released: called when the connection is lost.
-        backlog: where it waits when it has brought more than one turn may do.
+        backlog: queue for a connection with more input than one turn may handle.
     """
 
     def __init__(
@@ -707,11 +705,11 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
 
     @property
     def queue(self) -> Identity:
-        """In which its input waits for its turn."""
+        """The queue in which input of the connection waits for its turn."""
         return queue_of(self.core.account.identity)
 
     def _held(self) -> None:
-        """The core has used its time: what it leaves is done in later turns, and nothing is read before."""
+        """Continue in later turns, and read nothing until then: the core has used its time."""
         if not self._finished:
             self.transport.pause_reading()
             self._wait()
@@ -722,7 +720,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self._backlog.add(self.go_on, self.queue)
 
     def go_on(self) -> None:
-        """Have the core take on what it has left."""
+        """Continue with the input that the core has left."""
         self._waits = False
         if self._finished:
             if self.core.close_calls():
@@ -737,9 +735,9 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self.transport.resume_reading()
 
     def flush(self) -> None:
-        """Send the output of the core, and note what of it has left.
+        """Send the core's output, and update the account.
 
-        An error ends this connection only: turns of the member's node flush, too.
+        An error ends this connection only, since turns of the member's node flush connections too.
         """
         try:
             super().flush()
@@ -754,13 +752,13 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self.abort()
 
     def _check_stalled(self) -> None:
-        """Something waits for the client: end what it has not touched for too long."""
+        """End streams without progress; called while bytes wait for the client."""
         self._check_timer = None
         self.core.end_stalled(self._loop.time())
         self.flush()
 
     def _check_preface(self) -> None:
-        """The client's SETTINGS must have come by now."""
+        """Abort if the client's SETTINGS have not arrived in time."""
         if not self.core.settled:
             self.abort()
 
@@ -769,7 +767,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
 
     @property
     def draining(self) -> bool:
-        """True once the client was asked to go."""
+        """True once the client was asked to leave."""
         return self._drain_timer is not None
 
     def drain(self) -> None:
@@ -780,7 +778,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self._drain_timer = self._loop.call_later(timeout_s, self.core.finish_drain)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone."""
+        """Release everything: the transport is gone."""
         self._preface_timer.cancel()
         self._keepalive.close()
         for timer in (self._drain_timer, self._check_timer):
@@ -788,7 +786,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
                 timer.cancel()
         self.core.severed = not self.ended_here
         super().connection_lost(exc)
-        self._wait()  # for the calls that are lost
+        self._wait()  # to cancel the lost calls in later turns
         self.core.released()
         self._released()
         self._released = nothing

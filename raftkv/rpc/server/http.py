@@ -1,4 +1,4 @@
-"""Plain HTTP requests and responses, as the injected handler sees them, whichever HTTP version carried them."""
+"""Plain HTTP requests and responses as the HTTP handler sees them, for all HTTP versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HttpHeaders = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request, whole.
+    """One complete request.
 
     Attributes:
         method: ``GET``, ``POST``, …
@@ -27,11 +27,11 @@ class HttpRequest:
         headers: names in lower case, in order.
         body: whole body, at most ``ServerLimits.http_body_bytes``.
         peer: address of the client.
-        tls: True if it came encrypted.
-        loopback: True if it came to a loopback address of this machine.
-        certificate: verified, that the client has shown, as ``ssl.SSLSocket.getpeercert`` gives it; None: none.
-        identity: of its connection (``raftkv.rpc.shares``).
-        can_switch: whether its connection can become another protocol's, for which the client has asked.
+        tls: True if it arrived encrypted.
+        loopback: True if it arrived at a loopback address of this machine.
+        certificate: verified client certificate, as ``ssl.SSLSocket.getpeercert`` returns it; None: none.
+        identity: identity of its connection (``raftkv.rpc.shares``).
+        can_switch: whether the client has asked to switch protocols, and the connection can.
     """
 
     method: str
@@ -56,11 +56,11 @@ class HttpRequest:
         return self.target.partition("?")[2]
 
     def header(self, name: str, default: str = "") -> str:
-        """Return the first header of that (lower-case) name.
+        """Return the first header with a name.
 
         Arguments:
             name: in lower case.
-            default: returned where there is none.
+            default: returned if there is no such header.
         """
         return next((value for key, value in self.headers if key == name), default)
 
@@ -69,9 +69,10 @@ _ABSOLUTE_FORM: Final = re.compile(r"https?://([^/?@]+)(.*)", re.IGNORECASE | re
 
 
 def origin_form(target: str, headers: HttpHeaders) -> tuple[str, HttpHeaders]:
-    """Return the target of a request as path and query, and its headers with the host that the target names.
+    """Return the target of a request as path and query, and its headers with the host of the target.
 
-    Clients send a whole URL to what they take for a proxy, and its host counts, not the header's (RFC 9112, 3.2.2).
+    Clients send an absolute URL to a proxy, or to what they think is one. The host of the URL then overrides the
+    ``Host`` header (RFC 9112, 3.2.2).
 
     Arguments:
         target, headers: as sent; a target of another form (``*``) stays as it is.
@@ -86,13 +87,13 @@ def origin_form(target: str, headers: HttpHeaders) -> tuple[str, HttpHeaders]:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One response. A body that is an async iterator is sent piece by piece as it comes. Its date is added.
+    """One response. If the body is an async iterator, its pieces are sent as they come. The date is added when sent.
 
     Attributes:
-        user: on whose behalf it was made, for the audit log; not sent. Empty: no user.
-        is_call: whether a method's handler was asked: what looks at calls (``router.Around``) has seen it.
-        socket: takes the connection over, with the body as its messages; of an answer 101 to a request that
-            ``can_switch``.
+        user: user that the request was served for, for the audit log; not sent. Empty: no user.
+        is_call: whether a method's handler was called, so that wrappers of calls (``router.Around``) have seen it.
+        socket: takes over the connection after an answer 101 to a request that ``can_switch``; the body yields its
+            messages.
     """
 
     status: int = 200
@@ -104,14 +105,14 @@ class HttpResponse:
 
 
 class HttpDate:
-    """The present as the field ``Date`` has it, written once a second; every answer has one (RFC 9110, 6.6.1)."""
+    """The current time as a ``Date`` field, formatted once a second. Every answer has it (RFC 9110, 6.6.1)."""
 
     def __init__(self) -> None:
         self._second = -1
         self._text = ""
 
     def __call__(self) -> str:
-        """Return the present, to the second."""
+        """Return the current time, to the second."""
         second = int(time.time())
         if second != self._second:
             self._second, self._text = second, formatdate(second, usegmt=True)
@@ -124,10 +125,10 @@ http_date: Final = HttpDate()
 class Origins:
     """The origins whose web pages may call.
 
-    A browser names the origin of the page with each request by which a page could do harm; no other client does.
+    A browser names the origin of a page in each request by which a page could do harm; no other client does.
 
     Arguments:
-        allowed: ``scheme://host:port``, where a scheme's own port may be left out; ``*``: all.
+        allowed: ``scheme://host:port``, where the default port of the scheme may be left out; ``*``: all.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -139,7 +140,7 @@ class Origins:
         return "*" in self._allowed
 
     def allows(self, origin: str) -> bool:
-        """Return whether the pages of an origin may call; ``null`` is the origin of pages that have none."""
+        """Return whether pages of an origin may call; ``null`` is the origin of pages without one."""
         return self.all or _usual_origin(origin) in self._allowed
 
 
@@ -147,16 +148,16 @@ _SCHEME_PORTS = {"http": ":80", "https": ":443"}
 
 
 def _usual_origin(origin: str) -> str:
-    """Return an origin as browsers write it: lower case, without the port of its scheme."""
+    """Return an origin as browsers write it: in lower case, without the default port of its scheme."""
     origin = origin.lower()
     return origin.removesuffix(_SCHEME_PORTS.get(origin.partition(":")[0], ""))
 
 
 async def close_body(body: bytes | AsyncIterator[bytes]) -> None:
-    """End a body that is made as it is sent: the client has it all, or has left.
+    """Close a body that is generated while it is sent: the client has all of it, or has left.
 
     Arguments:
-        body: of a response; one of bytes needs no end.
+        body: body of a response; nothing is done for bytes.
     """
     aclose = getattr(body, "aclose", None)
     if aclose is not None:
@@ -170,7 +171,7 @@ def text_response(status: int, text: str) -> HttpResponse:
     """Return a short plain-text response.
 
     Arguments:
-        status: of HTTP.
+        status: HTTP status.
         text: the body.
     """
     return HttpResponse(status, text.encode() + b"\n")

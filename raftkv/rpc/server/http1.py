@@ -1,20 +1,21 @@
-"""HTTP/1.1 on the gRPC port: one request at a time, handed whole to the injected handler. Built on h11.
+"""HTTP/1.1 on the gRPC port: one request at a time, passed whole to the HTTP handler. Built on h11.
 
 Every wait of the connection has its own limit (``limits``), with one timer at a time:
 
     header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
 
-Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
-who is written nothing either for as long as it may idle is cut.
-A peer that reads no answers is cut by ``protocol`` even if no other timer ends it; one that reads slowly is not. What
-waits for it counts with the answers of all connections (``budget``): a whole one is paid for, pieces wait for room.
-Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
-A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
+Requests that arrive while one is being answered wait unparsed, up to the size of one body; then the socket is not read.
+A client in that state that is sent nothing for as long as it may idle is disconnected.
+A client that reads no answers is disconnected by ``protocol``, even without another timer; a slow reader is not. Unread
+answers count with those of all connections (``budget``): a whole answer is counted when it is made, pieces wait for
+room.
+Requests with a known head, and plain answers, bypass h11 (``known_heads``).
+A connection that misbehaves gets a 4xx answer and is closed; an idle one is closed without an answer.
 
-A request may turn the connection into a websocket, whose frames ``websocket`` reads and writes; their bytes wait, count
-and are policed as those of requests and answers.
+A request may turn the connection into a websocket: ``websocket`` reads and writes its frames. Their bytes wait, count
+and are limited like those of requests and answers.
 
-Left out on purpose: answering pipelined requests side by side, other upgrades, trailers, compression.
+Left out on purpose: answering pipelined requests concurrently, other upgrades, trailers, compression.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ if TYPE_CHECKING:
     from raftkv.rpc.server.server import Server
 
 _PIECE_BYTES = 64 * 1024
-"""Most bytes handed to h11 at once."""
+"""Most bytes passed to h11 at once."""
 
 READ_S = 0.005
-"""How long the bytes of one read may take h11, which needs 10 us for a chunk of one byte; what is left waits."""
+"""Time for parsing the bytes of one read with h11, which takes 10 us for a chunk of one byte; the rest waits."""
 
 _BODILESS = frozenset((*range(100, 200), 204, 304))
-"""Statuses without a body, nor the length of one."""
+"""Statuses whose answers have no body and no Content-Length."""
 
 _PROBES = tuple(getattr(socket, name) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL") if hasattr(socket, name))
 
@@ -65,7 +66,7 @@ _HEADER_TOO_LARGE = 431
 _HEADER_TEXT = "request header too large"
 
 _FRAMINGS = frozenset((b"content-length", b"transfer-encoding"))
-"""A request with both is refused: a proxy in between may read it differently (RFC 9112 section 6.3)."""
+"""A request with both is refused: a proxy on the way may read it differently (RFC 9112 section 6.3)."""
 
 
 class Http1Protocol(asyncio.Protocol):
@@ -86,31 +87,31 @@ class Http1Protocol(asyncio.Protocol):
         self._account = AnswerAccount(budget, limits, asyncio.get_running_loop().time, self, peer.identity)
         self._account.buffered_size = transport.get_write_buffer_size
         self._held_bytes = 0
-        """Bytes that the budget counts."""
+        """Bytes counted in the budget."""
         self._served_bytes = 0
-        """The body of the request under way."""
+        """Body size of the request being served."""
         self._transport = transport
         self._peer = peer
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
         self._inbox = bytearray()
-        """Received bytes not handed to h11 yet."""
+        """Received bytes not passed to h11 yet."""
         self._is_behind = False
-        """The received bytes used up their time: the rest is read in a later turn, and the socket not meanwhile."""
+        """Whether parsing has used its time: it continues in a later turn, and the socket is not read until then."""
         self._is_full = False
-        """Says that nothing more is read: so much has come behind the request under way."""
+        """Whether reading is stopped because too much has arrived behind the request being served."""
         self._fed_bytes = 0
-        """Bytes handed to h11 since the end of the last request."""
+        """Bytes passed to h11 since the end of the last request."""
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._socket: WebSocket | None = None
-        """Set once the connection is a websocket."""
+        """The websocket, once the connection is one."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._room = asyncio.Event()
-        """Set when there is room again for what waits to be read by all clients."""
+        """Set when the budget of all clients has room again."""
         self._unread_since_s = 0.0
         self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
         self._draining = False
@@ -120,30 +121,30 @@ class Http1Protocol(asyncio.Protocol):
         self._idle_since_s = since_s
         self._idle_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
-        """Set when the client has ended its half."""
+        """Running once the client has ended its half."""
         self._heads = KnownHeads()
         self._raw_head = b""
-        """The first bytes of the request that h11 reads, if its head may become known."""
+        """The head of the request that h11 parses, if it may become a known one."""
         _probe(transport, limits.http1_probe_s)
         self._timer = self._loop.call_at(since_s + limits.http1_header_timeout_s, self._header_late)
 
     # ---- bytes in
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; a complete request starts the handler."""
+        """Take bytes. A complete request starts the handler."""
         if self._finished:
             return
         self._inbox += data
         self._last_read_s = self._loop.time()
         if self._is_behind:
-            pass  # as what was decrypted with what is behind
+            pass  # these bytes were decrypted together with those that wait
         elif self._socket is not None:
             self._read_frames(self._socket)
         elif self._task is None and not self._begin_known():
             if self._idle:
                 self._await_header()
             self._read_events()
-        elif len(self._inbox) > self._limits.http_body_bytes:  # until then, reading on shows that the client has left
+        elif len(self._inbox) > self._limits.http_body_bytes:  # reading on until then shows that the client has left
             self._transport.pause_reading()
             self._is_full = True
             self._time(self._limits.http1_idle_timeout_s, self._check_full)
@@ -152,7 +153,7 @@ class Http1Protocol(asyncio.Protocol):
             self._budget.drop_greediest()
 
     def _hold(self) -> None:
-        """Count what is kept of requests with the unfinished messages of all connections."""
+        """Count request bytes in memory with the unfinished messages of all connections."""
         budget, before = self._budget, self._held_bytes
         size = len(self._inbox) + len(self._body) + self._served_bytes
         if self._socket is not None:
@@ -161,41 +162,41 @@ class Http1Protocol(asyncio.Protocol):
         self._held_bytes = size
 
     def held_size(self) -> int:
-        """Bytes of requests that are kept: unfinished, being served, or next."""
+        """Return the request bytes in memory: unfinished, being served, or next."""
         return self._held_bytes
 
     @property
     def queue(self) -> Identity:
-        """In which its input waits for its turn."""
+        """The queue in which input of the connection waits for its turn."""
         return queue_of(self._peer.identity)
 
     def queued_size(self) -> int:
-        """Bytes of answers that wait here: none, all are with the transport."""
+        """Return 0: all answer bytes are with the transport."""
         return 0
 
     def queued_by_streams(self) -> list[int]:
-        """The same, of streams."""
+        """Return nothing, for the same reason."""
         return []
 
     def give_up(self, reason: bytes) -> None:
-        """End the connection: others need the memory. An answer says so, unless another is under way."""
+        """End the connection: others need its memory. If no request is being served, an answer says so."""
         if self._task is None and reason == NOT_FINISHED:
             self._refuse(503, "too many bytes of unfinished requests")
         else:
             self._cut()
 
     def wake(self) -> None:
-        """There is room for answers again."""
+        """Continue: the budget has room again."""
         self._room.set()
 
     def _cut(self) -> None:
-        """End the connection in the middle of an answer."""
+        """Abort the connection in the middle of an answer."""
         self._served_bytes = 0
         self._finish()
         self._transport.abort()
 
     def _begin_known(self) -> bool:
-        """Start the handler on a request whose head is known, byte for byte; False: h11 has to read it."""
+        """Start the handler on a request with a known head; False: h11 has to parse it."""
         if self._fed_bytes or self._request is not None or self._draining:
             return False
         head = self._heads.find(self._inbox)
@@ -230,13 +231,13 @@ class Http1Protocol(asyncio.Protocol):
             self._refuse(error.error_status_hint, _HEADER_TEXT if too_long else "malformed request")
 
     def _fall_behind(self) -> None:
-        """Read what is left in a later turn."""
+        """Continue in a later turn."""
         self._is_behind = True
         self._transport.pause_reading()
         self._server.backlog().add(self.go_on, self.queue)
 
     def go_on(self) -> None:
-        """Read on in what has come: it is this connection's turn."""
+        """Continue to parse received bytes: it is this connection's turn."""
         self._is_behind = False
         if self._finished:
             return
@@ -249,14 +250,14 @@ class Http1Protocol(asyncio.Protocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Take more of the client; one that has ended its half, and has nothing under way, gets no more."""
+        """Resume reading. If the client has ended its half, and no request is being served, close instead."""
         if self._end_timer is None:
             self._transport.resume_reading()
         elif self._task is None:
             self._finish()
 
     def _feed(self) -> bool:
-        """Hand h11 a piece of what came; False if there is none."""
+        """Pass a piece of the input to h11; False if there is none."""
         if not self._inbox:
             return False
         piece = bytes(self._inbox[:_PIECE_BYTES])
@@ -266,13 +267,13 @@ class Http1Protocol(asyncio.Protocol):
         return True
 
     def _unread_bytes(self) -> int:
-        """Bytes that h11 has not parsed; at most a piece and a header, so its copy of them is small."""
+        """Return the bytes that h11 has not parsed; at most a piece and a header, so h11's copy of them is cheap."""
         return len(self._h11.trailing_data[0])
 
     def _on_event(self, event: object) -> None:
         match event:
             case h11.Request():
-                # h11 counts only what is not complete yet: a header that came in one piece is measured here.
+                # h11 limits incomplete headers only: a header that arrived in one piece is checked here.
                 size = self._fed_bytes - self._unread_bytes()
                 if size > self._limits.http1_header_bytes or len(event.headers) > self._limits.header_count:
                     self._refuse(_HEADER_TOO_LARGE, _HEADER_TEXT)
@@ -331,13 +332,13 @@ class Http1Protocol(asyncio.Protocol):
     # ---- the answer
 
     async def _serve_known(self, request: HttpRequest, raw: bytes) -> None:
-        """Serve a request that h11 has not seen; it sees it now if the answer is not a plain one."""
+        """Serve a request that bypassed h11. If the answer is not a plain one, h11 parses the request now."""
         response = await self._respond(request)
         body = response.body
         if not isinstance(body, bytes) or response.status in _BODILESS or request.method == "HEAD" or self._draining:
             self._h11.receive_data(raw)
             while isinstance(self._h11.next_event(), (h11.Request, h11.Data)):
-                pass  # to the end of the message, which is there
+                pass  # until the end of the message, which has arrived
             await self._answer(request, response)
             return
         try:
@@ -371,7 +372,7 @@ class Http1Protocol(asyncio.Protocol):
         except Exception as error:
             self._server.report(request.path, error)
             self._transport.abort()
-        # Answers must not pile up for a client that sends requests and reads nothing; nor is it idle while it reads.
+        # Answers must not pile up for a client that sends requests and reads nothing; a client that reads is not idle.
         await self._writable.wait()
         self._next_request()
 
@@ -406,7 +407,7 @@ class Http1Protocol(asyncio.Protocol):
         self._write(h11.EndOfMessage())
 
     async def _send_pieces(self, body: AsyncIterator[bytes], send: Callable[[bytes], None]) -> None:
-        """Send pieces as the client reads them, and as there is room for what waits for all clients."""
+        """Send pieces as the client reads them, and as the budget of all clients has room."""
         account = self._account
         async for piece in body:
             await self._writable.wait()
@@ -415,7 +416,7 @@ class Http1Protocol(asyncio.Protocol):
             send(piece)
 
     async def _wait_for_room(self) -> None:
-        """Wait until less waits for all clients, or it is time to look again for some that do not read."""
+        """Wait until the budget has room, or until it is time to look again for clients that do not read."""
         budget = self._budget
         budget.relieve(self._loop.time())
         self._room.clear()
@@ -433,7 +434,7 @@ class Http1Protocol(asyncio.Protocol):
     # ---- websockets
 
     async def _switch(self, response: HttpResponse, socket: WebSocket) -> None:
-        """Make the connection a websocket, and send the pieces of the body as its messages."""
+        """Turn the connection into a websocket, and send the pieces of the body as its messages."""
         headers = [(_usual(name), value) for name, value in response.headers]
         self._write(h11.InformationalResponse(status_code=101, headers=headers, reason=_reason(101)))
         self._inbox[:0] = self._h11.trailing_data[0]
@@ -462,7 +463,7 @@ class Http1Protocol(asyncio.Protocol):
             self._time(self._limits.http1_idle_timeout_s, self._check_full)
 
     def _say(self, socket: WebSocket) -> None:
-        """Send a pong, if the client reads; or the close, which is the last."""
+        """Send a pong, if the client reads, or the final close frame."""
         if socket.is_over:
             self._put(socket.take_control())
             self._finish()
@@ -470,7 +471,7 @@ class Http1Protocol(asyncio.Protocol):
             self._put(said)
 
     def _taken(self) -> None:
-        """The handler has taken a message: there is room for more."""
+        """Continue reading: the handler has taken a message."""
         if self._is_full and not self._finished and not self._is_behind:
             self._is_full = False
             self._timer.cancel()
@@ -486,7 +487,7 @@ class Http1Protocol(asyncio.Protocol):
     # ---- what leaves
 
     def _put(self, data: bytes) -> None:
-        """Write, and count what the client does not read at once."""
+        """Write, and count the bytes that the client does not read at once."""
         self._account.left_bytes += len(data)
         self._transport.write(data)
         self._count_unread()
@@ -508,7 +509,7 @@ class Http1Protocol(asyncio.Protocol):
         self._finish()
 
     def _finish(self) -> None:
-        """Take no more requests; what is written still goes out, to a peer that reads it."""
+        """Take no more requests. Written bytes still leave, if the peer reads them."""
         self._finished = True
         self._timer.cancel()
         self._inbox.clear()
@@ -532,7 +533,7 @@ class Http1Protocol(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take the next request, if it is there."""
+        """Take the next request, if it has arrived."""
         self._idle_since_s = self._loop.time()
         if not self._begin_known():
             if self._fed_bytes or self._inbox:
@@ -567,19 +568,19 @@ class Http1Protocol(asyncio.Protocol):
             self._refuse(408, "request body stopped coming")
 
     def _check_full(self) -> None:
-        """Cut a client whose requests are not read and that was sent no bytes for long: it may have left unnoticed."""
+        """Abort if reading is stopped and nothing was sent for long: the client may have left unnoticed."""
         if self._task is None or not self._is_full or self._finished:
             return
         limit_s = self._limits.http1_idle_timeout_s
         wait_s = max(self._wrote_s, self._last_read_s) + limit_s - self._loop.time()
-        if wait_s > 0 or not self._writable.is_set():  # then it is watched for what it reads
+        if wait_s > 0 or not self._writable.is_set():  # while output waits, its reading is watched elsewhere
             self._time(wait_s if wait_s > 0 else limit_s, self._check_full)
         else:
             self._cut()
 
     def _await_request(self) -> None:
         self._idle = True
-        if self._idle_timer is None:  # one for many requests: to cancel and make it for each costs more than to ask
+        if self._idle_timer is None:  # one timer for many requests: cancelling and creating one for each costs more
             self._idle_timer = self._loop.call_later(self._limits.http1_idle_timeout_s, self._idle_over)
 
     def _idle_over(self) -> None:
@@ -595,13 +596,13 @@ class Http1Protocol(asyncio.Protocol):
 
     @property
     def idle_since_s(self) -> float | None:
-        """Loop time since when no request is being answered, or nothing of the answer was read; None: one is."""
+        """Loop time since which the connection is idle or its answer is unread; None: a request is being served."""
         if self._task is None:
             return self._idle_since_s
         return None if self._writable.is_set() else self._unread_since_s
 
     def drain(self) -> None:
-        """Close after the request under way, or now."""
+        """Close now, or after the request being served."""
         self._draining = True
         if self._socket is not None:
             self._close_socket(self._socket, GOING_AWAY)
@@ -609,13 +610,13 @@ class Http1Protocol(asyncio.Protocol):
             self._finish()
 
     def pause_writing(self) -> None:
-        """The client does not keep up."""
+        """Stop writing: the client does not keep up."""
         self._writable.clear()
         self._unread_since_s = self._loop.time()
         self._stall.arm(self._transport, self._transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Continue writing: the client has caught up."""
         self._writable.set()
         self._count_unread()
         if not self._finished:
@@ -624,9 +625,9 @@ class Http1Protocol(asyncio.Protocol):
                 self._say(self._socket)
 
     def eof_received(self) -> bool | None:
-        """A client that half-closes may read on, or have left: what it has asked for is answered soon, or never.
+        """Keep serving for a while: a client that has ended its half may still read, or may have left.
 
-        One of a websocket has left: it would have sent a close first (RFC 6455, 7.1.5).
+        A websocket's client has left: otherwise it would have sent a close frame first (RFC 6455, 7.1.5).
         """
         if self._finished or self._socket is not None or (self._task is None and not self._is_behind):
             return False
@@ -639,11 +640,11 @@ class Http1Protocol(asyncio.Protocol):
             return
         if self._writable.is_set():
             self._cut()
-        else:  # it reads, or ``protocol`` will see that it does not
+        else:  # the client reads, or ``protocol`` disconnects it
             self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone."""
+        """Release everything: the transport is gone."""
         self._timer.cancel()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -658,7 +659,7 @@ class Http1Protocol(asyncio.Protocol):
         if self._socket is not None:
             self._socket.on_taken = nothing
             self._socket = None
-        task, self._task = self._task, None  # one that was cancelled holds the frames that hold this
+        task, self._task = self._task, None  # a cancelled task holds frames that refer to this object
         if task is not None and not task.done():
             task.cancel()
         self._inbox.clear()
@@ -669,13 +670,13 @@ class Http1Protocol(asyncio.Protocol):
 
 
 def _has_unknown_expectation(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a client wants to be told that something is done which is not (RFC 9110, 10.1.1)."""
+    """Return whether the client expects something other than 100-continue (RFC 9110, 10.1.1)."""
     expected = b",".join(value for name, value in headers if name == b"expect")
     return expected.strip() != b"" and b"100-continue" not in map(bytes.strip, expected.lower().split(b","))
 
 
 def _probe(transport: asyncio.Transport, interval_s: int) -> None:
-    """Have the kernel find out that the client's machine has gone without a word."""
+    """Make the kernel probe the client's machine, to find out that it has gone without closing."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -684,14 +685,14 @@ def _probe(transport: asyncio.Transport, interval_s: int) -> None:
 
 
 def _plain_answer(response: HttpResponse, body: bytes) -> bytes:
-    """Return an answer that is there as a whole. Raises h11.LocalProtocolError: its headers are not valid."""
+    """Return a whole answer. Raises h11.LocalProtocolError: its headers are not valid."""
     names = tuple((_usual(name), value) for name, value in response.headers if name.lower() != "content-length")
     head = response_head(response.status, names, _reason(response.status))
     return b"%b%d\r\nDate: %b\r\n\r\n%b" % (head, len(body), http_date().encode("ascii"), body)
 
 
 def _usual(name: str) -> str:
-    """Return a header's name in its usual spelling: some clients, such as Horovod's, know no other."""
+    """Return a header name in its usual spelling: some clients, such as Horovod's, accept no other."""
     return name.title()
 
 

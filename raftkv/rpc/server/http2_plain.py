@@ -1,8 +1,7 @@
-"""Plain HTTP requests that arrive over HTTP/2 (a browser after ALPN): the same handler as HTTP/1.1.
+"""Plain HTTP requests over HTTP/2 (a browser after ALPN), served by the same handler as HTTP/1.1.
 
-A request whose content type is not gRPC's comes here when the server has an HTTP handler. Unsent bytes of its
-answer count with the answers of calls (``budget``): a whole answer is paid for when it is made, one in pieces waits for
-room.
+If the server has an HTTP handler, requests whose content type is not gRPC's are served here. Unsent bytes of an answer
+count with the answers of calls (``budget``): a whole answer is counted when it is made, one in pieces waits for room.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _PSEUDO = {b":authority": "host"}
 
 
 def http_route(handler: HttpHandler) -> Route:
-    """Return the route that hands requests to ``handler``."""
+    """Return the route that passes requests to ``handler``."""
     return Route("(http)", PlainCall, handler)
 
 
 class PlainCall(ServerCall):
-    """One plain request: its body is collected, then a task runs the handler."""
+    """One plain request. Its body is collected, then a task runs the handler."""
 
     __slots__ = ("_body", "_core", "_drained", "_sent_headers", "_task")
 
@@ -41,7 +40,7 @@ class PlainCall(ServerCall):
         self._task: asyncio.Task[None] | None = None
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
-        """Collect the body; start the handler at its end."""
+        """Collect the body, and start the handler at its end."""
         core = self._core
         core.consume(self.stream_id, len(data))
         self.request_done = end_stream
@@ -67,12 +66,12 @@ class PlainCall(ServerCall):
             self._core.account.leave(self.stream_id, self._queued)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        task, self._task = self._task, None  # one that was cancelled holds the frames that hold this
+        task, self._task = self._task, None  # a cancelled task holds frames that refer to this call
         if self._state == CANCELLED and task is not None and not task.done():
             task.cancel()
 
     def fail(self, code: int, text: str = "", *, details: bytes = b"", trailers: Headers = ()) -> None:
-        """Answer 500: there is no gRPC status here."""
+        """Answer 500: plain HTTP has no gRPC status."""
         del code, details, trailers
         self._send_whole(text_response(500, text), text.encode())
 
@@ -136,7 +135,7 @@ class PlainCall(ServerCall):
         account = self._core.account
         refusal = account.ask(len(body)) if len(body) > account.room else None
         if self._state != OPEN:
-            return  # the connection may itself be one of those that had to go
+            return  # this connection may be one of those that were ended to make room
         if refusal is not None:
             body = refusal.text.encode() + b"\n"
             response = text_response(503, refusal.text)
@@ -181,7 +180,7 @@ class PlainCall(ServerCall):
         return self._queued
 
     def drained(self) -> None:
-        """There is room again in the send buffer."""
+        """Wake the sender: the send buffer has space."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 

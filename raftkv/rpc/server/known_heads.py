@@ -1,12 +1,12 @@
-"""Heads of HTTP/1.1 that came before: on a kept-alive connection requests and answers repeat theirs byte for byte.
+"""Known HTTP/1.1 heads: requests and answers of a kept-alive connection repeat theirs byte for byte.
 
     heads = KnownHeads()
-    heads.learn(head, event)            # what h11 has read from these bytes
-    heads.find(inbox)                   # the same bytes again: what they say, without reading them anew
-    response_head(200, headers)         # what h11 has written for these headers
+    heads.learn(head, event)            # store the result of h11 for these bytes
+    heads.find(inbox)                   # the same bytes again: return that result without parsing
+    response_head(200, headers)         # the output of h11 for these headers
 
-Nothing is parsed here: equal bytes mean what h11 found them to mean, and only for heads after which nothing but a body
-of known length follows. An unknown head goes to h11 (``http1``), which costs ten times as much.
+Nothing is parsed here: equal bytes have the meaning that h11 found before. Only heads that are followed by nothing but
+a body of known length are stored. An unknown head goes to h11 (``http1``), which costs ten times as much.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from raftkv.rpc.server.http import HttpHeaders
 
 HEAD_BYTES_MAX: Final = 1024
 HEADS_MAX: Final = 8
-"""Heads that a connection remembers, each of so many bytes at most: 8 KiB."""
+"""Heads stored per connection, each at most ``HEAD_BYTES_MAX`` long: 8 KiB."""
 
 FIELDS_MAX: Final = 32
-"""Fields of a head that is remembered: one of four bytes takes a hundred here."""
+"""Fields of a stored head: a field of four bytes takes a hundred here."""
 
 RESPONSE_HEADS_MAX: Final = 128
-"""Heads of answers that the process remembers."""
+"""Answer heads stored by the process."""
 
 _END: Final = b"\r\n\r\n"
 _CHANGING: Final = frozenset((b"connection", b"expect", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
-"""Fields after which more follows than a body, or another protocol, or nothing."""
+"""Fields that announce more than a body, or another protocol, or nothing."""
 
 
 class Head(NamedTuple):
-    """The meaning of a head.
+    """A parsed head.
 
     Attributes:
-        method, target, headers: of the request.
-        size_bytes: of the head.
-        body_bytes: that follow.
+        method, target, headers: content of the request.
+        size_bytes: size of the head.
+        body_bytes: size of the body that follows.
     """
 
     method: str
@@ -49,7 +49,7 @@ class Head(NamedTuple):
 
 
 class KnownHeads:
-    """The heads that one connection has sent."""
+    """Heads received on one connection."""
 
     __slots__ = ("_heads",)
 
@@ -57,7 +57,7 @@ class KnownHeads:
         self._heads: dict[bytes, Head] = {}
 
     def find(self, inbox: bytearray) -> Head | None:
-        """Return what the head at the front says, if it is known and its body is whole.
+        """Return the head at the front, if it is known and its body is complete.
 
         Arguments:
             inbox: begins with a request.
@@ -69,11 +69,11 @@ class KnownHeads:
         return head if head is not None and len(inbox) >= end + head.body_bytes else None
 
     def learn(self, raw: bytes, event: h11.Request) -> Head | None:
-        """Remember what h11 has read, if the same bytes always mean the same.
+        """Store the result of h11, if the same bytes always mean the same.
 
         Arguments:
-            raw: the head, with the empty line at its end.
-            event: what h11 made of exactly these bytes.
+            raw: head, with the empty line at its end.
+            event: h11's result for exactly these bytes.
         """
         names = [name for name, _ in event.headers]
         if (
@@ -97,7 +97,7 @@ class KnownHeads:
 
 
 def head_bytes(inbox: bytearray) -> bytes:
-    """Return the head at the front, with the empty line at its end; empty if it is long or not whole.
+    """Return the head at the front, with the empty line at its end; empty if it is too long or incomplete.
 
     Arguments:
         inbox: begins with a request.
@@ -113,10 +113,10 @@ def response_head(status: int, headers: HttpHeaders, reason: bytes) -> bytes:
     """Return the head of an answer, up to its Content-Length, as h11 writes and checks it.
 
     Arguments:
-        status, headers, reason: of the answer; without a length.
+        status, headers, reason: content of the answer, without a length.
 
     Raises:
-        h11.LocalProtocolError: the headers are none.
+        h11.LocalProtocolError: the headers are invalid.
     """
     key = (status, headers)
     head = _response_heads.get(key)

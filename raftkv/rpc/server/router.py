@@ -1,4 +1,4 @@
-"""Which handler a path has, and how a request that has none is refused.
+"""Routes from paths to handlers, and refusals of requests without a route.
 
 Texts and codes of refusals are grpc-go's (``server.go`` handleStream, ``internal/transport/http2_server.go``).
 """
@@ -15,29 +15,29 @@ from raftkv.rpc.server.http import Origins
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
 SHOWN_BYTES = 200
-"""Bytes of a field that a refusal repeats at most: a client may name 4 KB with an octet, and need not read."""
+"""Bytes of a field that a refusal repeats at most: a client can send 4 KB with one octet, and need not read."""
 
 _GRPC = b"application/grpc"
 _GRPC_AND_MORE = (b"application/grpc+", b"application/grpc;")
 
 
 def is_grpc(content_type: bytes) -> bool:
-    """Return whether a request says that it is gRPC's: with any subtype, as for grpc-go; its messages are protobuf's.
+    """Return whether a content type is gRPC's. As in grpc-go any subtype is accepted; messages are always protobuf.
 
     Arguments:
-        content_type: of the request; empty: it has none.
+        content_type: value of the request; empty: none.
     """
     return content_type == _GRPC or content_type.startswith(_GRPC_AND_MORE)
 
 
 ACCEPTED: Headers = ((b"grpc-accept-encoding", b"identity,gzip"),)
-"""Sent to a client that asks for another encoding, as gRPC's protocol has it; grpc-go leaves it out."""
+"""Sent to a client that uses another encoding, as gRPC's protocol requires; grpc-go leaves it out."""
 
 
 class Kind(Enum):
-    """How a handler is called: ``handler(call, message)``, ``await handler(call)``, or ``handler(call)`` as it begins.
+    """How a handler is called: ``handler(call, message)``, ``await handler(call)``, or ``handler(call)`` at the start.
 
-    A unary method whose handler is a coroutine is called like any other unary one: the call starts its task.
+    A unary method with a coroutine is called like any other unary method: the call starts the task.
     """
 
     UNARY = "unary"
@@ -46,18 +46,18 @@ class Kind(Enum):
 
 
 Around = Callable[[str, Kind, Callable[..., Any]], Callable[..., Any]]
-"""``around(path, kind, handler)`` returns the handler that is called in its place: it looks first, may refuse by
-raising ``RpcError`` (or what the server translates), and calls ``handler`` the same way."""
+"""``around(path, kind, handler)`` returns a wrapper of the handler. The wrapper may refuse a call by raising
+``RpcError`` (or an error that the server translates); otherwise it calls ``handler`` the same way."""
 
 
 class CallCounts:
-    """How often a method was called, and how its calls ended. Plain integers: the hot path pays two increments a call.
+    """How often a method was called, and how its calls ended: plain integers, two increments per call on the hot path.
 
     Attributes:
-        started: calls whose headers have come.
-        answered: those that ended with OK.
-        received, sent: messages of streams; a unary call has one of each, which are not counted apart.
-        failed: those that ended otherwise, by gRPC code; ``count_failure`` fills it.
+        started: calls whose headers have arrived.
+        answered: calls that ended with OK.
+        received, sent: messages of streams. A unary call has one of each, which are not counted here.
+        failed: calls that ended otherwise, by gRPC code; see ``count_failure``.
     """
 
     __slots__ = ("answered", "failed", "received", "sent", "started")
@@ -70,7 +70,7 @@ class CallCounts:
         """Count a call that ended with a code other than OK.
 
         Arguments:
-            code: of gRPC; one that gRPC does not know counts as UNKNOWN.
+            code: gRPC code; unknown codes count as UNKNOWN.
         """
         code = code if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
         self.failed[code] = self.failed.get(code, 0) + 1
@@ -82,10 +82,10 @@ class Route:
 
     Attributes:
         path: ``/package.Service/Method``.
-        open: makes the call object: ``open(core, stream_id, headers, route)``.
-        handler: what the call object runs.
-        counts: of its calls.
-        is_packed: whether the messages of the call may be compressed.
+        open: creates the call object: ``open(core, stream_id, headers, route)``.
+        handler: run by the call object.
+        counts: counts of its calls.
+        is_packed: whether messages of the call may be compressed.
     """
 
     path: str
@@ -100,8 +100,8 @@ class Router:
     """The methods of a server, its plain HTTP handler, and the web pages that may call.
 
     Attributes:
-        routes, packed_routes: by path, the second for calls whose messages may be compressed.
-        on_refused: hears of calls that no handler sees, with the path and the code of gRPC.
+        routes, packed_routes: routes by path; the second for calls whose messages may be compressed.
+        on_refused: called for calls that reach no handler, with peer, path and gRPC code.
     """
 
     routes: dict[bytes, Route] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Router:
     on_refused: Callable[[Any, str, int], None] | None = None
 
     def add(self, route: Route) -> None:
-        """Register a method; ValueError if the path is taken or is not a gRPC path."""
+        """Register a method. Raises ValueError if the path is taken or is not a gRPC path."""
         service, slash, method = route.path[1:].rpartition("/")
         key = route.path.encode("ascii")
         if not (route.path.startswith("/") and service and slash and method):
@@ -136,7 +136,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response to a request that no handler sees: HTTP status, gRPC status, and further header fields."""
+    """A response to a request that reaches no handler: HTTP status, gRPC status, and further header fields."""
 
     http_status: int
     error: RpcError
@@ -149,12 +149,12 @@ class Refusal:
 
 
 def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> Refusal | None:
-    """Say what is wrong with a gRPC request, in grpc-go's order, which knows no origins; None if nothing is.
+    """Return why a gRPC request is refused; None: it is valid. The order is grpc-go's, which does not check origins.
 
     Arguments:
         fields: headers of the request, by name.
-        route: of its path; None: there is none.
-        router: knows all of them.
+        route: route of its path; None: there is none.
+        router: router of the server.
     """
     content_type = fields.get(b"content-type", b"")
     if not is_grpc(content_type):

@@ -8,8 +8,8 @@
     …
     await server.close(grace_s=5)
 
-One port serves gRPC over HTTP/2 (by its preface, or by ALPN under TLS) and HTTP/1.1 (``http1``). All connections that
-have something to send are flushed by one callback a loop turn (``cork``).
+One port serves gRPC over HTTP/2 (recognized by its preface, or by ALPN under TLS) and HTTP/1.1 (``http1``). One
+callback per loop turn flushes all connections with output (``cork``).
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
 _log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel keeps for us until we accept them."""
+"""Connections that the kernel queues until the server accepts them."""
 
 HTTP_IN_A_TURN = 32
-"""Plain HTTP requests that are begun in a turn of the loop: hundreds may come in one pass over the sockets, and one
-takes up to a millisecond, apart from what is done in steps."""
+"""Plain HTTP requests that begin in one loop turn. Hundreds may arrive in one pass over the sockets, and one takes up
+to a millisecond, not counting work that is done in steps."""
 
 TARGET_AS_A_REQUEST = 512
-"""A request of HTTP counts as one more for so many characters of its target: queries are read at once."""
+"""A plain HTTP request counts as one more for each 512 characters of its target: queries are parsed at once."""
 
 BEGUN_IN_A_TURN = 32
-"""Calls with a task of their own that are begun in a turn of the loop. One read may bring 1,900 of them: to make their
-tasks takes little, so that it ends no turn, and the first step of all of them would be one turn."""
+"""Calls with tasks that begin in one loop turn. One read may bring 1,900 of them. Creating the tasks takes little time,
+so it does not end the turn, but the first steps of all tasks would run in one turn."""
 
 BYTES_AS_A_CALL = 16 * 1024
-"""A request counts as one more call for each such part of it: large ones take longer to parse and to check."""
+"""A request counts as one more call for each 16 KiB of its size: large ones take longer to parse and to check."""
 
 
 class Server:
     """Serves registered methods on any number of listeners.
 
     Arguments:
-        limits: what connections may do.
+        limits: limits on connections.
         http_handler: answers HTTP requests that are not gRPC; None refuses them.
-        report: called with exceptions that escape from handlers (method path, exception); default: the log.
-        translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
-        answers: what all connections may have waiting for clients; servers of one process may share it.
-        cork: flushes connections at the end of a turn; may be shared likewise.
-        origins: of the web pages that may call methods; by default none. ``http_handler`` decides for itself.
-        around: what every method's handler is wrapped in when it is registered, the outermost first.
-        identify: in whose share connections fall, until their calls say more.
+        report: called with exceptions that escape from handlers (method path, exception); default: log them.
+        translate: returns the RpcError for an exception of a handler; None: INTERNAL "internal error".
+        answers: budget of waiting answers; servers of one process may share it.
+        cork: flushes connections at the end of a turn; may be shared too.
+        origins: origins whose web pages may call methods; default: none. ``http_handler`` does its own check.
+        around: wrappers of every method's handler, applied at registration; the outermost first.
+        identify: returns the identity of a connection, in whose share it counts until a call names its user.
 
     Methods are registered before ``listen``.
     """
@@ -128,7 +128,7 @@ class Server:
 
         Arguments:
             path: ``/package.Service/Method``.
-            handler: ``handler(call, message)`` is called from the loop and must not block.
+            handler: ``handler(call, message)`` is called on the loop and must not block.
         """
         self.router.add(Route(path, UnaryCall, self._wrapped(path, Kind.UNARY, handler)))
 
@@ -169,7 +169,7 @@ class Server:
 
         Arguments:
             path: ``/package.Service/Method``.
-            handler: ``handler(call)`` names the listener of a call (``stream``) and must not block.
+            handler: ``handler(call)`` sets the listener of a call (``stream``) and must not block.
         """
         self.router.add(Route(path, ListenedCall, self._wrapped(path, Kind.LISTENED, handler)))
 
@@ -184,7 +184,7 @@ class Server:
             if not beginnings.try_enter(weight):
                 await beginnings.enter(weight, queue_of_call(call))
             work = handler(message, call)
-            del message  # the call may last
+            del message  # the call may be long
             response = await work
         except asyncio.CancelledError:
             if not call.done:
@@ -200,7 +200,7 @@ class Server:
                     call.reply_many(response)
 
     def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler; report it if it is none that is meant for clients."""
+        """Return the status for an exception of a handler. An exception without one is reported."""
         known = error if isinstance(error, RpcError) else self._translate(error)
         if known is None:
             self._report(path, error)
@@ -208,7 +208,7 @@ class Server:
         return known
 
     def report(self, path: str, error: BaseException) -> None:
-        """Pass on an exception that a handler let escape."""
+        """Report an exception that a handler let escape."""
         self._report(path, error)
 
     # ---- life
@@ -224,15 +224,15 @@ class Server:
         plain_too: bool = False,
         grpc_only: bool = False,
     ) -> list[tuple[str, int]]:
-        """Open a listener and return the addresses it got.
+        """Open a listener, and return its addresses.
 
         Arguments:
             host: name or address; None for all interfaces (ignored with ``unix``).
-            port: TCP port; 0 takes a free one.
-            ssl: serve TLS; the ALPN protocols of a context are set to h2 and http/1.1.
+            port: TCP port; 0: a free one.
+            ssl: TLS context or policy; the ALPN protocols of a context are set to h2 and http/1.1.
             unix: path of a unix socket to listen on instead.
-            accepting: False: connections are taken by the kernel and wait there for ``start_accepting``.
-            plain_too: take plain text beside TLS.
+            accepting: False: connections wait in the kernel for ``start_accepting``.
+            plain_too: accept plain text beside TLS.
             grpc_only: refuse plain HTTP.
 
         Raises:
@@ -260,7 +260,7 @@ class Server:
         return [(name[0], name[1]) for name in (sock.getsockname() for sock in bound.sockets)]
 
     def _acceptors_of(self, bound: asyncio.Server, factory: Callable[[], Connection]) -> list[Acceptor]:
-        """Listen at addresses that asyncio has bound, and that it does not serve."""
+        """Listen on the addresses that asyncio has bound but does not serve."""
         loop, poller = asyncio.get_running_loop(), self.poller()
         acceptors = []
         for sock in bound.sockets:
@@ -271,12 +271,12 @@ class Server:
         return acceptors
 
     def start_accepting(self) -> None:
-        """Take the connections that wait at listeners opened with ``accepting=False``, and all to come."""
+        """Accept connections at listeners opened with ``accepting=False``, waiting and future ones."""
         for acceptor in self._acceptors:
             acceptor.start()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop: no new connections, GOAWAY to open ones, calls under way get ``grace_s`` seconds, then all is cut."""
+        """Stop: refuse new connections, send GOAWAY, wait ``grace_s`` seconds for open calls, then abort everything."""
         self.stop_listening()
         self.drain()
         try:
@@ -303,7 +303,7 @@ class Server:
         self._bound.clear()
 
     def drain(self) -> None:
-        """Ask every client to go: GOAWAY now, each connection closes after its last call."""
+        """Ask every client to leave: send GOAWAY now, and close each connection after its last call."""
         for connection in list(self.connections):
             connection.drain()
 
@@ -318,10 +318,10 @@ class Server:
             self._idle = asyncio.Event()
             await self._idle.wait()
 
-    # ---- what connections use
+    # ---- called by connections
 
     def environment(self) -> Environment:
-        """Return what cores of this server need, made at first use, on the running loop."""
+        """Return the environment of this server's cores, created at first use, on the running loop."""
         if self._environment is None:
             loop = asyncio.get_running_loop()
             self._timer = WheelTimer(loop)
@@ -337,13 +337,13 @@ class Server:
         return self._environment
 
     def poller(self) -> Poller:
-        """Return what watches the sockets of this server, made at first use, on the running loop."""
+        """Return the poller of this server's sockets, created at first use, on the running loop."""
         if self._poller is None:
             self._poller = open_poller(asyncio.get_running_loop(), self.cork)
         return self._poller
 
     def backlog(self) -> Backlog:
-        """Return where connections wait that have brought much work, made at first use, on the running loop."""
+        """Return the queue of connections with unprocessed input, created at first use, on the running loop."""
         if self._backlog is None:
             self._backlog = Backlog(self.cork, asyncio.get_running_loop())
         return self._backlog
@@ -361,7 +361,7 @@ class Server:
         return task
 
     def _paced(self, handler: HttpHandler) -> HttpHandler:
-        """Have plain HTTP requests, of either version, wait for a turn of the loop that has room for one more."""
+        """Make plain HTTP requests wait for a loop turn that has room for one more."""
 
         async def paced(request: HttpRequest) -> HttpResponse:
             weight = 1 + len(request.target) // TARGET_AS_A_REQUEST
@@ -372,7 +372,7 @@ class Server:
         return paced
 
     def add(self, connection: Connection) -> bool:
-        """Count a new connection; False if there are too many, and none has gone for it."""
+        """Count a new connection; False if there are too many, and none was closed for it."""
         limit = self._connection_limit
         if len(self.connections) >= self.limits.connections and not limit.make_room(self.connections, connection):
             return False
@@ -381,7 +381,7 @@ class Server:
         return True
 
     def discard(self, connection: Connection) -> None:
-        """The connection has gone."""
+        """Forget a closed connection."""
         if connection in self.connections:
             self.connections.remove(connection)
             self._connection_limit.discard(connection)

@@ -1,19 +1,21 @@
-"""The server's side of a streaming call: an async iterator of requests and ``send``, or a listener without a task.
+"""The server side of a streaming call: an async iterator of requests and ``send``, or a listener without a task.
 
-One task runs the handler of a ``StreamCall``. Returning answers OK; raising RpcError answers with its status. A
-cancelled call cancels the task. ``send`` waits while more than ``ServerLimits.stream_send_buffer_bytes`` of this stream
-is queued, so a client that does not read stops its own handler and no other.
+One task runs the handler of a ``StreamCall``. If the handler returns, the answer is OK; if it raises RpcError, the
+answer is that status. Cancelling the call cancels the task. ``send`` waits while more than
+``ServerLimits.stream_send_buffer_bytes`` of this stream is queued, so a client that does not read blocks only its own
+handler.
 
-A ``ListenedCall`` has no task: a listener takes each request as it comes, and answers now or later from the loop.
+A ``ListenedCall`` has no task: a listener takes each request as it arrives, and answers at once, or later from the
+loop.
 
-    def keep_alives(call: ListenedCall) -> None:        # called when the header has come; may raise RpcError
+    def keep_alives(call: ListenedCall) -> None:        # called when the header has arrived; may raise RpcError
         call.listen(Stream(call))
 
     call.send_frames_nowait(frames, count)              # answers
-    call.finish(frames, count)                          # the last: this, or ``fail_with``, or the client goes
+    call.finish(frames, count)                          # the end: this call, ``fail_with``, or the client leaves
 
-It is for many short streams: a task, its wake-ups and its cancellation cost three times as much as such a call. It does
-not wait for room: a listener looks at ``send_buffer_size`` itself.
+It serves many short streams: a task, its wake-ups and its cancellation cost three times as much as such a call. It does
+not wait for space: a listener must check ``send_buffer_size`` itself.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ StreamHandler = Callable[["StreamCall"], Awaitable[None]]
 
 
 class StreamCall(ServerCall):
-    """A client-, server- or bidi-streaming call, as its handler sees it.
+    """A client-, server- or bidi-streaming call, as seen by its handler.
 
     ::
 
@@ -64,7 +66,7 @@ class StreamCall(ServerCall):
         self._on_room: Callable[[], None] | None = None
         self._sent_headers = False
 
-    # ---- what handlers use
+    # ---- called by handlers
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -80,32 +82,32 @@ class StreamCall(ServerCall):
         message = await self.inbox.get()
         if self._held_bytes:
             self._hold(self.inbox.held_bytes)
-        # Most streams have one request, and keep it till their end.
+        # Most streams have one request, and keep it until their end.
         if message is not None and len(message) > KEPT_BYTES_MIN and not self._kept_bytes and self._state == OPEN:
             self._kept_bytes = KEPT_TIMES * len(message)
             self._carrier.keep(self._kept_bytes)
         return message
 
     def put_back(self, message: bytes) -> None:
-        """Return a received message to the front of the queue: the guard of the handler has only looked at it."""
+        """Return a received message to the front of the queue: the guard of the handler only inspected it."""
         self.inbox.put_back(message)
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
-        """Have every request message handed to ``listener`` as it comes; ``receive`` then waits for the end."""
+        """Pass every request message to ``listener`` as it arrives; ``receive`` then waits for the end."""
         self.inbox.deliver_to(listener)
 
     async def send(self, message: bytes) -> None:
-        """Queue a response message, after waiting for room in this stream's send buffer."""
+        """Queue a response message, after waiting for space in this stream's send buffer."""
         account = self._carrier.account
         while self._state == OPEN and not account.has_room(self.send_buffer_size):
             await self._wait_drained()
         if self._state == OPEN:
             self.send_nowait(message)
         else:
-            await asyncio.sleep(0)  # the task's cancellation is on its way, and its handler may pause nowhere else
+            await asyncio.sleep(0)  # lets a pending cancellation reach a handler that pauses nowhere else
 
     def send_nowait(self, message: bytes) -> None:
-        """Queue a response message without waiting for room; ignored on a call that is over."""
+        """Queue a response message without waiting for space; ignored if the call has ended."""
         if self._state != OPEN:
             return
         carrier = self._carrier
@@ -121,11 +123,11 @@ class StreamCall(ServerCall):
         carrier.answered()
 
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
-        """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one.
+        """Queue messages that already have their prefixes (``framing.PREFIX``): many small ones cost as much as one.
 
         Arguments:
-            frames: the messages, each behind its prefix.
-            count: how many.
+            frames: messages, each with its prefix.
+            count: number of messages.
         """
         if self._state != OPEN:
             return
@@ -145,9 +147,9 @@ class StreamCall(ServerCall):
         self._carrier.account.queue(size)
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
-        """Call back each time queued bytes have left and little enough is queued for ``send``; None to stop.
+        """Call back each time queued bytes have left and ``send`` would not wait; None to stop.
 
-        For handlers that queue with ``send_nowait`` and look at ``send_buffer_size`` themselves.
+        For handlers that queue with ``send_nowait`` and check ``send_buffer_size`` themselves.
         """
         self._on_room = callback
         if callback is not None:
@@ -156,7 +158,7 @@ class StreamCall(ServerCall):
             self._carrier.unwatch_drain(self)
 
     def send_headers(self, metadata: Headers = ()) -> None:
-        """Send the response header now, with initial metadata (header form); only the first call counts."""
+        """Send the response header now, with initial metadata (header form). Only the first call has an effect."""
         if not self._sent_headers:
             self._sent_headers = True
             try:
@@ -167,32 +169,32 @@ class StreamCall(ServerCall):
 
     @property
     def send_buffer_size(self) -> int:
-        """Bytes of this stream that are queued and not yet taken for the wire."""
+        """Bytes of this stream that are queued and not yet taken by the connection."""
         return self._carrier.queued_size_of(self.stream_id)
 
     @property
     def connection_send_buffer_size(self) -> int:
-        """Bytes of all streams of the connection that are queued and not yet taken for the wire."""
+        """Bytes of all streams of the connection that are queued and not yet taken by the connection."""
         return self._carrier.queued_size()
 
     @property
     def crowded(self) -> bool:
-        """True while so much waits, for this connection or for all of them, that a handler should queue no more."""
+        """True while so many bytes wait, for this connection or for all, that a handler should queue no more."""
         account = self._carrier.account
         if account.budget.short:
             account.budget.wait(account)
         return account.crowded
 
-    # ---- what the core uses
+    # ---- called by the core
 
     @property
     def crumbled(self) -> bool:
-        """True if its unfinished message comes in far too small pieces."""
+        """True if the unfinished message arrives in pieces that are far too small."""
         return self.inbox.assembler.crumbled
 
     @property
     def is_busy(self) -> bool:
-        """True while what has come is not unpacked."""
+        """True while received messages are not unpacked."""
         return self.inbox.assembler.is_busy
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
@@ -226,17 +228,17 @@ class StreamCall(ServerCall):
         self.inbox.end()
 
     def abort(self, error: RpcError) -> None:
-        """Answer over the handler's head, and stop it."""
+        """Answer in place of the handler, and stop it."""
         if self._state == OPEN:
             self.fail_with(error)
             self._stop()
 
     def headers_sent(self) -> bool:
-        """True if a status must go as trailers."""
+        """True if a status must be sent as trailers."""
         return self._sent_headers
 
     def released(self) -> None:
-        """Stop the handler of a cancelled call, wake its sender, give the windows back."""
+        """Stop the handler of a cancelled call, wake its sender, and return bytes to the windows."""
         self._hold(0)
         if self._kept_bytes:
             self._carrier.keep(-self._kept_bytes)
@@ -251,10 +253,10 @@ class StreamCall(ServerCall):
             self._stop()
 
     def _stop(self) -> None:
-        """The call is over, and its handler may not know."""
+        """Stop the handler: the call has ended."""
 
     def drained(self) -> None:
-        """There is room again in the send buffer, or no need for it."""
+        """Wake the sender: the send buffer has space, or the call has ended."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._on_room is not None and self._state == OPEN:
@@ -300,7 +302,7 @@ class TaskCall(StreamCall):
             self._task.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The handler has ended: a task that was cancelled keeps frames that hold this call."""
+        """Drop the task: a cancelled one keeps frames that refer to this call."""
         self._task = None
 
     async def _run(self) -> None:
@@ -316,24 +318,24 @@ class TaskCall(StreamCall):
 
 
 ListenedHandler = Callable[["ListenedCall"], None]
-"""Called as the call begins; calls ``listen``."""
+"""Called when the call begins; must call ``listen``."""
 
 
 class Listener(Protocol):
-    """Serves one call."""
+    """Serves one streaming call."""
 
     def receive(self, message: bytes) -> None:
-        """Take a request. RpcError ends the call."""
+        """Take a request. Raising RpcError ends the call."""
 
     def half_closed(self) -> None:
-        """The client sends no more requests."""
+        """Note that the client sends no more requests."""
 
     def released(self) -> None:
-        """The call is over. Called once, as the last."""
+        """Note that the call has ended. Called once, as the last method."""
 
 
 class ListenedCall(StreamCall):
-    """A streaming call that a listener serves."""
+    """A streaming call that is served by a listener."""
 
     __slots__ = ("_listener",)
 
@@ -343,10 +345,10 @@ class ListenedCall(StreamCall):
         self.begin(route.handler)
 
     def begin(self, handler: ListenedHandler) -> None:
-        """Call the handler, unless the call is over. A guard that had to wait calls this later.
+        """Call the handler, unless the call has ended. A guard that had to wait calls this later.
 
         Arguments:
-            handler: names the listener.
+            handler: sets the listener.
         """
         if self.done:
             return
@@ -356,10 +358,10 @@ class ListenedCall(StreamCall):
             self.fail_for(error)
 
     def listen(self, listener: Listener) -> None:
-        """Hand what the client says to a listener: what has come already at once.
+        """Pass the client's messages to a listener; those that have already arrived, at once.
 
         Arguments:
-            listener: of this call alone.
+            listener: serves this call alone.
         """
         self._listener = listener
         self.inbox.deliver_to(listener.receive)
@@ -367,17 +369,17 @@ class ListenedCall(StreamCall):
             listener.half_closed()
 
     def finish(self, frames: bytes = b"", count: int = 0) -> None:
-        """Answer OK behind what was sent, unless the call is over.
+        """Answer OK after the sent messages, unless the call has ended.
 
         Arguments:
-            frames, count: the last answers, as for ``send_frames_nowait``.
+            frames, count: last answers, as in ``send_frames_nowait``.
         """
         if frames and not self._finish_whole(frames, count):
             self.send_frames_nowait(frames, count)
         self._finish_ok()
 
     def _finish_whole(self, frames: bytes, count: int) -> bool:
-        """Send all that is answered at once, as a unary call does; whether that was possible."""
+        """Send the whole answer at once, as for a unary call. Returns whether that was possible."""
         if self._state != OPEN or self._sent_headers or not self._carrier.answer(self.stream_id, frames, True):
             return False
         self._sent_headers = True
@@ -395,7 +397,7 @@ class ListenedCall(StreamCall):
             self._listener.half_closed()
 
     def released(self) -> None:
-        """Tell the listener, which usually holds the call."""
+        """Tell the listener, and drop the reference to it: it usually holds the call."""
         super().released()
         listener, self._listener = self._listener, None
         if listener is not None:

@@ -1,22 +1,22 @@
-"""WebSockets on the HTTP/1.1 port (RFC 6455): the server's half of one, without its connection.
+"""WebSockets on the HTTP/1.1 port (RFC 6455): the server half of one, without its connection.
 
-    refusal = handshake_refusal(request)       # None: it is sound
+    refusal = handshake_refusal(request)       # None: the handshake is valid
     socket = WebSocket(limit_bytes)
     HttpResponse(101, lines, accepted(request), socket=socket)
 
-    while socket.read_frame(inbox):            # for the connection (``http1``): one frame, taken off the front
-        send(socket.take_control())            # pongs, and the close that ends it
-    send(socket.frame(b"{}\\n"))                # a message, whole or in pieces of which the last ends its line
-    await socket.take()                        # for the handler: the next message of the client, None at the end
+    while socket.read_frame(inbox):            # for the connection (``http1``): takes one frame off the front
+        send(socket.take_control())            # pongs, and the final close frame
+    send(socket.frame(b"{}\\n"))                # a message, whole or in pieces; a line feed ends the last piece
+    await socket.take()                        # for the handler: the client's next message, None at the end
 
 Invariants:
 
-1. A message, whole or in fragments, has at most ``limit_bytes``, and this is looked at before it is there.
-2. While messages of so many bytes wait for the handler no frame is read, and so in the end no socket.
-3. One pong waits at most: a client that pings and reads nothing has the newest answered.
-4. After a close, of either side, no frame is read and none is written.
+1. A message, whole or in fragments, has at most ``limit_bytes``. The limit is checked before the message has arrived.
+2. While that many bytes of messages wait for the handler, no frame is read, and thus in the end no socket.
+3. At most one pong waits: a client that pings and reads nothing gets the answer to its newest ping.
+4. After either side's close frame no frame is read or written.
 
-Leaves out: extensions (compression among them) and pings of our own: the kernel asks for a client's machine.
+Leaves out: extensions (such as compression) and pings by the server: the kernel probes the client's machine.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ POLICY: Final = 1008
 TOO_LARGE: Final = 1009
 
 FRAGMENTS_MAX: Final = 4096
-"""Frames of one message: a client that fills 1 MiB by writes of 256 bytes needs as many."""
+"""Frames of one message: a client that sends 1 MiB in writes of 256 bytes needs this many."""
 
 KEPT_BYTES: Final = 64
-"""What a message that waits takes beside its bytes."""
+"""Memory of a waiting message beyond its bytes."""
 
 
 def is_handshake(request: HttpRequest) -> bool:
-    """Return whether a request asks for a websocket, soundly or not.
+    """Return whether a request is a websocket handshake, valid or not.
 
     Arguments:
-        request: of any kind.
+        request: any request.
     """
     upgrades = request.header("upgrade").lower().split(",")
     return request.method == "GET" and "websocket" in map(str.strip, upgrades)
 
 
 def handshake_refusal(request: HttpRequest) -> HttpResponse | None:
-    """Return the answer to a handshake that is not sound, as etcd's; None: it is.
+    """Return the answer to an invalid handshake, which is etcd's; None: the handshake is valid.
 
     Arguments:
-        request: asks for a websocket.
+        request: a websocket handshake.
     """
     is_sound = request.can_switch and request.header("sec-websocket-key").strip() != ""
     if is_sound and request.header("sec-websocket-version").strip() == VERSION:
@@ -83,7 +83,7 @@ def accepted(request: HttpRequest) -> HttpHeaders:
     """Return the headers that accept a handshake.
 
     Arguments:
-        request: a sound handshake.
+        request: valid handshake.
     """
     digest = hashlib.sha1(request.header("sec-websocket-key").strip().encode("latin-1") + _GUID, usedforsecurity=False)
     fields = (("upgrade", "websocket"), ("connection", "Upgrade"))
@@ -94,7 +94,7 @@ class _FaultError(Exception):
     """The client broke the protocol.
 
     Attributes:
-        code: of the close frame.
+        code: code of the close frame.
     """
 
     def __init__(self, code: int, reason: str) -> None:
@@ -106,11 +106,11 @@ class WebSocket:
     """One websocket, after its handshake.
 
     Arguments:
-        limit_bytes: of a message of the client, and of all that wait for the handler.
+        limit_bytes: limit on one message of the client, and on all messages that wait for the handler.
 
     Attributes:
-        held_bytes: of messages that wait for the handler, and of the one that has begun.
-        is_over: one side has closed: nothing more is read or written.
+        held_bytes: bytes of messages that wait for the handler, and of an unfinished message.
+        is_over: whether one side has closed: nothing more is read or written.
         on_taken: called when the handler has taken a message.
     """
 
@@ -122,27 +122,27 @@ class WebSocket:
         self._messages: deque[bytes] = deque()
         self._begun = bytearray()
         self._fragments = 0
-        """Frames of the message that has begun; 0: none has."""
+        """Frames of the unfinished message; 0: there is none."""
         self._is_text = False
         self._control = b""
         self._is_answering = False
         self._waiter: asyncio.Future[None] | None = None
 
-    # ---- what the client says
+    # ---- input
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for the handler that no more is read."""
+        """Whether so much waits for the handler that nothing more is read."""
         return self.held_bytes - len(self._begun) >= self._limit_bytes
 
     def read_frame(self, inbox: bytearray) -> bool:
         """Take one frame off the front.
 
         Arguments:
-            inbox: what has come and was not read.
+            inbox: received bytes that have not been read.
 
         Returns:
-            False: none is there as a whole, none may be read now, or the socket is over.
+            False: no complete frame is there, none may be read now, or the websocket has ended.
         """
         if self.is_over or self.is_full:
             return False
@@ -220,7 +220,7 @@ class WebSocket:
         """Wait for the client's next message.
 
         Returns:
-            The message; None: there are no more.
+            The message; None: there are no more messages.
         """
         while not self._messages:
             if self.is_over:
@@ -229,7 +229,7 @@ class WebSocket:
             try:
                 await self._waiter
             finally:
-                self._waiter = None  # one that was cancelled holds the frame that holds this
+                self._waiter = None  # a cancelled future holds the frame that refers to this
         message = self._messages.popleft()
         self.held_bytes -= len(message) + KEPT_BYTES
         self.on_taken()
@@ -239,18 +239,18 @@ class WebSocket:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # ---- what the server says
+    # ---- output
 
     def take_control(self) -> bytes:
-        """Return what is to be sent of its own accord: a pong, or the frame that closes."""
+        """Return pending control frames: a pong, or the close frame."""
         control, self._control = self._control, b""
         return control
 
     def frame(self, piece: bytes) -> bytes:
-        """Return the frame of a text, or of a part of one.
+        """Return the frame of a text message, or of a part of one.
 
         Arguments:
-            piece: not empty; what ends with a line feed ends its message, which has none.
+            piece: not empty; a trailing line feed ends the message and is not sent.
         """
         is_last = piece.endswith(b"\n")
         kind = _CONTINUATION if self._is_answering else _TEXT
@@ -258,10 +258,10 @@ class WebSocket:
         return _frame(kind, piece[:-1] if is_last else piece, is_last)
 
     def close(self, code: int) -> None:
-        """End it from this side; ``take_control`` has the frame.
+        """Close from this side; ``take_control`` returns the close frame.
 
         Arguments:
-            code: the reason, of RFC 6455 section 7.4.
+            code: close code of RFC 6455 section 7.4.
         """
         if not self.is_over:
             self._end(code)
@@ -275,7 +275,7 @@ class WebSocket:
 
 
 def _unmasked(payload: bytearray, mask: bytearray) -> bytes:
-    """Return what a client has masked: as one number, which takes a hundredth of a loop's time."""
+    """Unmask a client's payload as one large number, a hundred times faster than byte by byte."""
     size = len(payload)
     key = int.from_bytes((bytes(mask) * (size // _MASK_BYTES + 1))[:size], "little")
     return (int.from_bytes(payload, "little") ^ key).to_bytes(size, "little")

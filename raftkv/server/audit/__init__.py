@@ -1,10 +1,10 @@
-"""The audit log: who asked this member for what, and what came of it, one line of JSON for each request.
+"""The audit log: which user asked this member for what, with which outcome; one line of JSON per request.
 
-Owns the way of a line from a call that ends to a file. Nothing here takes part in serving:
+Owns the path of a line from the end of a call to a file. Nothing here takes part in serving:
 
-    handler -> ``calls`` (around all handlers, outside of the guard of rights)     on the loop, when the call ends
+    handler -> ``calls`` (around all handlers, outside of the access guard)        on the loop, when the call ends
             -> ``trail`` (a queue, bounded in bytes; full: new lines are dropped, and counted)
-            -> a thread: ``lines`` (what a line says) -> a file, standard output or error
+            -> a thread: ``lines`` (content of a line) -> a file, standard output or standard error
 
 ::
 
@@ -13,11 +13,12 @@ Owns the way of a line from a call that ends to a file. Nothing here takes part 
 
 Laws:
 
-- With the log off no handler is wrapped. With it on, the loop hands over a tuple and goes on.
-- A line never has a value, a password or a token: of a request only fields in ``lines.SHOWN`` are looked at.
-- A request that was refused for want of a right or a login is in the log at every level.
-- A full disk does not stop the member: lines wait, up to ``trail.WAITING_BYTES_MAX``, then they are dropped, counted.
-- Every line is written before the member has stopped; one that is killed loses those of the last 0.05 s.
+- While the log is off, no handler is wrapped. While it is on, the loop only queues a tuple.
+- A line never contains a value, a password or a token: of a request only the fields in ``lines.SHOWN`` are read.
+- A request refused for a missing right or a failed login is logged at every level.
+- A full disk does not stop the member: up to ``trail.WAITING_BYTES_MAX`` of lines wait, then lines are dropped and
+  counted.
+- Every line is written before the member has stopped. A member that is killed loses the lines of the last 0.05 s.
 
 Example::
 
@@ -27,5 +28,5 @@ Example::
     ...
     await asyncio.to_thread(trail.close)
 
-Leaves out: who may do what (``server.auth``), the log of the member itself (``server.logs``).
+Leaves out: access rights (``server.auth``), the log of the member itself (``server.logs``).
 """

@@ -1,10 +1,10 @@
-"""Around every handler: notes the caller, the request and the outcome.
+"""Wrappers of all handlers that record the caller, the request and the outcome.
 
-Outside of the guard of rights, so that its refusals are noted too; the caller is known only when the call ends,
-because the guard finds it out (``call.caller``).
+They are outside of the access guard, so that its refusals are recorded too. The caller is known only when the call
+ends, because the guard sets it (``call.caller``).
 
-Small requests are kept as they came and looked into by the thread of the trail. Large ones, and those that may have a
-password in them, are looked into as the call ends, so that neither values nor passwords wait in its queue.
+Small requests are kept as received, and parsed by the thread of the trail. Large requests, and those that may contain a
+password, are parsed on the loop when the call ends, so that neither values nor passwords wait in the queue.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from raftkv.server.tls.ports import Ports
 
 
 class Level(IntEnum):
-    """Which calls are noted: a higher level includes the lower ones.
+    """Which calls are recorded; a higher level includes the lower ones.
 
-    Refusals for want of a right or a login are noted at every level.
+    Refusals for a missing right or a failed login are recorded at every level.
     """
 
     AUTH = 1
-    """Logins; changes of users, roles, members; everything an operator does. All calls that no other level has."""
+    """Logins; changes of users, roles and members; all operator actions; all calls that no other level has."""
     WRITES = 2
-    """All of ``AUTH``, and what changes keys, leases, locks, elections."""
+    """``AUTH``, and changes of keys, leases, locks and elections."""
     ALL = 3
-    """All of ``WRITES``, and what only reads: ranges, watches, keep-alives, health, plain HTTP."""
+    """``WRITES``, and calls that only read: ranges, watches, keep-alives, health, plain HTTP."""
 
 
 HELD_BYTES_MAX: Final = 4096
-"""Larger requests are looked into on the loop: less work there than to keep their values."""
+"""Larger requests are parsed on the loop: that costs less than keeping their values."""
 
 METHOD_BYTES_MAX: Final = TEXT_BYTES_MAX + 1
-"""How much is kept of a path that a client made up: what a line shows, and the slash before it."""
+"""Kept length of a path invented by a client: the part shown in a line, and the slash before it."""
 
 ANSWER_BYTES: Final = 64
-"""How much of an answer is looked at: its header is at most as long."""
+"""Kept length of an answer: enough for its header."""
 
 _REFUSED: Final = frozenset((Code.PERMISSION_DENIED, Code.UNAUTHENTICATED))
 _REFUSED_HTTP: Final = frozenset((401, 403, 415, 421))
@@ -83,7 +83,7 @@ _READS: Final = frozenset(
 
 
 def level_of(path: str) -> Level:
-    """Return from which level on the calls of a method are noted; of an unlisted method: always.
+    """Return the lowest level at which calls of a method are recorded; calls of unlisted methods always are.
 
     Arguments:
         path: ``/package.Service/Method``.
@@ -98,7 +98,7 @@ class AuditCalls:
 
     Arguments:
         trail: takes the records.
-        level: what is noted.
+        level: calls to record.
 
     Attributes:
         trail: as above.
@@ -109,7 +109,7 @@ class AuditCalls:
         self._level = level
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a handler that notes its calls (``router.Around``)."""
+        """Return a wrapper that records the calls of a handler (``router.Around``)."""
         is_noted = level_of(path) <= self._level
         if kind is not Kind.UNARY:
             add = self.trail.add
@@ -122,22 +122,22 @@ class AuditCalls:
         return _Unary(self.trail, path, is_noted, handler).handle
 
     def refused(self, peer: Peer, path: str, code: int) -> None:
-        """Note a call that no handler saw, if it may not be made (``router.Router.on_refused``): of a web page.
+        """Record a forbidden call that reached no handler, such as one of a web page (``router.Router.on_refused``).
 
         Arguments:
             peer: the client.
-            path: of the method.
-            code: of the refusal.
+            path: method path.
+            code: code of the refusal.
         """
         if code in _REFUSED:
             method, certificate = path[:METHOD_BYTES_MAX], certificate_text(peer.certificate)
             self.trail.add(Record(time.time(), "call", peer.address, method=method, code=code, certificate=certificate))
 
     def refused_handshake(self, port: str) -> Callable[[str, str], None]:
-        """Return what notes that a connection was refused before it could ask for anything.
+        """Return a function that records a connection which was refused before its first request.
 
         Arguments:
-            port: its kind, ``client`` or ``peer``.
+            port: kind of the port, ``client`` or ``peer``.
         """
 
         def note(address: str, reason: str) -> None:
@@ -146,20 +146,20 @@ class AuditCalls:
         return note
 
     def watch_refused(self, call: ServerCall, key: bytes, range_end: bytes, reason: str) -> None:
-        """Note that a client may not watch an interval; its stream goes on.
+        """Record that a client may not watch a range; its stream continues.
 
         Arguments:
             call: the stream.
-            key, range_end: of the interval.
-            reason: as the client reads it.
+            key, range_end: the range.
+            reason: text sent to the client.
         """
         request = rpc_pb2.RangeRequest(key=key[:HELD_BYTES_MAX], range_end=range_end[:HELD_BYTES_MAX])
         self.trail.add(_record("refused", call, text_of(subject(request)), reason=reason))
 
     def http(self, handler: HttpHandler) -> HttpHandler:
-        """Return a handler that notes its plain requests; queries are left out, they may have anything in them.
+        """Return a wrapper that records plain requests, without their queries, which may contain anything.
 
-        What came as JSON and became a call is noted as that call.
+        Requests in JSON that became a call are recorded as that call.
         """
 
         async def handle(request: HttpRequest) -> HttpResponse:
@@ -188,9 +188,9 @@ def make_audit(config: ServerConfig, registry: CollectorRegistry, tls: Ports) ->
     """Return the audit of a member's calls, and of refusals before a call; None: the audit log is off.
 
     Arguments:
-        config: of the member.
-        registry: of its metrics.
-        tls: of its ports.
+        config: settings of the member.
+        registry: registry of its metrics.
+        tls: TLS of its ports.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -230,7 +230,7 @@ class _Unary:
 
 
 class _Stream:
-    """One streaming call: its beginning, what is asked on it, its end. One that was refused only ends."""
+    """Records one streaming call: its start, its requests, its end. A refused call only has an end."""
 
     def __init__(self, add: Callable[[Record], None], path: str, is_noted: bool, call: StreamCall) -> None:
         self._add = add
@@ -241,7 +241,7 @@ class _Stream:
         self._is_open = False
         call.observer = self._ended
         if is_noted:
-            # By then the handler has begun, and the guard has found out who calls.
+            # By then the handler has started, and the guard has set the caller.
             asyncio.get_running_loop().call_soon(self._open)
             call.inbox.tap = self._asked
 
@@ -265,7 +265,7 @@ class _Stream:
 
 
 def _record(event: str, call: ServerCall, request: bytes | str | None = None, **more: Any) -> Record:
-    """Make a record of what happened to a call now."""
+    """Return a record of a call with the current time."""
     peer, user = call.peer, call.caller.user if call.caller is not None else b""
     certificate = certificate_text(peer.certificate)
     return Record(time.time(), event, peer.address, user, call.path, request, certificate=certificate, **more)

@@ -1,8 +1,8 @@
-"""The lines of the audit log: which fields of a request are shown, and how.
+"""The lines of the audit log: the fields of a request that are shown, and their format.
 
-Bytes of clients are escaped as in Python (``\\x00``; a backslash is doubled), so a line is always ASCII, and two keys
-never look alike. Long ones are cut, and their size is beside them. An interval is shown as ``prefix`` where it
-is one, else by ``key`` and ``range_end``.
+Bytes from clients are escaped as in Python (``\\x00``; a backslash is doubled), so a line is always ASCII, and two
+different keys never look alike. Long values are cut, and their size is added. A range is shown as ``prefix`` if it
+is one, otherwise as ``key`` and ``range_end``.
 
 >>> subject(rpc_pb2.DeleteRangeRequest(key=b"a/", range_end=b"a0"))
 {'prefix': 'a/'}
@@ -35,13 +35,13 @@ SHOWN: Final = frozenset(
         *("bytes_max", "keys_max", "no_password"),
     }
 )
-"""Names of the fields that a line may show. Others are left out: values, passwords, and fields of later versions."""
+"""Names of the fields that a line may show. All others are left out: values, passwords, fields of later versions."""
 
 TEXT_BYTES_MAX: Final = 256
-"""A longer key or name is cut; ``..._bytes`` beside it is its size."""
+"""Longer keys and names are cut; ``..._bytes`` next to them is their size."""
 
 ITEMS_MAX: Final = 32
-"""Operations, compares and texts of one request that are shown; ``omitted`` counts the rest."""
+"""Operations, compares and texts of one request that are shown; ``omitted`` counts the others."""
 
 _encoded: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _quoted: Final = json.encoder.encode_basestring_ascii
@@ -52,20 +52,20 @@ METHODS: Final[dict[str, Method]] = {
 
 
 class Record(NamedTuple):
-    """One future line, as the loop hands it over.
+    """The content of a future line, as the loop queues it.
 
     Attributes:
-        time_s: of the end, by the wall clock.
-        event: what the line is about: call, open, request, refused, end, http, handshake, dropped.
+        time_s: wall clock time of the event.
+        event: subject of the line: call, open, request, refused, end, http, handshake, dropped.
         remote: address of the client.
-        user: name; empty: none.
-        method: path of the method, or what stands for it.
-        request: serialized, or what is shown of it as text; None: nothing is said of it.
-        code: of gRPC; None: not ended. Of HTTP for ``http``.
-        answer: the first bytes of the answer, for its revision.
-        duration_s: since the request came.
-        reason: for people.
-        certificate: that the client has shown, as ``certificate_text`` has it; empty: none.
+        user: name of the user; empty: none.
+        method: path of the method, or a description in its place.
+        request: serialized request, or the text that is shown of it; None: it is not shown.
+        code: gRPC code; None: not ended. For ``http`` the HTTP status.
+        answer: first bytes of the answer, for its revision.
+        duration_s: seconds since the request came.
+        reason: human-readable reason.
+        certificate: certificate of the client, from ``certificate_text``; empty: none.
     """
 
     time_s: float
@@ -82,10 +82,10 @@ class Record(NamedTuple):
 
 
 def line(record: Record, member: str) -> bytes:
-    """Return a record as a line, with its end; empty for a request that asks for nothing worth a line.
+    """Return the line of a record, with its line feed; empty for a request without anything to show.
 
     Arguments:
-        record: of one event.
+        record: record of one event.
         member: name of the member.
     """
     request = record.request
@@ -131,10 +131,10 @@ def _second(second: int) -> str:
 
 
 def certificate_text(certificate: Mapping[str, Any] | None) -> str:
-    """Return whose certificate it is as a line has it: the whole may be 100 KB, and would wait with the record.
+    """Return the name and serial number of a certificate as JSON: the whole may be 100 KB, and would wait in the queue.
 
     Arguments:
-        certificate: as ``ssl`` gives it; None: there is none.
+        certificate: certificate as ``ssl`` returns it; None: there is none.
     """
     if not certificate:
         return ""
@@ -143,11 +143,11 @@ def certificate_text(certificate: Mapping[str, Any] | None) -> str:
 
 
 def parsed(path: str, request: bytes) -> dict[str, Any]:
-    """Return what is shown of a serialized request.
+    """Return the shown fields of a serialized request.
 
     Arguments:
-        path: of the method.
-        request: as it came; it need not be one.
+        path: path of the method.
+        request: received bytes, which may be malformed.
     """
     method = METHODS.get(path)
     if method is None:
@@ -159,12 +159,12 @@ def parsed(path: str, request: bytes) -> dict[str, Any]:
 
 
 def shown_of(path: str, request: bytes) -> str:
-    """Return the same as text of JSON, a fifth of the memory; empty for nothing."""
+    """Return the shown fields as JSON, which takes a fifth of the memory; empty for nothing."""
     return text_of(parsed(path, request))
 
 
 def text_of(shown: dict[str, Any]) -> str:
-    """Return what is shown of a request as a line has it; empty for nothing.
+    """Return shown fields as JSON; empty for nothing.
 
     >>> text_of({"key": "a"}), text_of({})
     ('{"key":"a"}', '')
@@ -173,10 +173,10 @@ def text_of(shown: dict[str, Any]) -> str:
 
 
 def subject(message: Message) -> dict[str, Any]:
-    """Return what is shown of a request.
+    """Return the shown fields of a request.
 
     Arguments:
-        message: the request.
+        message: parsed request.
     """
     budget = _Budget()
     found = _subject(message, budget)
@@ -191,7 +191,7 @@ class _Budget:
     omitted: int = 0
 
     def take(self, items: Any) -> Iterator[Any]:
-        """Return as many of some items as there is room for; the others are counted, not looked at."""
+        """Yield items while there is room; the others are counted, not read."""
         for number, item in enumerate(items):
             if self.left <= 0:
                 self.omitted += len(items) - number
@@ -222,7 +222,7 @@ def _subject(message: Message, budget: _Budget) -> dict[str, Any]:
 
 @cache
 def _plan(descriptor: Descriptor) -> tuple[tuple[FieldDescriptor, bool, bool], ...]:
-    """Return the fields of a message that are looked at: field, whether it repeats, whether it is a message."""
+    """Return the fields of a message that are read: the field, whether it repeats, whether it is a message."""
     plan = ((field, field.is_repeated, field.message_type is not None) for field in descriptor.fields)
     return tuple((field, repeated, nested) for field, repeated, nested in plan if nested or field.name in SHOWN)
 
@@ -244,14 +244,14 @@ def _show(found: dict[str, Any], field: FieldDescriptor, value: Any) -> None:
 
 
 def _text(value: bytes | str) -> str:
-    """Bytes of a client, printable, and not too many of them."""
+    """Return a client's text or bytes in printable form, cut to a limit."""
     if isinstance(value, str):
         return value[:TEXT_BYTES_MAX]
     return repr(value[:TEXT_BYTES_MAX])[2:-1]
 
 
 def _show_prefix(message: Any, found: dict[str, Any]) -> None:
-    """Show an interval of all keys with a prefix as that."""
+    """Show a range of all keys with a prefix as that prefix."""
     if "key" in found and "range_end" in found:
         key, end = message.key, message.range_end
         if key and key[-1] < 0xFF and end == key[:-1] + bytes((key[-1] + 1,)):
@@ -269,7 +269,7 @@ def _outcome(code: int) -> str:
 
 
 def _revision(answer: bytes) -> int:
-    """Return the revision in the header that an answer begins with; 0: it has none."""
+    """Return the revision in the header at the start of an answer; 0: there is none."""
     if len(answer) < 2 or answer[0] != 0x0A or answer[1] > 0x7F:
         return 0
     try:

@@ -1,11 +1,11 @@
-"""The queue of the audit log, and the file that its lines go to.
+"""The queue of the audit log, and its file.
 
-The loop puts records; a thread (``logs.handler``) makes lines of them and writes them, a batch every 0.05 s while there
-are any. When more than ``WAITING_BYTES_MAX`` wait, new records are dropped: the member goes on, and the metric counts
-them.
+The loop queues records. A thread (``logs.handler``) turns them into lines and writes these, a batch every 0.05 s while
+there are any. When more than ``WAITING_BYTES_MAX`` wait, new records are dropped and counted in a metric; the member
+continues.
 
-Lines go to standard output or error, or to a file that is rotated by its size. A file that was moved or deleted is
-opened anew before the next lines (so ``logrotate`` needs no signal). Only their owner may read these files.
+Lines go to standard output or error, or to a file that is rotated by size. A file that was moved or deleted is reopened
+before the next lines (so ``logrotate`` needs no signal). Only their owner may read these files.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FILE_MODE: Final = 0o600
 
 
 class AuditFile(LineFile):
-    """A file of lines, and those that it was before: ``FILE.1`` is the youngest.
+    """A file of lines, with its rotated predecessors: ``FILE.1`` is the youngest.
 
     Arguments:
-        path: of the file.
-        max_bytes: size above which it is rotated; 0: never.
-        keep: rotated files that stay.
+        path: path of the file.
+        max_bytes: size above which the file is rotated; 0: never.
+        keep: number of rotated files to keep.
 
     Raises:
-        ConfigError: it cannot be opened; one line for the user.
+        ConfigError: the file cannot be opened; a one-line message for the user.
     """
 
     def __init__(self, path: str, max_bytes: int = 0, keep: int = 10) -> None:
@@ -46,7 +46,7 @@ class AuditFile(LineFile):
         super().__init__(path, "the audit log", FILE_MODE)
 
     def make_room(self, size_bytes: int) -> None:
-        """Rotate the file if it gets too large."""
+        """Rotate the file if it would become too large."""
         if self._max_bytes and self.size_bytes and self.size_bytes + size_bytes > self._max_bytes:
             self._rotate()
 
@@ -66,11 +66,11 @@ class AuditFile(LineFile):
 
 
 def open_destination(name: str, max_bytes: int, keep: int) -> Output:
-    """Return where a flag says that lines go.
+    """Return the output for the value of a flag.
 
     Arguments:
         name: ``-`` for standard output, ``stderr``, or a file.
-        max_bytes, keep: see ``AuditFile``.
+        max_bytes, keep: as in ``AuditFile``.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -83,25 +83,25 @@ def open_destination(name: str, max_bytes: int, keep: int) -> Output:
 _log = logging.getLogger(__name__)
 
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Memory that records may take before new ones are dropped."""
+"""Memory of waiting records above which new ones are dropped."""
 
 RECORD_BYTES: Final = 400
-"""Memory of a record beside its request and its certificate."""
+"""Memory of a record beyond its request and its certificate."""
 
 GATHER_S: Final = 0.05
-"""How long lines are gathered for one write: what a killed member loses."""
+"""How long lines are collected for one write; a killed member loses these."""
 
 CLOSE_S: Final = 5.0
 """Longest wait, at a stop, for a destination that takes no lines."""
 
 
 class AuditTrail(LineThread[Record], Collector):
-    """Takes records on the loop and has them written by a thread.
+    """Takes records on the loop; a thread writes them.
 
     Arguments:
         destination: takes lines.
         member: name of the member.
-        waiting_bytes_max: see ``WAITING_BYTES_MAX``.
+        waiting_bytes_max: as ``WAITING_BYTES_MAX``.
     """
 
     def __init__(self, destination: Output, member: str, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
@@ -110,22 +110,22 @@ class AuditTrail(LineThread[Record], Collector):
         super().__init__(destination, "audit", waiting_bytes_max, GATHER_S)
 
     def add(self, record: Record) -> None:
-        """Have a record written, or drop it if too much waits.
+        """Queue a record, or drop it if too much waits.
 
         Arguments:
-            record: of one event.
+            record: record of one event.
         """
         self.put(record, RECORD_BYTES + len(record.request or b"") + len(record.certificate))
 
     def close(self) -> None:
-        """Write what waits, and end the thread; to be called off the loop, once, when nothing more is added."""
+        """Write the waiting lines, and end the thread. Call it once, off the loop, when no more records are added."""
         if self._gap:
             self._name_gap()
         if lost := self._end(CLOSE_S):
             _log.error("the last %d lines of the audit log could not be written", lost)
 
     def collect(self) -> Iterator[Metric]:
-        """Lines written and dropped, and what waits."""
+        """Yield the numbers of written and dropped lines, and the waiting bytes."""
         written, dropped = float(self.written), float(self.dropped)
         yield CounterMetricFamily("raftkv_audit_lines", "Lines written to the audit log.", written)
         yield CounterMetricFamily("raftkv_audit_dropped_lines", "Lines that the audit log lacks.", dropped)

@@ -1,23 +1,23 @@
-"""Authentication and admission: the part of users that each member does for itself.
+"""Authentication and admission: the part of user management that each member does by itself.
 
     call -> guard -> callers: token, else certificate -> row of the table -> rights -> handler
                      (simple_tokens, jwt_tokens)
 
-    callers         who calls: a token in the metadata, else the name in a verified certificate, else none
-    simple_tokens   tokens that members gave for passwords; every member knows them by the log
-    jwt_tokens      tokens that carry what they say, signed
-    table           what each RPC needs: one row for every method of the client ports
-    guard           wraps every handler: finds the caller, asks the table, then calls the handler
-    live            long calls, which end when the right, the user or the token does
-    passwords       bcrypt in threads of its own
+    callers         the caller: the user of a token in the metadata, else the name in a verified certificate, else none
+    simple_tokens   tokens given for passwords; all members learn them from the log
+    jwt_tokens      signed tokens that carry their own content
+    table           the rights that each RPC needs: one row for every method of the client ports
+    guard           wraps every handler: finds the caller, checks the table, then calls the handler
+    live            long calls, which end when their right, user or token ends
+    passwords       bcrypt in its own threads
     service         the Auth service
 
 Invariants
 - A method without a row is not served: the member does not start.
-- Without users a call pays for one test of an attribute.
-- A token, a password or a key is in no log, no error and no ``repr``. The log holds digests of tokens, which admit no
-  caller; passwords are hashed before anything is proposed.
-- Refusals come in etcd's order: an invalid request first, then its caller.
+- While authentication is off, a call costs one test of an attribute.
+- No log, error or ``repr`` contains a token, a password or a key. The Raft log has digests of tokens, which do not
+  admit a caller. Passwords are hashed before anything is proposed.
+- Refusals come in etcd's order: first the request is validated, then its caller.
 
-Leaves out what is replicated: users, roles, and the rules of who may do what (``raftkv.apply.auth``).
+Leaves out the replicated part: users, roles, and the rules for their rights (``raftkv.apply.auth``).
 """

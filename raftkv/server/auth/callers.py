@@ -1,11 +1,11 @@
-"""The caller of an RPC: a token in the metadata, else the name in a verified certificate, else none.
+"""The caller of an RPC: the user of a token in the metadata, else the name in a verified certificate, else none.
 
-    credential = callers.credential(call.headers, call.peer)      # None: no user; raises for a token that is none
-    caller = credential.caller(auth.revision)                     # what entries of the log carry
+    credential = callers.credential(call.headers, call.peer)      # None: no user; raises for an invalid token
+    caller = credential.caller(auth.revision)                     # the caller as entries of the log name it
 
-A token comes first, as in etcd: a caller with a bad one is refused, even with a good certificate. A certificate counts
-only if the connection was made with it and its chain was verified; a call that a gateway passes on shows the gateway's
-own, which says nothing of who calls (CVE-2018-16886).
+A token comes first, as in etcd: a caller with a bad token is refused, even with a good certificate. A certificate
+counts only if the connection was made with it and its chain was verified. A call forwarded by a gateway shows the
+gateway's own certificate, which says nothing about the caller (CVE-2018-16886).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TOKEN: Final = b"token"
 AUTHORIZATION: Final = b"authorization"
 BEARER: Final = b"Bearer "
 GATEWAY: Final = b"grpcgateway-accept"
-"""Metadata that etcd's gateway adds to what it passes on."""
+"""Metadata that etcd's gateway adds to forwarded calls."""
 
 _NAMES: Final = frozenset((TOKEN, AUTHORIZATION, GATEWAY))
 NAMED_MAX: Final = 10_000
-"""Users of certificates that are remembered: one is made anew in a microsecond."""
+"""Certificate users that are remembered; creating one takes a microsecond."""
 
 
 class NamedByCertificate(User):
@@ -44,20 +44,20 @@ class NamedByCertificate(User):
     expires_at = None
 
     def hold(self) -> None:
-        """Do nothing: a certificate is shown by the connection."""
+        """Do nothing: the connection shows the certificate."""
 
     release = hold
 
 
 Credential = Session | Signed | NamedByCertificate
-"""A token or certificate that a caller has shown: it may end before the call does."""
+"""A token or certificate of a caller; it may end before the call does."""
 
 
 class TokenAheadError(errors.InvalidAuthTokenError):
     """A token that may become known: its entry is not applied here yet.
 
     Attributes:
-        index: of the entry.
+        index: index of the entry.
     """
 
     def __init__(self, index: int) -> None:
@@ -66,11 +66,11 @@ class TokenAheadError(errors.InvalidAuthTokenError):
 
 
 class Callers:
-    """Finds out who calls.
+    """Determines the callers of calls.
 
     Arguments:
-        tokens: of the kind that this member was told to use.
-        applied: index of the newest entry that is applied here.
+        tokens: tokens of the kind that this member is configured to use.
+        applied: returns the index of the newest entry applied here.
     """
 
     def __init__(self, tokens: SimpleTokens | JWTTokens, applied: Callable[[], int]) -> None:
@@ -80,19 +80,19 @@ class Callers:
         self._named: dict[str, NamedByCertificate] = {}
 
     def credential(self, headers: Headers, peer: Peer | HttpRequest) -> Credential | None:
-        """Return what the caller has shown; None: nothing.
+        """Return the credential of a caller; None: there is none.
 
         Arguments:
-            headers: of the request, names in lower case.
-            peer: who sent it.
+            headers: headers of the request, names in lower case.
+            peer: peer of the connection, or the HTTP request.
 
         Raises:
-            TokenAheadError: a token that may become known in a moment.
-            InvalidAuthTokenError: an unknown token.
+            TokenAheadError: the token may become known in a moment.
+            InvalidAuthTokenError: the token is unknown.
         """
         token, is_passed_on = None, False
         for name, value in headers:
-            # The RPC layer has hashed the names already, and few are ours.
+            # The RPC layer has hashed the names already, and few of them are in the set.
             if name in _NAMES:
                 if name == TOKEN:
                     token = value
@@ -105,7 +105,7 @@ class Callers:
             return None if is_passed_on else self._by_certificate(peer)
         token = token.removeprefix(BEARER)
         found = self._tokens.find(token)
-        # A caller without a name would be a member.
+        # An empty user name would stand for a member.
         if found is not None and 0 < len(found.user) <= USER_NAME_BYTES_MAX:
             return found
         index = index_of(token) if self._is_simple else None

@@ -1,4 +1,4 @@
-"""Wraps every handler of the client ports: finds the caller, asks the table, then calls the handler.
+"""Wraps every handler of the client ports: finds the caller, checks the table, then calls the handler.
 
     guard = Guard(auth, rights, callers, live, node, slices, txn_operations_max=128)
     server = Server(..., around=(guard.around,))
@@ -6,26 +6,26 @@
     request -> parsed -> valid in itself? -> who calls? -> may they? -> handler, with ``call.caller``
                                   a token whose entry is not applied here yet: wait for it, AHEAD_MAX_S at most
 
-Where users are not asked for, a handler is called after one test of an attribute. Calls that last are noted in
-``LiveCalls`` all the same: users may be asked for before they end.
+While authentication is off, a handler is called after one test of an attribute. Long calls are registered in
+``LiveCalls`` all the same, since authentication may be enabled before they end.
 
-CALLS THAT LAST: watches, keep-alives, long answers, waits for locks. They end when right, user or token does.
+LONG CALLS: watches, keep-alives, long answers, waits for locks. They end when their right, user or token ends.
 
-    live = calls.add(call, credential, check)     # check(caller) raises what ends the call
-    calls.open(call)                              # a stream of requests: its service has each of them checked
-    live = calls.of(call)                         #     made when it is first asked for
-    live.check_lease(id), live.read_refusal(key, end)  #     who sends one may change from one to the next
-    live.recheck = stream.recheck                 #     looks through what is under way on it
+    live = calls.add(call, credential, check)     # check(caller) raises the error that ends the call
+    calls.open(call)                              # a stream of requests: its service checks each of them
+    live = calls.of(call)                         #     created at first use
+    live.check_lease(id), live.read_refusal(key, end)  #     the caller may change between two requests
+    live.recheck = stream.recheck                 #     checks everything in progress on the stream
     calls.close(call)
 
-    auth.on_change -> changed() -> after the turn's entries: all calls are looked at, in slices
+    auth.on_change -> changed() -> after the turn's entries: all calls are checked, in slices
 
-Before the events of a turn are delivered, the first slice has looked. Where there are so many calls that it takes
-several, watchers that are not looked at yet are asked for as they are served (``on_changed``): what comes after a
-change of rights reaches only those who still may have it. Long reads that wait for their slices, however many, do not
-come before. A token that says when it ends has a timer, and its calls are looked at likewise: tokens end at full
-seconds, those of thousands of calls together. Calls are noted while users are not asked for too: once they are,
-anonymous calls end.
+The first slice of checks runs before the events of a turn are delivered. If there are too many calls for one slice,
+watchers that are not checked yet are checked when they are served (``on_changed``), so events after a change of rights
+reach only watchers that may still have them. Long reads that wait for their slices do not come first, however many they
+are. A token with an expiry time has a timer, and its calls are checked the same way: tokens expire at full seconds, and
+thousands of calls may have tokens of the same second. Calls are also registered while authentication is off: when it is
+enabled, anonymous calls end.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ from raftkv.server.services.responder import fail, parse
 _log = logging.getLogger(__name__)
 
 CheckCaller = Callable[[Caller | None], Iterator[None]]
-"""Raises what ends a call; pauses now and then."""
+"""Raises the error that ends a call; yields to pause."""
 
 Refusal = Callable[[bytes, bytes], str]
-"""Why an interval of keys may not be read, as a watch says it; empty: it may."""
+"""Returns why a range of keys may not be read, as the reason of a watch; empty: it may."""
 
 Recheck = Callable[[Refusal], Iterator[None]]
-"""Looks through what is under way on a stream, ends what may not go on, and pauses now and then."""
+"""Checks everything in progress on a stream, ends what may not continue, and yields to pause."""
 
 TIMER_MAX_S: Final = 3600.0
-"""Longest time that a timer is set for: clocks of the wall may be set."""
+"""Longest time of a timer: the wall clock may be adjusted."""
 
 
 class LiveCall:
-    """One call that lasts; made by ``LiveCalls``."""
+    """One long call; created by ``LiveCalls``."""
 
     __slots__ = ("__weakref__", "_calls", "_check", "_credential", "_let_in_at", "_timer", "call", "recheck")
 
@@ -83,7 +83,7 @@ class LiveCall:
         self.call = call
         self.recheck: Recheck | None = None
         self._let_in_at = 0
-        """The revision by which what goes on was let in: a user who was added later is another one."""
+        """Revision at which the current work was admitted: a user of the same name added later is a different one."""
         self._calls = calls
         self._check = check
         self._credential: Credential | None = None
@@ -91,7 +91,7 @@ class LiveCall:
         self._take(credential)
 
     def _take(self, credential: Credential | None) -> None:
-        """Go by what the caller has shown; None: nothing."""
+        """Use a credential from now on; None: none."""
         if self._credential is not None:
             self._credential.release()
         if self._timer is not None:
@@ -117,7 +117,7 @@ class LiveCall:
         return credential
 
     def caller(self) -> Caller | None:
-        """Return who asks for something now, as an entry would name them; None: no user.
+        """Return the current caller, as an entry would name it; None: no user.
 
         Raises:
             InvalidAuthTokenError: the token has ended.
@@ -126,7 +126,7 @@ class LiveCall:
         return None if credential is None else credential.caller(self._calls.auth.revision)
 
     def _present(self) -> Caller | None:
-        """Return the same, by the present users and roles: a signed token that is older may not ask, but goes on."""
+        """Return the caller under the current users and roles: an old signed token may continue work, not begin it."""
         credential, auth = self._shown(), self._calls.auth
         if credential is None:
             return None
@@ -136,16 +136,16 @@ class LiveCall:
         return Caller(credential.user, auth.revision)
 
     def check_lease(self, lease_id: int) -> Left:
-        """Refuse to keep a lease alive, unless the client may write all its keys: as ``Rights.check_lease``."""
-        caller = self.call.caller = self.caller()  # for the grace that the client may ask for
+        """Check that the client may write all keys of a lease, to keep it alive; as ``Rights.check_lease``."""
+        caller = self.call.caller = self.caller()  # for a grace that the client may request
         return self._calls.rights.check_lease(caller, lease_id, write=True)
 
     def read_refusal(self, key: bytes, range_end: bytes) -> str:
-        """Return why the client may not begin to watch an interval, in etcd's words; empty: it may."""
+        """Return why the client may not begin to watch a range, in etcd's words; empty: it may."""
         return self._refusal(self.caller, key, range_end)
 
     def refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
-        """Why the client may not go on to watch an interval, by the users of now: they may change amid a look."""
+        """Return why the client may not continue to watch a range, under the current users; empty: it may."""
         return self._refusal(self._present, key, range_end)
 
     def _refusal(self, caller: Callable[[], Caller | None], key: bytes, range_end: bytes) -> str:
@@ -158,7 +158,7 @@ class LiveCall:
         return ""
 
     def _timed(self) -> None:
-        """The token may have ended; if not, its timer was for as long as timers may be."""
+        """Check the call if its token has ended; otherwise set the timer again, which had its longest time."""
         self._timer = None
         credential = self._credential
         if credential is not None and not credential.is_over:
@@ -167,30 +167,30 @@ class LiveCall:
             self._calls.look_at(self)
 
     def steps(self) -> Iterator[None]:
-        """End what may not go on, with pauses."""
+        """End everything that may not continue, with pauses."""
         is_enabled, revision = self._calls.auth.is_enabled, self._calls.auth.revision
         if self.call.done or (self.recheck is None and not is_enabled):
             return
         if self.recheck is not None:
             yield from self.recheck(self.refusal_to_go_on)
             if is_enabled:
-                self._let_in_at = revision  # what it is asked from now on is the next user's
+                self._let_in_at = revision  # later requests on it may be another user's
             return
         caller: Caller | None = None
         try:
             caller = self._present()
             if self._check is None:
-                self._calls.rights.check_user(caller)  # a stream of requests at least has to be a user's
+                self._calls.rights.check_user(caller)  # a stream of requests must belong to a user
             else:
                 yield from self._check(caller)
         except errors.StatusError as error:
             if caller is not None and caller.auth_revision != self._calls.auth.revision:
-                return  # users have changed meanwhile, so all calls are looked at once more
+                return  # users have changed meanwhile, so all calls are checked again
             self.end()
             self.call.abort(RpcError(error.code, str(error)))
 
     def end_with_call(self) -> None:
-        """Have the end of the call end this."""
+        """End this object at the end of the call."""
         observer = self.call.observer
 
         def ended(code: int, answer: bytes) -> None:
@@ -201,20 +201,20 @@ class LiveCall:
         self.call.observer = ended
 
     def end(self) -> None:
-        """The call is over, or about to be."""
+        """Forget the call: it has ended, or is about to."""
         self._calls.discard(self)
         self._take(None)
-        # A check of a stream holds it, and the stream holds this: without a collector they would stay.
+        # The check of a stream refers to the stream, which refers to this: without a collector they would stay.
         self.recheck = None
 
 
 class LiveCalls:
-    """All calls of a member that last.
+    """All long calls of a member.
 
     Arguments:
-        auth, rights: users, and what they may do.
-        callers: finds out who calls.
-        slices: does long work.
+        auth, rights: users, and their rights.
+        callers: determines the callers of calls.
+        slices: runs long work.
     """
 
     def __init__(self, auth: AuthStore, rights: Rights, callers: Callers, slices: Slices) -> None:
@@ -224,23 +224,23 @@ class LiveCalls:
         self._slices = slices
         self._loop = asyncio.get_running_loop()
         self._calls: dict[ServerCall, LiveCall | None] = {}
-        """The live call of each: None for a stream of requests until it is needed. Most are short."""
+        """The live call of each; None for a stream of requests until it is needed. Most are short."""
         self._due: deque[ServerCall] = deque()
-        """Calls to be looked at."""
+        """Calls to check."""
         self._is_changed = False
         self._is_looking = False
         self.on_changed: list[Callable[[], None]] = []
-        """Called when rights may have changed, before any call is looked at."""
+        """Called when rights may have changed, before any call is checked."""
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def add(self, call: ServerCall, credential: Credential | None, check: CheckCaller) -> LiveCall:
-        """Note a call that was let in.
+        """Register an admitted call.
 
         Arguments:
-            call: is aborted when it may not go on.
-            credential: what the caller has shown; None: nothing, since users are not asked for.
+            call: aborted when it may not continue.
+            credential: credential of the caller; None: none, since authentication is off.
             check: raises the StatusError that refuses a caller.
         """
         live = self._calls[call] = LiveCall(self, call, credential, check)
@@ -248,11 +248,11 @@ class LiveCalls:
         return live
 
     def open(self, call: ServerCall) -> None:
-        """Note a stream of requests, whose service has each of them checked."""
+        """Register a stream of requests, each of which its service checks."""
         self._calls[call] = None
 
     def of(self, call: ServerCall) -> LiveCall:
-        """Return what is known of a call that has been noted and has not ended."""
+        """Return the live call of a registered call that has not ended."""
         live = self._calls[call]
         if live is None:
             live = self._calls[call] = LiveCall(self, call, None, None)
@@ -269,25 +269,25 @@ class LiveCalls:
         self._calls.pop(live.call, None)
 
     def at(self, moment_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call back at a moment of the wall's clock, or an hour from now: it is then looked at again."""
+        """Call back at a wall clock time, at the latest after an hour: the time is then checked again."""
         return self._loop.call_later(min(max(moment_s - time.time(), 0.0) + 0.001, TIMER_MAX_S), callback)
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Users or rights may have changed."""
+        """Note that users or rights may have changed."""
         self._is_changed = True
         if self.auth.is_enabled:
             for callback in self.on_changed:
                 callback()
 
     def applied(self) -> None:
-        """The entries of a turn are applied: look through all calls, if anything has changed."""
+        """Check all calls if anything has changed: the entries of a turn are applied."""
         if self._is_changed:
             self._begin(at_once=True)
 
     def look_at(self, live: LiveCall) -> None:
-        """Look at one call: its token has ended."""
+        """Check one call: its token has ended."""
         self._due.append(live.call)
         self._begin(at_once=False)
 
@@ -309,7 +309,7 @@ class LiveCalls:
         self._is_looking = False
 
     def _look_at(self, call: ServerCall) -> Iterator[None]:
-        """End a call that cannot be looked at, and leave the others to be looked at all the same."""
+        """Check one call. If the check fails unexpectedly, end that call, and continue with the others."""
         live = self.of(call)
         try:
             yield from live.steps()
@@ -324,28 +324,28 @@ class LiveCalls:
 
 
 def _reason(error: errors.StatusError) -> str:
-    """Return an error as etcd's watches give it as a reason."""
+    """Return the text of an error as etcd's watches give it as a reason."""
     return f"rpc error: code = {errors.CODE_NAMES[error.code]} desc = {error}"
 
 
 AHEAD_MAX_S: Final = 2.0
-"""How long a call waits for the entry that makes its token known, on a member that is behind."""
+"""How long a call on a member that is behind waits for the entry that makes its token known."""
 
 AHEAD_CALLS_MAX: Final = 100
-"""Calls that wait so, each of which is looked at in each turn. When there are more, the one that has waited longest of
-the greediest identity is refused: a token that is real is known after a moment."""
+"""Calls that wait for such entries; each is checked in each turn. When there are more, the oldest call of the greediest
+identity is refused: a genuine token is known after a moment."""
 
 BYTES_AT_ONCE: Final = 8 * 1024
-"""Longer requests are checked in slices, where a row knows how to."""
+"""Longer requests are checked in slices, if their row supports it."""
 
 
 class Guard:
-    """Lets calls in, or refuses them.
+    """Admits calls, or refuses them.
 
     Arguments:
-        auth, rights: users, and what they may do.
-        callers: finds out who calls.
-        live: the calls that last.
+        auth, rights: users, and their rights.
+        callers: determines the callers of calls.
+        live: the long calls.
         node: applies entries.
         slices: checks long requests.
         txn_operations_max: etcd's max-txn-ops.
@@ -374,10 +374,10 @@ class Guard:
         self._shares = Shares(AHEAD_CALLS_MAX)
 
     def identify(self, address: str, certificate: Mapping[str, Any] | None) -> Identity:
-        """Return the identity of a connection: while users are on, names that none of them has share their address'.
+        """Return the identity of a connection. With authentication on, a name that is not a user's is ignored.
 
         Arguments:
-            address, certificate: as for ``identity_of_peer``.
+            address, certificate: as in ``identity_of_peer``.
         """
         if not self._auth.is_enabled:
             return identity_of_peer(address, certificate)
@@ -385,10 +385,10 @@ class Guard:
         return name if name in self._auth.users else identity_of_peer(address)
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the handler that is called in place of another.
+        """Return the wrapper of a handler.
 
         Arguments:
-            path, kind, handler: as the server registers it.
+            path, kind, handler: as registered by the server.
 
         Raises:
             ConfigError: the table has no row for the method.
@@ -442,13 +442,13 @@ class Guard:
         check: Callable[[], tuple[Credential | None, Left]],
         let_in: Callable[[Credential | None], None],
     ) -> None:
-        """Let a call in, or refuse it; a token that is not known here yet is waited for, and asked about once more.
+        """Admit a call, or refuse it. If its token is not known here yet, wait for it, and check once more.
 
         Arguments:
-            row: says how refusals are worded.
-            call: to be answered.
-            check: finds the caller, and asks the row.
-            let_in: given what the caller has shown.
+            row: determines the wording of refusals.
+            call: call to answer.
+            check: finds the caller, and checks the row.
+            let_in: called with the credential of the caller.
         """
         try:
             credential, left = check()
@@ -461,13 +461,13 @@ class Guard:
             self._when_checked(left, row, call, partial(let_in, credential))
 
     def _when_checked(self, left: Left, row: Row | None, call: UnaryCall, go_on: Callable[[], None]) -> None:
-        """Do what is left of a check in slices, then go on.
+        """Do the rest of a check in slices, then continue.
 
         Arguments:
-            left: None: nothing is.
-            row: says how refusals are worded; None: as they are.
-            call: to be answered.
-            go_on: what the check was for.
+            left: rest of the check; None: there is none.
+            row: determines the wording of refusals; None: they are sent as they are.
+            call: call to answer.
+            go_on: called after the check.
         """
         if left is None:
             go_on()
@@ -489,13 +489,13 @@ class Guard:
             call.on_cancel(job.cancel)
 
     def _check(self, row: Row, request: Any, call: ServerCall) -> tuple[Credential | None, Left]:
-        """Find the caller, and ask the row: what is left to check. Raises the StatusError that refuses the call."""
+        """Validate a request, find its caller, and check the row. Returns the rest of the check; raises StatusError."""
         if row.valid is not None:
             row.valid(request, self._txn_operations_max)
         return self._check_caller(row, request, call)
 
     def _check_caller(self, row: Row, request: Any, call: ServerCall) -> tuple[Credential | None, Left]:
-        """Find the caller of a valid request, and ask the row, as ``_check``."""
+        """Find the caller of a valid request, and check the row, as ``_check`` does."""
         try:
             credential = self._callers.credential(call.headers, call.peer)
             caller = self._note(call, credential)
@@ -506,7 +506,7 @@ class Guard:
             raise _as_refused(row, error) from None
 
     def _lasting(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """A unary call that may wait for long."""
+        """Wrap the handler of a unary method that may wait for long."""
 
         def guarded(call: UnaryCall, data: bytes) -> None:
             request = parse(call, method.request, data)
@@ -538,11 +538,11 @@ class Guard:
             return
         try:
             again()
-        except Exception as error:  # the task that called the handler first has ended: nothing else would answer
+        except Exception as error:  # no other task would answer the call
             call.fail_for(error)
 
     async def _caught_up(self, ahead: TokenAheadError, call: ServerCall) -> None:
-        """Wait until the entry of a token is applied. Raises InvalidAuthTokenError: not in time, or many wait."""
+        """Wait until the entry of a token is applied. Raises InvalidAuthTokenError if that takes too long."""
         identity = identity_of(call)
         if not self._shares.make_room(identity, 1, self._refuse_oldest):
             self._refuse_oldest(identity)
@@ -573,7 +573,7 @@ class Guard:
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def _stream(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """A stream of answers to one request."""
+        """Wrap the handler of a stream of answers to one request."""
 
         async def guarded(call: StreamCall) -> None:
             data = await call.receive()
@@ -584,7 +584,7 @@ class Guard:
             credential = None
             with refusals():
                 if self._auth.is_enabled:
-                    credential, _ = await self._check_stream(row, request, call)  # it is about no lease
+                    credential, _ = await self._check_stream(row, request, call)  # no rest: no lease is named
             call.put_back(data)
             live = self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
             try:
@@ -602,7 +602,7 @@ class Guard:
             return self._check(row, request, call)
 
     def _by_message(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """A stream of requests, each of which its service has checked."""
+        """Wrap the handler of a stream of requests, each of which its service checks."""
 
         async def guarded(call: StreamCall) -> None:
             self._live.open(call)
@@ -616,7 +616,7 @@ class Guard:
         return guarded
 
     def _listened(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, of a stream without a task."""
+        """Wrap the handler of such a stream without a task."""
 
         live = self._live
 
@@ -631,9 +631,9 @@ class Guard:
         return guarded
 
     def _find_caller(self, call: ServerCall) -> TokenAheadError | None:
-        """Note who opens a stream, for the audit log; return why its token is not known yet, if that is so.
+        """Note the user who opens a stream, for the audit log. Returns the error of a token that is not known yet.
 
-        What is wrong with a token, the answer to the first message says.
+        Any other fault of a token is reported in the answer to the first message.
         """
         try:
             credential = self._callers.credential(call.headers, call.peer)
@@ -645,7 +645,7 @@ class Guard:
         return None
 
     def _note(self, call: ServerCall, credential: Credential | None) -> Caller | None:
-        """Note who calls, and in whose share falls what waits for the connection."""
+        """Note the caller, and use its share for what waits for the connection."""
         if credential is None:
             return None
         call.identify(
@@ -689,7 +689,7 @@ def _as_refused(row: Row, error: errors.StatusError) -> errors.StatusError:
 
 
 def _closed(live: LiveCalls, call: ServerCall, observer: Observer | None, code: int, answer: bytes) -> None:
-    """A stream without a task has ended: tell who observed it before."""
+    """Forget a taskless stream that has ended, and tell its previous observer."""
     live.close(call)
     if observer is not None:
         observer(code, answer)

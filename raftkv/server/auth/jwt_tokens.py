@@ -1,19 +1,19 @@
-"""Tokens that carry what they say, signed: ``--auth-token jwt,pub-key=FILE,priv-key=FILE,sign-method=RS256,ttl=5m``.
+"""Signed tokens (JWT): ``--auth-token jwt,pub-key=FILE,priv-key=FILE,sign-method=RS256,ttl=5m``.
 
     tokens = JWTTokens(parse_options("jwt,pub-key=a.pem,sign-method=ES256"), time.time)
     tokens.find(b"eyJ...")                 # a Signed, or None
-    tokens.sign(b"alice", 7, hash)         # for a member that has the private key
+    tokens.sign(b"alice", 7, hash)         # if the member has the private key
 
-Claims are etcd's, so tokens of etcd with the same key are good here, and the other way: ``username``, ``revision`` of
-the users when it was signed, ``exp``. A token of an older revision is refused with "revision of auth store is old": who
-has one has to get another. Calls that need root are not (``apply/auth/rights``), so a token that was signed here says
-too which password it was given for (``raftkv_password``), and ends with that.
+Claims are etcd's, so tokens of etcd with the same key are valid here, and vice versa: ``username``, ``revision`` of the
+users when the token was signed, ``exp``. A token of an older revision is refused with "revision of auth store is old":
+its owner has to get another. This check does not apply to calls that need root (``apply/auth/rights``), so a token
+signed here also names the password that it was given for (``raftkv_password``), and ends when that password changes.
 
-- One algorithm is allowed, the one of the flag; what the token says of its own algorithm must be that. ``none`` is not
-  one. A public key is never taken for a secret: with HS256 the secret is the file ``priv-key``, as in etcd.
-- ``exp`` must be there, and must not have passed.
+- Only the algorithm of the flag is allowed, and the token must name it. ``none`` is never allowed. A public key is
+  never used as a secret: with HS256 the secret is the file ``priv-key``, as in etcd.
+- ``exp`` is required, and must not have passed.
 - A key file that others may read or write is refused; so is a secret shorter than its hash (RFC 7518, 3.2).
-- A verified token is remembered by its digest, and so is a refused one: to verify costs 30 to 700 us, to find 1 us.
+- Verified and refused tokens are remembered by their digests: verifying costs 30 to 700 us, a lookup 1 us.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ HMAC: Final = frozenset(("HS256", "HS384", "HS512"))
 EDDSA: Final = "EdDSA"
 TTL_DEFAULT_S: Final = 300.0
 TOKEN_BYTES_MAX: Final = 8 * 1024
-"""Longer tokens are not looked at."""
+"""Longer tokens are refused unread."""
 
 VERIFIED_MAX: Final = 10_000
 """Verified tokens that are remembered."""
 
 REFUSED_MAX: Final = 10_000
-"""Tokens that are remembered since they never will be good, apart from the others: any client can make some up."""
+"""Refused tokens that are remembered because they can never be valid; kept apart, since any client can invent some."""
 
 PASSWORD: Final = "raftkv_password"
-"""The claim that names the password, by a digest of its hash. That has a salt, so setting the same password counts."""
+"""The claim that names the password, by a digest of its salted hash: setting the same password again is a change."""
 
 _DIGITS: Final = 32
 
 HashOf = Callable[[bytes, int], bytes | None]
-"""The hash of a user's password now; None: it is not known here yet, as the users here are older than a revision."""
+"""Returns the current hash of a user's password; None: the users here are older than the given revision."""
 
 _KEYS: Final = frozenset(("pub-key", "priv-key", "sign-method", "ttl"))
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -66,9 +66,9 @@ class Options:
     """The parsed flag.
 
     Attributes:
-        method: the one algorithm.
-        public_file, private_file: keys; empty: none.
-        ttl_s: how long a token lasts that is signed here.
+        method: the only allowed algorithm.
+        public_file, private_file: key files; empty: none.
+        ttl_s: lifetime of tokens signed here.
     """
 
     method: str
@@ -78,13 +78,13 @@ class Options:
 
 
 def parse_options(text: str) -> Options | None:
-    """Return what ``--auth-token`` says; None: simple tokens.
+    """Parse ``--auth-token``; None: simple tokens.
 
     Arguments:
-        text: of the flag.
+        text: value of the flag.
 
     Raises:
-        ConfigError: it says something else.
+        ConfigError: the value is invalid.
     """
     kind, *pairs = text.split(",")
     if kind == "simple" and not pairs:
@@ -115,11 +115,11 @@ def _ttl_s(text: str) -> float:
 
 
 class Signed:
-    """A user whose token was verified.
+    """A user with a verified token.
 
     Attributes:
-        user: the name.
-        expires_at: when it ends, in seconds since the epoch.
+        user: name of the user.
+        expires_at: when the token expires, in seconds since the epoch.
     """
 
     __slots__ = ("_begins_at", "_caller", "_clock", "_hash", "_hash_of", "_password", "expires_at", "user")
@@ -140,17 +140,17 @@ class Signed:
         self._password = password
         self._clock = clock
         self._hash: bytes | None = None
-        """The one that was found to be meant: most calls compare no digest."""
+        """The password hash that matched last, so that most calls compute no digest."""
         self._hash_of = hash_of
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or its password has."""
+        """Whether the token has expired, or its password has changed."""
         return (self.expires_at is not None and self._clock() >= self.expires_at) or not self._has_password()
 
     def _has_password(self) -> bool:
         if not self._password:
-            return True  # another has signed it, and says nothing of the password
+            return True  # another program has signed it, without this claim
         found = self._hash_of(self.user, self._caller.auth_revision)
         if found is None or found == self._hash:
             return True
@@ -161,15 +161,15 @@ class Signed:
 
     @property
     def is_good(self) -> bool:
-        """Whether it has begun and has not ended."""
+        """Whether the token is valid now: it has begun and has not ended."""
         return not self.is_over and self._begins_at <= self._clock()
 
     def caller(self, auth_revision: int) -> Caller:
-        """Return the user, as known when the token was signed."""
+        """Return the user as a caller, under the revision at which the token was signed."""
         return self._caller
 
     def hold(self) -> None:
-        """Do nothing: it ends when it says."""
+        """Do nothing: the token ends at its own time."""
 
     release = hold
 
@@ -178,9 +178,9 @@ class JWTTokens:
     """Verifies tokens, and signs them if there is a key for it.
 
     Arguments:
-        options: of the flag.
-        clock: seconds since the epoch.
-        hash_of: knows the passwords of users.
+        options: options of the flag.
+        clock: returns seconds since the epoch.
+        hash_of: returns the current password hash of a user.
 
     Raises:
         ConfigError: a key cannot be used.
@@ -194,16 +194,16 @@ class JWTTokens:
         self._clock = clock
         self._hash_of = hash_of
         self._signing, self._verifying = _keys(options)
-        # At the start, and only where the flag asks for it: a running member imports nothing.
+        # Imported at the start, and only if the flag needs it: a running member imports nothing.
         self._jwt = importlib.import_module("jwt")
         self._verified: OrderedDict[bytes, Signed] = OrderedDict()
         self._refused: OrderedDict[bytes, None] = OrderedDict()
 
     def find(self, token: bytes) -> Signed | None:
-        """Return whose token it is; None: it is not good, or not any more.
+        """Return the user of a token; None: the token is not valid, or no longer.
 
         Arguments:
-            token: as the client sent it.
+            token: token sent by the client.
         """
         if len(token) > TOKEN_BYTES_MAX:
             return None
@@ -220,14 +220,14 @@ class JWTTokens:
         return signed if signed.is_good else None
 
     def _verify(self, token: bytes) -> Signed | None:
-        """Return what a token says, be it that it has not begun or has ended; None: it never will be good."""
+        """Return the content of a token, even before its begin or after its end; None: it can never be valid."""
         jwt = self._jwt
         try:
             claims = jwt.decode(
                 token,
                 self._verifying,
                 algorithms=[self._method],
-                # The clock is this object's, which looks at exp and nbf below; other claims are not used.
+                # Times are checked below, with this object's clock (exp and nbf); other claims are not used.
                 options={
                     "require": ["exp"],
                     "verify_exp": False,
@@ -255,12 +255,12 @@ class JWTTokens:
         """Return a token.
 
         Arguments:
-            user: who has given the right password.
-            auth_revision: of the users then.
-            password_hash: of that password.
+            user: user with the right password.
+            auth_revision: revision of the users when it was checked.
+            password_hash: hash of that password.
 
         Raises:
-            TokenNotSignedError: this member has no key for it.
+            TokenNotSignedError: this member has no private key.
         """
         if self._signing is None:
             raise errors.TokenNotSignedError
@@ -275,7 +275,7 @@ class JWTTokens:
 
 
 def digest_of(password_hash: bytes) -> str:
-    """Return what a token says of a password."""
+    """Return the value of the password claim."""
     return hashlib.sha256(password_hash).hexdigest()[:_DIGITS]
 
 
@@ -286,7 +286,7 @@ def _remember(found: OrderedDict[bytes, T], digest: bytes, what: T, most: int) -
 
 
 def _number(claims: dict[str, Any], name: str) -> float | None:
-    """A claim that is a number from 0 on; None: it is none. Infinity and NaN are numbers to Python's parser of JSON."""
+    """Return a claim that is a number >= 0, else None. Infinity and NaN are numbers to Python's JSON parser."""
     value = claims.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 63:
         return None
@@ -321,7 +321,7 @@ def _read(name: str) -> bytes:
 
 
 def _load(name: str, pem: bytes, method: str, *, is_private: bool) -> Any:
-    """Return a key of the kind that the method needs. An error names none of its bytes."""
+    """Return a key of the type that the method needs. Errors contain none of its bytes."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.x509 import load_pem_x509_certificate

@@ -1,19 +1,19 @@
-"""bcrypt in threads of its own: one password takes about 60 ms of a core at the usual cost.
+"""bcrypt in its own threads: one password takes about 60 ms of a core at the usual cost.
 
-    hashed = await passwords.hash("secret")              # InvalidPasswordError, TooManyRequestsError
-    matches = await passwords.matches("secret", hashed)  # a cost in place of a hash: False, after the work of that cost
+    hashed = await passwords.hash("secret")              # raises InvalidPasswordError, ShareError
+    matches = await passwords.matches("secret", hashed)  # with a cost instead of a hash: False, after equal work
 
-The threads are few and of low priority, so a storm of logins delays no other call; the queue for them is bounded
-and shared (``rpc/shares``): by the client's address, and within one by the name, where all names that no user has are
-one. When too many wait, the newest of the greediest is refused; each in turn is served. bcrypt lets the interpreter go
-while it works.
+The threads are few and have low priority, so a storm of logins delays no other call. Their queue is bounded and shared
+(``rpc/shares``): by the client's address, and within an address by name; all unknown names count as one. When too many
+passwords wait, the newest of the greediest is refused; otherwise each is served in turn. bcrypt releases the
+interpreter lock while it works.
 
-On a machine that is always busy a thread of low priority hardly runs: a login then took 3 s. So one more thread has the
-loop's own priority. Each user at each address has some of its time (``PROMPT_SHARE``), which a storm of logins has used
-up at once, for itself alone; names that no user has are one, and have little (``PROMPT_SHARE_UNKNOWN``). All together
-have ``PROMPT_SHARE_ALL``.
+On a machine that is always busy a thread of low priority hardly runs: a login took 3 s there. So one more thread has
+the loop's own priority. Each user at each address has a share of its time (``PROMPT_SHARE``), which a storm of logins
+uses up at once, but only for itself. All unknown names count as one, with a small share (``PROMPT_SHARE_UNKNOWN``). All
+together have ``PROMPT_SHARE_ALL``.
 
-As in Go: a password of more than 72 bytes cannot be set; of one that is compared the first 72 bytes count.
+As in Go: a password of more than 72 bytes cannot be set; when passwords are compared, the first 72 bytes count.
 """
 
 from __future__ import annotations
@@ -38,43 +38,43 @@ from raftkv.rpc.shares import Identity, Shares, greedier, refusal
 T = TypeVar("T")
 
 BYTES_MAX: Final = 72
-"""Bytes of a password that bcrypt looks at."""
+"""Bytes of a password that bcrypt uses."""
 
 WAITING_MAX: Final = 64
-"""Passwords that may wait at a time: about 4 s of one thread."""
+"""Passwords that may wait at the same time: about 4 s of one thread."""
 
 COST_MIN: Final = 4
 GIVEN_COST_MAX: Final = 16
-"""Costliest hash that is looked at: a client may bring hashes of its own, and 31 takes a day."""
+"""Highest accepted cost of a hash: clients may send hashes of their own, and a cost of 31 takes a day."""
 
 NICENESS: Final = 10
-"""How far the priority of the threads is below the loop's."""
+"""How much lower the priority of the threads is than the loop's."""
 
 PROMPT_BURST_S: Final = 0.3
-"""Processor time that the passwords of one user at one address take at the loop's own priority, at once."""
+"""Processor time at the loop's priority that passwords of one user at one address may take at once."""
 
 PROMPT_SHARE: Final = 0.25
-"""And how much of a core in the long run: four logins a second."""
+"""The same in the long run, as a fraction of a core: four logins a second."""
 
 PROMPT_SHARE_UNKNOWN: Final = 0.05
-"""The same for all names that no user has."""
+"""The same for all unknown names together."""
 
 PROMPT_SHARE_ALL: Final = 0.5
-"""And for all users and addresses together."""
+"""The same for all users and addresses together."""
 
 LOOK_INTERVAL_S: Final = 0.05
-"""How often jobs that wait are looked at while the thread of the loop's priority is free: time may be left for them."""
+"""How often waiting jobs are checked while the thread with the loop's priority is free: they may have time again."""
 
 _HASH_BYTES: Final = 60
 _PREFIXES: Final = (b"$2a$", b"$2b$", b"$2y$")
 
 
 class Allowance:
-    """Processor time that may be used: a burst, which grows again by a share of the time that passes.
+    """Processor time that may be used: a burst, which is refilled by a fraction of the time that passes.
 
     Arguments:
-        now: of the clock of all calls, in seconds.
-        share: of the time that passes.
+        now: seconds of the clock used in all calls.
+        share: fraction of the time that passes.
     """
 
     def __init__(self, now: float, share: float) -> None:
@@ -83,25 +83,25 @@ class Allowance:
         self._share = share
 
     def left_s(self, now: float) -> float:
-        """Return how much is left; what begins while some is may use more than that, and later work waits for it."""
+        """Return the remaining time. Work may begin while some is left; overuse delays later work."""
         self._left_s = min(PROMPT_BURST_S, self._left_s + (now - self._at) * self._share)
         self._at = now
         return self._left_s
 
     def spend(self, used_s: float) -> None:
-        """Take off what work has used."""
+        """Subtract the time that work has used."""
         self._left_s -= used_s
 
 
 class _Job:
-    """A password that waits, or is worked on.
+    """A password that waits or is being worked on.
 
     Attributes:
-        work: what a thread does.
-        address, name: in whose share it falls.
-        done: gets what ``work`` returns.
-        is_over: whether it counts no more.
-        used_s: processor time that it took.
+        work: function run by a thread.
+        address, name: identities whose shares it uses.
+        done: gets the result of ``work``.
+        is_over: whether it no longer counts.
+        used_s: processor time used.
     """
 
     __slots__ = ("address", "done", "is_over", "name", "used_s", "work")
@@ -116,20 +116,20 @@ class _Job:
 
 
 class _Line:
-    """Jobs that wait; addresses in turn, and the names of each in turn."""
+    """Waiting jobs; addresses are served in turn, and so are the names of each address."""
 
     def __init__(self) -> None:
         self._jobs: dict[Identity, dict[Identity, deque[_Job]]] = {}
 
     def add(self, job: _Job) -> None:
-        """Have a job wait behind those of its name."""
+        """Add a job behind those of its name."""
         self._jobs.setdefault(job.address, {}).setdefault(job.name, deque()).append(job)
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
     def next(self, may: Callable[[_Job], bool]) -> _Job | None:
-        """Take the job whose turn it is of those that may be done; None: none waits."""
+        """Take the next job that is allowed to run; None: there is none."""
         for address, names in self._jobs.items():
             for name, jobs in names.items():
                 if not may(jobs[0]):
@@ -144,12 +144,12 @@ class _Line:
         return None
 
     def newest(self, address: Identity, name: Identity) -> _Job | None:
-        """Return the newest job of a name that waits; None: none does."""
+        """Return the newest waiting job of a name; None: there is none."""
         jobs = self._jobs.get(address, {}).get(name)
         return jobs[-1] if jobs else None
 
     def discard(self, job: _Job) -> None:
-        """Forget a job, if it waits."""
+        """Remove a job, if it waits."""
         names = self._jobs.get(job.address, {})
         jobs = names.get(job.name, deque())
         if job in jobs:
@@ -164,9 +164,9 @@ class Passwords:
     """Hashes passwords and compares them.
 
     Arguments:
-        cost: of new hashes: the logarithm of the work.
-        length_min: characters that a password has at least.
-        threads: how many of low priority work at a time.
+        cost: bcrypt cost of new hashes: the logarithm of the work.
+        length_min: minimum length of a password, in characters.
+        threads: number of threads with low priority.
     """
 
     def __init__(self, cost: int, length_min: int = 0, *, threads: int | None = None) -> None:
@@ -177,30 +177,30 @@ class Passwords:
         self._prompt: ThreadPoolExecutor | None = None
         self._allowance_all = Allowance(time.monotonic(), PROMPT_SHARE_ALL)
         self._allowances: dict[tuple[Identity, Identity], Allowance] = {}
-        """By address and name, of those that have used some."""
+        """Allowances by address and name, of those that have used some time."""
         self._look: asyncio.TimerHandle | None = None
         self._is_prompt_busy = False
         self._patient_busy = 0
         self._line = _Line()
         self._shares = Shares(WAITING_MAX)
         self._shares_of: dict[Identity, Shares] = {}
-        """By address: of its names."""
+        """Shares of the names of each address."""
 
     @property
     def waiting(self) -> int:
-        """Passwords that are worked on, or wait for it."""
+        """Number of passwords that wait or are being worked on."""
         return self._shares.used
 
     @property
     def cost(self) -> int:
-        """Cost of new hashes, as far as it can be afforded."""
+        """Cost of new hashes, limited to an affordable one."""
         return min(self._cost, GIVEN_COST_MAX)
 
     def check(self, password: str) -> None:
         """Refuse a password that is too short or too long.
 
         Raises:
-            InvalidPasswordError: it is.
+            InvalidPasswordError: the password is too short or too long.
         """
         if len(password) < self._length_min:
             raise errors.InvalidPasswordError(f"raftkv: a password must have at least {self._length_min} characters")
@@ -211,23 +211,24 @@ class Passwords:
         """Return the hash of a new password.
 
         Raises:
-            InvalidPasswordError: it is too short or too long.
-            ShareError: too many wait.
+            InvalidPasswordError: the password is too short or too long.
+            ShareError: too many passwords wait.
         """
         self.check(password)
         return await self._run(lambda: _hash(password.encode(), self._cost))
 
     async def matches(self, password: str, hashed: bytes | int, address: Identity = "", name: Identity = b"") -> bool:
-        """Return whether a password is the one of a hash.
+        """Return whether a password matches a hash.
 
         Arguments:
-            password: as the client sent it.
-            hashed: of the user; a cost: there is none that fits, which takes a hash of that cost to find out.
+            password: password sent by the client.
+            hashed: hash of the user; a cost: there is no matching hash, and a hash of that cost is computed all the
+                same.
             address: identity of the client's connection.
-            name: of the user; empty: there is no such user.
+            name: name of the user; empty: there is no such user.
 
         Raises:
-            ShareError: too many wait.
+            ShareError: too many passwords wait.
         """
         return await self._run(lambda: self._compare(password, hashed), address, name)
 
@@ -254,7 +255,7 @@ class Passwords:
             self._leave(job)
 
     def _has_room(self, address: Identity, name: Identity) -> bool:
-        """Make room for one more: another address gives way, or another name of the same address."""
+        """Make room for one more password: another address gives way, or another name of the same address."""
         if self._shares.make_room(address, 1, self._give_way):
             return True
         names = self._shares_of.get(address)
@@ -268,14 +269,14 @@ class Passwords:
     def _refuse_newest(self, address: Identity, name: Identity) -> bool:
         job = self._line.newest(address, name)
         if job is None:
-            return False  # those that are left are being worked on
+            return False  # the remaining ones are being worked on
         self._line.discard(job)
         self._leave(job)
         job.done.set_exception(_refused(address))
         return True
 
     def _leave(self, job: _Job) -> None:
-        """Count a job no more; once."""
+        """Stop counting a job; later calls do nothing."""
         names = self._shares_of.get(job.address)
         if names is None or job.is_over:
             return
@@ -286,7 +287,7 @@ class Passwords:
             del self._shares_of[job.address]
 
     def _feed(self) -> None:
-        """Give jobs to the threads that are free: first to the one of the loop's own priority, as time is left."""
+        """Give jobs to free threads: first to the one with the loop's priority, as far as there is time left."""
         while not self._is_prompt_busy and (job := self._next_prompt()) is not None:
             self._is_prompt_busy = True
             pool = self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
@@ -314,7 +315,7 @@ class Passwords:
         return self._line.next(has_time)
 
     def _spend(self, job: _Job) -> None:
-        """Count what a job has used of the time at the loop's own priority."""
+        """Charge the time that a job has used at the loop's priority."""
         now, whose = time.monotonic(), (job.address, job.name)
         if whose not in self._allowances:
             rested = [one for one, allowance in self._allowances.items() if allowance.left_s(now) == PROMPT_BURST_S]
@@ -326,7 +327,7 @@ class Passwords:
         self._allowance_all.spend(job.used_s)
 
     def _worked(self, job: _Job, is_prompt: bool, future: asyncio.Future[Any]) -> None:
-        """A thread is free."""
+        """Store the result of a job, and give its thread the next one."""
         if is_prompt:
             self._is_prompt_busy = False
             self._spend(job)
@@ -342,7 +343,7 @@ class Passwords:
         self._feed()
 
     def close(self) -> None:
-        """Begin nothing more: the member stops."""
+        """Start no more jobs: the member stops."""
         while (job := self._line.next(_any)) is not None:
             job.done.cancel()
         if self._look is not None:
@@ -366,7 +367,7 @@ def _timed(job: _Job) -> Any:
 
 
 def is_hash(hashed: bytes) -> bool:
-    """Return whether bytes are a bcrypt hash of a cost that can be afforded."""
+    """Return whether bytes are a bcrypt hash with an affordable cost."""
     cost = hashed[4:6]
     return (
         len(hashed) == _HASH_BYTES
@@ -377,19 +378,19 @@ def is_hash(hashed: bytes) -> bool:
 
 
 def costs_of(hashes: Iterable[bytes]) -> list[int]:
-    """Return the costs of the hashes that are looked at, in order."""
+    """Return the costs of the usable hashes, sorted."""
     return sorted(int(hashed[4:6]) for hashed in hashes if is_hash(hashed))
 
 
 def decoy_cost(name: bytes, secret: bytes, costs: Sequence[int]) -> int | None:
-    """Return what it costs to refuse a name without a hash: as often this or that as the names with one have it.
+    """Return the cost for refusing a name without a hash. Costs are as frequent as among the names with a hash.
 
-    It is the same at every try and on every member, and not to be foretold without the secret.
+    The cost of a name is the same at every try and on every member, and cannot be predicted without the secret.
 
     Arguments:
-        name: that a client gives.
-        secret: that no client knows.
-        costs: of all stored hashes, in order; None is the answer if there are none.
+        name: name sent by a client.
+        secret: value that no client knows.
+        costs: costs of all stored hashes, sorted; if empty, the result is None.
     """
     digest = hashlib.blake2b(name, digest_size=8, key=secret[:64]).digest()
     return costs[int.from_bytes(digest, "big") * len(costs) >> 64] if costs else None
@@ -404,7 +405,7 @@ def _refused(address: Identity) -> errors.ShareError:
 
 
 def _lower_priority() -> None:
-    """Let other threads go first: a Linux thread has a priority of its own."""
+    """Lower the priority of this thread: on Linux each thread has its own."""
     thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

@@ -1,9 +1,10 @@
 """The Auth service: authentication, and changes of users and roles.
 
-    Authenticate   the password compared here, under the users of one revision; then the token goes through the log, so
-                   that every member knows it; tried again if users have changed meanwhile. A signed token needs no log
-    changes        passwords hashed here; then the log, with the caller, like any write
-    questions      after a confirmation by a quorum, from what is applied here
+    Authenticate   the password is compared on this member, against the users of one revision; then the token goes
+                   through the log, so that every member knows it; repeated if users have changed meanwhile. A signed
+                   token needs no log
+    changes        passwords are hashed here; then the change goes through the log, with its caller, like any write
+    questions      answered from the state applied here, after a confirmation by a quorum
 
 Passwords are dropped from requests as soon as they are hashed or compared (CVE-2021-28235), and go into no entry.
 """
@@ -35,10 +36,10 @@ T = TypeVar("T")
 
 _METHODS: Final = SERVICES["etcdserverpb.Auth"]
 TRIES_MAX: Final = 100
-"""How often something is tried under ever newer users, before the caller is answered that they change too fast."""
+"""How often an operation is retried because users have changed, before the caller gets an error."""
 
 _ROOT_PERMISSION: Final = field(2, auth_pb2.Permission(permType="READWRITE", range_end=b"\0").SerializeToString())
-"""How etcd shows what the role root may do; what was granted to it is not shown."""
+"""The rights of the role root as etcd shows them; permissions granted to it are not shown."""
 
 CHANGES: Final = {
     "AuthEnable": "enable",
@@ -53,18 +54,18 @@ CHANGES: Final = {
     "RoleGrantPermission": "role_grant_permission",
     "RoleRevokePermission": "role_revoke_permission",
 }
-"""Methods that are one entry of the log, and which."""
+"""Methods that are one entry of the log, and the field of the entry."""
 
 
 class Listing:
-    """An answer that is a list, field 2 of its message.
+    """An answer with a list, which is field 2 of its message.
 
     Arguments:
-        take: returns the items of the list, which nothing changes then; called when it is the turn of the call, since
-            they may be very many, and calls for them too.
-        size: about how many there are.
-        encode: makes one element.
-        is_sorted: whether they are in the order of the answer.
+        take: returns the items, which must not change afterwards; called when the call's turn comes, since there may be
+            very many items, and many calls.
+        size: approximate number of items.
+        encode: encodes one item.
+        is_sorted: whether the items are already in the order of the answer.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Listing:
         self._is_sorted = is_sorted
 
     def work(self) -> Work[list[bytes]]:
-        """Put the elements together, with pauses."""
+        """Encode the items in order, with pauses."""
         items = self._take()
         ordered = items if self._is_sorted else (yield from in_order(items))
         return (yield from encoded(ordered, self._encode))
@@ -86,10 +87,10 @@ class AuthService:
     """Handlers of etcdserverpb.Auth.
 
     Arguments:
-        responder: the member's shared parts.
-        passwords: hashes and compares.
-        signer: makes tokens; None: they go through the log.
-        caller: finds who makes a call, as known by now; raises for a token that is none.
+        responder: shared parts of the member.
+        passwords: hashes and compares passwords.
+        signer: signs tokens; None: tokens go through the log.
+        caller: returns the current caller of a call; raises for an invalid token.
     """
 
     def __init__(
@@ -108,10 +109,10 @@ class AuthService:
         self._costs: tuple[int, list[int]] = -1, []
         """Costs of all users' hashes, at a revision of the users."""
         self._granting: dict[bytes, int] = {}
-        """Digests of tokens that this member has proposed, and the indexes of their entries."""
+        """Digests of tokens proposed by this member, with the indexes of their entries."""
 
     def register(self, server: Server) -> None:
-        """Serve all methods."""
+        """Register all methods."""
         questions = {
             "Authenticate": self._authenticate,
             "AuthStatus": self._question(self._status),
@@ -128,7 +129,7 @@ class AuthService:
     # -- authentication ----------------------------------------------------------------------------------------------
 
     async def _authenticate(self, request: rpc_pb2.AuthenticateRequest, call: UnaryCall) -> bytes:
-        """Give a token for a password."""
+        """Return a token for a password."""
         token = await self._token(request.name.encode(), request.password, call.peer.identity)
         return self._responder.answer(rpc_pb2.AuthenticateResponse(token=token))
 
@@ -136,7 +137,7 @@ class AuthService:
         checked: bytes | int | None = None
         for _ in range(TRIES_MAX):
             revision = self._auth.revision
-            # Users change often; this one's password hardly ever.
+            # Users change often; the password of one user hardly ever.
             hashed = self._hash_of(user)
             if checked != hashed:
                 name = user if isinstance(hashed, bytes) else b""
@@ -149,10 +150,10 @@ class AuthService:
         raise errors.AuthOldRevisionError
 
     def _hash_of(self, name: bytes) -> bytes | int:
-        """Return the hash of a user's password; of a name without one, what it costs to find that out.
+        """Return the hash of a user's password. For a name without one, return the cost that hides this.
 
         Raises:
-            AuthNotEnabledError: as etcd's.
+            AuthNotEnabledError: as in etcd.
         """
         auth = self._auth
         if not auth.is_enabled:
@@ -166,7 +167,7 @@ class AuthService:
         return self._passwords.cost if cost is None else cost
 
     async def _granted(self, user: bytes, revision: int) -> str | None:
-        """Return a token for a user whose password was right at a revision; None: users have changed since."""
+        """Return a token for a user whose password was correct at a revision; None: users have changed since."""
         if self._auth.revision != revision:
             return None
         if self._signer is not None:
@@ -184,7 +185,7 @@ class AuthService:
         return f"{secret}.{index}"
 
     def granted(self, digest: bytes, index: int) -> None:
-        """Take note of the entry of a token, for the one who asked this member for it."""
+        """Store the index of a token's entry, if this member proposed it."""
         if digest in self._granting:
             self._granting[digest] = index
 
@@ -193,9 +194,9 @@ class AuthService:
     def _change(self, field: str) -> Handler:
         async def handle(request: Any, call: UnaryCall) -> bytes:
             await self._prepare(request)
-            # Passwords may wait for long: behind a deletion, one of the same name is another user.
+            # Hashing may wait for long: after a deletion, a user of the same name is a different user.
             self._responder.check_again(call, Rights.check_root)
-            # Others that come first do not void it, unless they take the role root.
+            # Changes that are applied before this one do not void it, unless they take the role root from the caller.
             change = raft_pb2.AuthChange(**{field: request})
             outcome = await self._responder.propose_versioned(Kind.AUTH, change, call.caller, identity_of(call))
             return self._header(outcome.revision) + outcome.body
@@ -218,7 +219,7 @@ class AuthService:
         if request.hashedPassword and not password:
             _check_hash(request.hashedPassword)
         elif not password and isinstance(request, rpc_pb2.AuthUserChangePasswordRequest):
-            # As in etcd, after a change to the empty password none is right; a user who was added with it may log in.
+            # As in etcd, no password is right after a change to the empty one; a user added with it may log in.
             self._passwords.check(password)
         else:
             request.hashedPassword = base64.b64encode(await self._passwords.hash(password)).decode()
@@ -232,14 +233,14 @@ class AuthService:
         return handle
 
     def _asker(self, call: UnaryCall) -> Caller | None:
-        """Return who asks, by the users of now."""
+        """Return the caller, under the current users."""
         return self._caller(call) if self._auth.is_enabled else MEMBER
 
     def _listing(self, answer: Callable[[Any, Caller | None], Listing]) -> Handler:
-        """Return the handler of a question whose answer is a list, which may be long: it is put together in steps."""
+        """Return the handler of a question whose answer is a list. It may be long, so it is built in slices."""
 
         async def handle(request: Any, call: UnaryCall) -> list[bytes]:
-            def work() -> Work[list[bytes]]:  # by the users and roles of its turn
+            def work() -> Work[list[bytes]]:  # under the users and roles at the time of its turn
                 head, now = self._header(self._responder.revision()), answer(request, self._asker(call))
                 return [head, *(yield from now.work())]
 
@@ -285,7 +286,7 @@ class AuthService:
 
 
 def _check_hash(text: str) -> None:
-    """Refuse a hash that a client brings, unless it is one of bcrypt's that can be afforded."""
+    """Refuse a hash sent by a client, unless it is a bcrypt hash with an affordable cost."""
     try:
         hashed = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,13 +1,13 @@
-"""Tokens that a member gave for a password: ``<secret>.<index of the log>``, known to all members by the log.
+"""Tokens given for passwords: ``<secret>.<index of the log>``; all members learn them from the log.
 
-    secret = new_secret()                            # in the answer to the client, and nowhere else
+    secret = new_secret()                            # only in the answer to the client
     TokenGrant(user, digest_of(secret))              # in the log: every member that applies it calls ``grant``
-    tokens.find(b"<secret>.<index>")                 # a Session, or None: unknown, or not used for too long
+    tokens.find(b"<secret>.<index>")                 # a Session, or None: unknown, or unused for too long
 
-A token lives as long as it is used at this member, or an open stream holds it, and ``ttl_s`` longer. A restart forgets
-all of them but the newest, which are replayed with the log, as in etcd: clients authenticate anew. Unlike etcd's, a
-secret has 140 bits and what is kept and logged is its digest, by which it is found: the time of a search tells nothing
-of the secret.
+A token ends ``ttl_s`` after its last use at this member, and not while an open stream holds it. A restart forgets all
+tokens except the newest, which are replayed with the log, as in etcd: clients authenticate again. Unlike etcd's, a
+secret has about 137 bits, and only its digest is stored and logged. Tokens are found by their digest, so the time of a
+search reveals nothing about the secret.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from typing import Final
 from raftkv.apply.wire import Caller
 
 SECRET_LETTERS: Final = 24
-"""Letters of a secret, each one of 52: 136 bits and a little. etcd's have 16."""
+"""Letters of a secret, each one of 52: 136 bits and a little. etcd's secrets have 16 letters."""
 
 TOKENS_MAX: Final = 100_000
-"""Tokens that a member knows; beyond it, an old one of the user who has most goes for each new one."""
+"""Tokens that a member knows; when there are more, each new one replaces an old one of the user with most tokens."""
 
 RECENT_MAX: Final = 10_000
-"""Tokens that are found without a digest."""
+"""Tokens that are found without computing a digest."""
 
 TOKEN_BYTES_MAX: Final = 64
-"""No token is longer: what is, need not be looked at."""
+"""No token is longer, so longer ones are not looked up."""
 
 CANDIDATES: Final = 16
-"""Old tokens that are looked at when one has to go."""
+"""Old tokens that are considered when one has to be dropped."""
 
 _INDEX_DIGITS_MAX: Final = 20
 
 
 class User:
-    """A user who was let in.
+    """An authenticated user.
 
     Attributes:
-        user: the name.
+        user: name of the user.
     """
 
     __slots__ = ("_caller", "user")
@@ -54,7 +54,7 @@ class User:
         self._caller = Caller(user, 0)
 
     def caller(self, auth_revision: int) -> Caller:
-        """Return the user, as known by the users and roles of a revision: the present one."""
+        """Return the user as a caller under a revision of users and roles, which must be the current one."""
         caller = self._caller
         if caller.auth_revision != auth_revision:
             caller = self._caller = Caller(self.user, auth_revision)
@@ -62,11 +62,11 @@ class User:
 
 
 class Session(User):
-    """A user who was let in, until the token ends.
+    """A user authenticated by a token, until the token ends.
 
     Attributes:
         used_at: when the token was last used here.
-        is_over: whether it has ended.
+        is_over: whether the token has ended.
     """
 
     __slots__ = ("digest", "is_over", "streams", "used_at")
@@ -79,16 +79,16 @@ class Session(User):
         self.streams = 0
 
     def hold(self) -> None:
-        """A stream uses it from now on."""
+        """Note a stream that uses the token."""
         self.streams += 1
 
     def release(self) -> None:
-        """The stream has ended."""
+        """Note that such a stream has ended."""
         self.streams -= 1
 
     @property
     def expires_at(self) -> float | None:
-        """When it ends by itself, by the clock of the wall; None: it is held for as long as it is used."""
+        """When the token expires, by the wall clock; always None: it lives as long as it is used."""
         return None
 
 
@@ -96,8 +96,8 @@ class SimpleTokens:
     """The tokens that this member knows.
 
     Arguments:
-        clock: seconds, monotonic.
-        ttl_s: how long an unused token lives.
+        clock: returns monotonic seconds.
+        ttl_s: lifetime of an unused token.
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float) -> None:
@@ -106,22 +106,22 @@ class SimpleTokens:
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
         self._of_user: dict[bytes, OrderedDict[bytes, None]] = {}
         self._recent: dict[bytes, Session] = {}
-        """Tokens as clients send them, so that most calls need no digest: 0.7 us less."""
+        """Tokens as sent by clients, so that most calls compute no digest, which saves 0.7 us."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def grant(self, user: bytes, digest: bytes) -> None:
-        """Know a token from now on: its entry was applied.
+        """Add a token: its entry was applied.
 
         Arguments:
-            user: who gave the password.
-            digest: of the secret.
+            user: user of the token.
+            digest: digest of the secret.
         """
         now = self._clock()
         self._expire(now)
         if len(self._sessions) >= TOKENS_MAX:
-            # One without a stream, if there is one soon.
+            # Prefer one without a stream, among the oldest.
             most = max(self._of_user.values(), key=len)
             old = [self._sessions[one] for one in islice(most, CANDIDATES)]
             self._end(next((session for session in old if not session.streams), old[0]))
@@ -129,10 +129,10 @@ class SimpleTokens:
         self._of_user.setdefault(user, OrderedDict())[digest] = None
 
     def find(self, token: bytes) -> Session | None:
-        """Return whose token it is, and count that as use; None: unknown.
+        """Return the session of a token, and count this as use; None: the token is unknown.
 
         Arguments:
-            token: as the client sent it.
+            token: token sent by the client.
         """
         session = self._recent.get(token)
         if session is None or session.is_over:
@@ -162,7 +162,7 @@ class SimpleTokens:
             self._end(self._sessions[digest])
 
     def forget_all(self) -> None:
-        """End all tokens: users are not asked for any more, or other users have taken their place."""
+        """End all tokens: authentication was disabled, or the users were replaced."""
         for session in self._sessions.values():
             session.is_over = True
         self._sessions.clear()
@@ -170,7 +170,7 @@ class SimpleTokens:
         self._recent.clear()
 
     def _expire(self, now: float) -> None:
-        """Look at two, in turn, and forget what was not used for too long; what streams hold counts as used."""
+        """Check two tokens in turn, and drop those unused for too long; tokens held by streams count as used."""
         for session in list(islice(self._sessions.values(), 2)):
             if session.streams or now - session.used_at <= self._ttl_s:
                 self._sessions.move_to_end(session.digest)
@@ -187,20 +187,20 @@ class SimpleTokens:
 
 
 def new_secret() -> str:
-    """Return the secret part of a new token."""
+    """Return the secret of a new token."""
     return "".join(secrets.choice(string.ascii_letters) for _ in range(SECRET_LETTERS))
 
 
 def digest_of(secret: bytes) -> bytes:
-    """Return the digest under which a secret is logged and kept."""
+    """Return the digest under which a secret is logged and stored."""
     return hashlib.sha256(secret).digest()
 
 
 def index_of(token: bytes) -> int | None:
-    """Return the index of the entry that made a token known; None: it is no token.
+    """Return the log index in a token; None: it is not a token.
 
     Arguments:
-        token: as the client sent it.
+        token: token sent by the client.
     """
     secret, _, index = token.partition(b".")
     if len(secret) != SECRET_LETTERS or not index.isdigit() or len(index) > _INDEX_DIGITS_MAX:

@@ -1,20 +1,20 @@
 """The rights that each RPC of the client ports needs: one row for every method, and no method without one.
 
     row = row_of("/etcdserverpb.KV/Put")
-    row.check(rights, request, caller)         # raises the StatusError that refuses it
+    left = row.ask(rights, request, caller)    # raises the refusal; returns the rest of a long check
 
 | row | who may call |
 |---|---|
 | OPEN | every caller: logins and health |
-| ANYBODY | every caller, whose token must be good if it shows one |
-| USER | a user, admitted under the present revision |
+| ANYBODY | every caller; a token, if shown, must be valid |
+| USER | a user admitted under the current revision |
 | KNOWN | a user |
 | ROOT | a user with the role root |
-| BY_MESSAGE | every caller may open the stream; the service has every message checked (``guard``) |
-| a function | as it says, from the request |
+| BY_MESSAGE | every caller may open the stream; the service checks every message (``guard``) |
+| a function | depends on the request |
 
-Rows are those of etcd 3.7.1. A row that reads or writes keys names every interval that the request touches. What an
-entry of the log needs is said once, in ``rights.check``, which applying asks again.
+Rows are those of etcd 3.7.1. A row that reads or writes keys names every range that the request touches. The rights for
+an entry of the log are defined once, in ``rights.check``, which is checked again when the entry is applied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 
 Check = Callable[[Rights, Any, Caller | None], Left]
-"""Raises the StatusError that refuses a request; returns what is left to check."""
+"""Raises the StatusError that refuses a request; returns the rest of the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Row:
     """The rights that one RPC needs.
 
     Attributes:
-        check: raises what refuses a request; None: callers are not authenticated.
-        valid: raises what is wrong with a request of any caller (and ``max-txn-ops``): etcd says that first, and
-            what is too large to be executed is too large to be checked.
+        check: raises the refusal of a request; None: callers are not authenticated.
+        valid: raises the fault of an invalid request (arguments: request, ``max-txn-ops``). As in etcd it comes first,
+            and a request too large to execute is too large to check.
         valid_in_pieces: the same with pauses, for a request that may be long.
-        lasts: whether a call may wait or send for so long that it is checked again when users or rights change.
-        by_message: whether the service has each message of a stream checked.
-        is_recipe: whether refusals have the code UNKNOWN, as those of etcd's recipes, which are clients inside it.
+        lasts: whether a call may last so long that it is checked again when users or rights change.
+        by_message: whether the service checks each message of a stream.
+        is_recipe: whether refusals have the code UNKNOWN, as in etcd, whose recipes are clients inside the server.
     """
 
     check: Check | None = None
@@ -56,12 +56,12 @@ class Row:
     is_recipe: bool = False
 
     def ask(self, rights: Rights, request: Any, caller: Caller | None) -> Left:
-        """Raise the StatusError that refuses a request; return what is left to check."""
+        """Raise the StatusError that refuses a request; return the rest of the check."""
         return None if self.check is None else self.check(rights, request, caller)
 
 
 def _below(name: bytes) -> tuple[bytes, bytes]:
-    """Return the interval of the keys of a lock or an election."""
+    """Return the range of the keys of a lock or an election."""
     return name + b"/", name + b"0"
 
 
@@ -78,7 +78,7 @@ def _root(rights: Rights, _request: Any, caller: Caller | None) -> None:
 
 
 def _nothing(_rights: Rights, _request: Any, _caller: Caller | None) -> None:
-    """Ask for no right."""
+    """Require no right."""
 
 
 def _txn(rights: Rights, request: rpc_pb2.TxnRequest, caller: Caller | None) -> None:
@@ -110,7 +110,7 @@ def _time_to_live(rights: Rights, request: rpc_pb2.LeaseTimeToLiveRequest, calle
 
 
 def _lock(rights: Rights, request: Any, caller: Caller | None) -> Left:
-    """A lock and a candidacy: a key below the name is written, and all of them are read."""
+    """Check a lock or a candidacy: it writes a key below the name, and reads all of them."""
     rights.check_read(caller, *_below(request.name))
     if not request.lease:
         return None
@@ -165,7 +165,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "LeaseRevoke": Row(_entry(Kind.LEASE_REVOKE)),
         "LeaseKeepAlive": BY_MESSAGE,
         "LeaseTimeToLive": Row(_time_to_live),
-        # Its service checks READ on the keys of all leases, step by step.
+        # Its service checks READ on the keys of all leases, in slices.
         "LeaseLeases": USER,
     },
     "etcdserverpb.Cluster": {
@@ -191,7 +191,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "AuthEnable": ROOT,
         "AuthDisable": ROOT,
         "UserAdd": ROOT,
-        # Their services let users see themselves, and the roles that they have.
+        # Their services let users see themselves and their own roles.
         "UserGet": KNOWN,
         "RoleGet": KNOWN,
         "UserList": ROOT,
@@ -233,13 +233,13 @@ _BY_PATH: Final[dict[str, tuple[Method, Row]]] = {
 
 
 def row_of(path: str) -> tuple[Method, Row]:
-    """Return a method and what it needs.
+    """Return a method and its row.
 
     Arguments:
         path: ``/package.Service/Method``.
 
     Raises:
-        ConfigError: it has no row, so no caller may use it.
+        ConfigError: the method has no row, so it cannot be served.
     """
     found = _BY_PATH.get(path)
     if found is None:

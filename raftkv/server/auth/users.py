@@ -1,4 +1,4 @@
-"""The parts of authentication, put together; they know nothing of each other.
+"""Creates the parts of authentication and connects them; they do not depend on each other.
 
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))
@@ -32,15 +32,15 @@ class Users:
     """Tokens, callers and live calls of one member.
 
     Arguments:
-        config: of the member.
-        applier: users and rights, as applied.
-        node: of the member.
-        slices: does long work.
+        config: settings of the member.
+        applier: has the applied users and rights.
+        node: node of the member.
+        slices: runs long work.
 
     Attributes:
         guard: wraps the handlers of the client ports.
-        live: the calls that last.
-        tokens: those that went through the log.
+        live: the long calls.
+        tokens: tokens that went through the log.
     """
 
     def __init__(self, config: ServerConfig, applier: Applier, node: Node, slices: Slices) -> None:
@@ -62,11 +62,11 @@ class Users:
         applier.auth.on_change.append(self.changed)
 
     def serve(self, server: Server, responder: Responder) -> None:
-        """Serve the Auth service, and find callers for reads that wait.
+        """Register the Auth service, and provide callers for reads that wait.
 
         Arguments:
-            server: of the client ports.
-            responder: the member's shared parts.
+            server: server of the client ports.
+            responder: shared parts of the member.
         """
         responder.caller_of = self.caller_of
         self._service = AuthService(responder, self._passwords, self._signed, self.caller_of)
@@ -74,45 +74,45 @@ class Users:
 
     @property
     def waiting_passwords(self) -> int:
-        """Passwords that wait to be hashed or compared."""
+        """Number of passwords that wait to be hashed or compared."""
         return self._passwords.waiting
 
     def granted(self, user: bytes, digest: bytes, index: int) -> None:
-        """A user has got a token.
+        """Add the token of a user: its entry was applied.
 
         Arguments:
-            user, digest: whose it is, and the digest of its secret.
-            index: of its entry.
+            user, digest: user, and digest of the secret.
+            index: index of the entry.
         """
         self.tokens.grant(user, digest)
         if self._service is not None:
             self._service.granted(digest, index)
 
     def changed(self) -> None:
-        """Users, rights, or whether users are asked for may have changed."""
+        """Note that users, rights, or whether authentication is enabled may have changed."""
         if not self._auth.is_enabled:
             self.tokens.forget_all()
         self.live.changed()
 
     def _hash_of(self, user: bytes, auth_revision: int) -> bytes | None:
-        """Return the hash of a user's password now; None: the users here are older than a revision."""
+        """Return the current hash of a user's password; None: the users here are older than the revision."""
         if auth_revision > self._auth.revision:
             return None
         found = self._auth.users.get(user)
         return b"" if found is None else found.password_hash
 
     def caller_of(self, call: ServerCall) -> Caller | None:
-        """Return who makes a call, by now. Raises InvalidAuthTokenError: the token has ended."""
+        """Return the current caller of a call. Raises InvalidAuthTokenError: the token has ended."""
         credential = self._callers.credential(call.headers, call.peer)
         return None if credential is None else credential.caller(self._auth.revision)
 
     def caller_over_http(self, request: HttpRequest) -> Caller | None:
-        """Return who sends a plain request. ``Authorization`` alone names the user, as for ``/v3``.
+        """Return the user of a plain request. Only ``Authorization`` names the user, as for ``/v3``.
 
         A certificate may be that of a proxy, which says nothing about its users (CVE-2018-16886).
 
         Raises:
-            InvalidAuthTokenError: an unknown token.
+            InvalidAuthTokenError: the token is unknown.
         """
         token = request.header("authorization").encode("latin-1", "replace")
         headers = ((GATEWAY, b""), *(((AUTHORIZATION, token),) if token else ()))
@@ -120,10 +120,10 @@ class Users:
         return None if credential is None else credential.caller(self._auth.revision)
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user who sends a plain request; empty: users are not asked for.
+        """Return the name of the user of a plain request; empty: authentication is off.
 
         Raises:
-            StatusError: there is no user, or it has not the role root.
+            StatusError: there is no user, or the user does not have the role root.
         """
         if not self._auth.is_enabled:
             return b""
@@ -132,5 +132,5 @@ class Users:
         return b"" if caller is None else caller.user
 
     def close(self) -> None:
-        """Let go of the threads: the member stops."""
+        """Stop the password threads: the member stops."""
         self._passwords.close()

@@ -1,14 +1,14 @@
-"""JSON to messages, as grpc-gateway 1.16 (Go's jsonpb) takes it.
+"""JSON to messages, with the rules of grpc-gateway 1.16 (Go's jsonpb).
 
     reader = Reader(body)
     yield from reader.next(rpc_pb2.PutRequest)      # the message, or None at the end of the body
     requests = Requests(body, slices)               # the same, serialized for the handlers of gRPC
     await requests.next(method)
 
-Both spellings of a name are known (``range_end``, ``rangeEnd``; of both the second counts), numbers may be strings,
-enums names or numbers; unknown names and nulls are left out. Python's own parser reads a body. It cannot pause, so a
-body has at most ``PARTS_MAX`` parts: 30 ms of the hardest ones. Fields are then converted with pauses, in the order of
-``proto/``. Errors have Go's words, though not all of its shades.
+Both spellings of a name are accepted (``range_end``, ``rangeEnd``; if both are there, the second counts). Numbers may
+be strings, enums names or numbers. Unknown names and nulls are ignored. Python's own JSON parser reads a body. It
+cannot pause, so a body may have at most ``PARTS_MAX`` parts, which take 30 ms in the worst case. The fields are then
+converted with pauses, in the order of ``proto/``. Errors have Go's texts, but not all of their variants.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from raftkv.loop.scheduler import Slices
 from raftkv.pb.services import Method
 
 MESSAGES_DEEP_MAX: Final = 90
-"""Messages within messages; deeper ones than 100 cannot be sent on, and those of an answer may be deeper by a few."""
+"""Nesting of messages. The limit of protobuf is 100, and the messages of an answer may be a few levels deeper."""
 
 COUNTED_BYTES: Final = 64 * 1024
-"""Shorter bodies have fewer parts than ``PARTS_MAX``, or about as many."""
+"""Parts of shorter bodies are not counted: there are fewer than ``PARTS_MAX``, or about as many."""
 
 PARTS_MAX: Final = 50_000
-"""Members and elements of one body. A Txn has 128 operations, so no request needs as many."""
+"""Members and elements in one body. A Txn has 128 operations, so no request needs as many."""
 
 PARTS_A_STEP: Final = 128
 """Elements of a list between two pauses."""
 
 SHOWN_CHARACTERS_MAX: Final = 4096
-"""Longer texts are never numbers; and an error message shows no more of a value."""
+"""Longer texts are never numbers. An error message shows at most this much of a value."""
 
 DIGITS_MAX: Final = 32
-"""Numbers of more digits are out of every range; to read them takes the square of their length."""
+"""Numbers with more digits are out of every range, and parsing takes the square of their length."""
 
 _KINDS: Final[dict[type, str]] = {str: "string", dict: "object", list: "array", bool: "bool"}
 _RANGES: Final = {
@@ -65,7 +65,7 @@ _CONTEXTS: Final = {
     "Invalid \\escape": "in string escape code",
     "Invalid \\uXXXX escape": "in \\u hexadecimal character escape",
 }
-"""Python's words for what is wrong with JSON, and Go's."""
+"""Python's error texts for malformed JSON, and Go's."""
 
 _LITERALS: Final = {"t": "true", "f": "false", "n": "null"}
 
@@ -73,11 +73,11 @@ Steps = Generator[None, None, None]
 
 
 class JsonError(Exception):
-    """A body that is no JSON, or not of this message; the text is Go's."""
+    """A body that is not JSON, or not this message; the text is Go's."""
 
 
 class Number(str):
-    """A number that is no whole one, or has too many digits, as it was written."""
+    """A number, as written, that is not a whole number or has too many digits."""
 
 
 def _int(text: str) -> int | Number:
@@ -92,18 +92,18 @@ _decode: Final = json.JSONDecoder(parse_int=_int, parse_float=Number, parse_cons
 
 
 def parse(text: str, start: int = 0, *, cut: str = "unexpected EOF") -> tuple[Any, int]:
-    """Read the value that begins at ``start``; what follows it is not looked at.
+    """Parse the value that begins at ``start``; what follows it is not checked.
 
     Arguments:
         text: JSON.
-        start: of the value, or of white space before it.
-        cut: the error of a text that ends within the value.
+        start: position of the value, or of white space before it.
+        cut: error text if the value is incomplete.
 
     Returns:
-        The value, whose numbers may be ``Number``; and where something other than white space follows it.
+        The value, whose numbers may be ``Number``, and the position of the next character that is not white space.
 
     Raises:
-        JsonError: there is none.
+        JsonError: there is no valid value.
     """
     try:
         value, end = _decode(text, skip_space(text, start))
@@ -115,7 +115,7 @@ def parse(text: str, start: int = 0, *, cut: str = "unexpected EOF") -> tuple[An
 
 
 def _fault(text: str, error: json.JSONDecodeError, cut: str) -> str:
-    """Return Go's words for what is wrong with a text."""
+    """Return Go's error text for malformed JSON."""
     at, context = error.pos, _CONTEXTS.get(error.msg, _CONTEXTS["Expecting value"])
     literal = _LITERALS.get(text[at : at + 1], "") if error.msg == "Expecting value" else ""
     for expected in literal:
@@ -128,15 +128,15 @@ def _fault(text: str, error: json.JSONDecodeError, cut: str) -> str:
     if at >= len(text) or error.msg.startswith("Unterminated"):
         return cut
     if text[at] == "\\":
-        at += 1  # Python's place of an escape is that of its backslash
+        at += 1  # Python reports the position of the backslash
     return f"invalid character {_quoted(text[at : at + 1])} {context}"
 
 
 def parse_whole(text: str) -> Any:
-    """Read a text that is one value.
+    """Parse a text that must be one value.
 
     Raises:
-        JsonError: it is none.
+        JsonError: it is not one value.
     """
     value, end = parse(text, cut="unexpected end of JSON input")
     if end < len(text):
@@ -145,11 +145,11 @@ def parse_whole(text: str) -> Any:
 
 
 def skip_space(text: str, at: int) -> int:
-    """Return where something other than white space follows.
+    """Return the position of the next character that is not white space.
 
     Arguments:
-        text: the body.
-        at: where to begin.
+        text: text of the body.
+        at: position to begin at.
     """
     match = _SPACE.match(text, at)
     return at if match is None else match.end()
@@ -165,7 +165,7 @@ class Reader:
     """Reads the values of a body, one after the other.
 
     Arguments:
-        body: whole.
+        body: complete body.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -175,16 +175,16 @@ class Reader:
         self._is_counted = False
 
     def next(self, message_type: type[Any]) -> Generator[None, None, Any | None]:
-        """Read the next value; pauses now and then. What follows it is left alone.
+        """Read the next value, with pauses. What follows it is not checked.
 
         Arguments:
-            message_type: of what it becomes.
+            message_type: type of the message.
 
         Returns:
             The message; None at the end of the body.
 
         Raises:
-            JsonError: it is no JSON, or not of this message.
+            JsonError: the value is not JSON, or not this message.
         """
         if self.is_at_end:
             return None
@@ -202,7 +202,7 @@ class Reader:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing but white space is left."""
+        """Whether only white space is left."""
         return self._at >= len(self._text)
 
 
@@ -210,12 +210,12 @@ def read_message(found: Any, message: Any, depth: int = 0) -> Steps:
     """Fill a message from a value.
 
     Arguments:
-        found: the value.
-        message: to fill.
-        depth: messages around it.
+        found: parsed value.
+        message: message to fill.
+        depth: number of enclosing messages.
 
     Raises:
-        JsonError: the value is not of this message.
+        JsonError: the value does not fit the message.
     """
     if found is None:
         return
@@ -248,7 +248,7 @@ def read_message(found: Any, message: Any, depth: int = 0) -> Steps:
 
 
 class _Field(NamedTuple):
-    """What is known of a field; ``convert`` is None of a message."""
+    """Properties of a field; ``convert`` is None if the field is a message."""
 
     name: str
     json_name: str
@@ -282,7 +282,7 @@ def _mismatch(value: Any, go_type: str, number: str = "") -> JsonError:
 
 
 def _unquoted(field: FieldDescriptor, value: Any) -> Any:
-    """Return the value within a number that is a string."""
+    """Return the value of a number that is written as a string."""
     if type(value) is not str or len(value) > SHOWN_CHARACTERS_MAX:
         return value
     return parse_whole(value)
@@ -324,7 +324,7 @@ def _string(value: Any) -> str:
     text: str = value or ""
     if text.isascii():
         return text
-    if len(text) > COUNTED_BYTES:  # about a character for each half of one: no field takes so long a text
+    if len(text) > COUNTED_BYTES:  # half of it may be surrogates: no field takes such a long text
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     return _HALVES.sub("\ufffd", text)
 
@@ -345,13 +345,13 @@ _CONVERTERS: Final[dict[int, Callable[[Any], Any]]] = {
 
 
 def decode_base64(text: str | bytes) -> bytes:
-    """Return what a text encodes, as Go's ``base64.StdEncoding``: line ends are skipped, padding is asked for.
+    """Decode base64 like Go's ``base64.StdEncoding``: line ends are skipped, padding is required.
 
     >>> decode_base64("Zm9v\\n")
     b'foo'
 
     Raises:
-        JsonError: names the byte where it goes wrong.
+        JsonError: names the first invalid byte.
     """
     try:
         return a2b_base64(text, strict_mode=True)
@@ -367,19 +367,19 @@ def decode_base64(text: str | bytes) -> bytes:
 
 
 SMALL_BYTES = 256
-"""Bodies up to this size are read at once, however many have come in one turn of the loop."""
+"""Bodies up to this size are parsed at once, however many arrive in one loop turn."""
 
 BYTES_A_KEY = 64
 """Bytes of a body that count as one key for the slices."""
 
 
 class Requests:
-    """Reads a body; a large one in the time that the member gives to long work.
+    """Reads a body; a large one in the member's time for long work.
 
     Arguments:
-        body: whole.
-        slices: the long work of the member.
-        queue: of the client (``rpc/shares``).
+        body: complete body.
+        slices: runs the long work of the member.
+        queue: queue of the client (``rpc/shares``).
     """
 
     def __init__(self, body: bytes, slices: Slices, queue: Identity) -> None:
@@ -392,10 +392,10 @@ class Requests:
         """Return the next request; None at the end.
 
         Arguments:
-            method: takes it.
+            method: method of the request.
 
         Raises:
-            JsonError: it is none.
+            JsonError: the value is not a request.
         """
         work = self._reader.next(method.request)
         message: Any = None

@@ -1,15 +1,16 @@
 """Answers as JSON, exactly as grpc-gateway 1.16 (Go's jsonpb) writes them: messages, large messages, errors.
 
     encode(message)  ->  '{"header":{"cluster_id":"1",...},"kvs":[{"key":"Zm9v",...}],"count":"1"}'
-    encode_large(descriptor, pieces)        # a generator of text, from the wire form of a large message
-    error_body(code, text)                  # of a call that failed
+    encode_large(descriptor, pieces)        # a text generator for the wire form of a large message
+    error_body(code, text)                  # body for a call that failed
 
-Names as in ``proto/``, 64-bit integers as strings, bytes in base64, enums by name, zero values left out, no spaces,
-and in strings what Go escapes: ``<``, ``>``, ``&``. A plan is made of each message type once, when it is first met.
+Names are those of ``proto/``. 64-bit integers are strings, bytes are base64, enums are names, zero values are left out,
+and there are no spaces. Strings escape what Go escapes: ``<``, ``>``, ``&``. The encoder of a message type is created
+at its first use.
 
-A small message is parsed and written at once. Of a large one the fields are walked, and its large parts likewise, so
-neither the objects nor the text of an answer are ever in memory as a whole. ``encode_large`` reads our own answers
-only: fields in ascending order, each single field once.
+A small message is parsed and written at once. A large message is written field by field, and its large parts in the
+same way, so neither the objects nor the text of an answer are ever in memory as a whole. ``encode_large`` reads only
+our own answers: fields in ascending order, each single field once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Encode = Callable[[Any], str]
 
 _HTML: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _SHORT: Final = {"\\b": "\\u0008", "\\f": "\\u000c"}
-"""Escapes that Python's json has and Go's has not."""
+"""Escapes written by Python's json but not by Go's."""
 
 _QUOTED: Final = frozenset(
     {
@@ -82,10 +83,10 @@ def _enum(field: FieldDescriptor) -> Encode:
 
 
 def field_encoder(field: FieldDescriptor) -> Encode:
-    """Return what encodes one value of a field, without its name.
+    """Return the function that encodes one value of a field, without its name.
 
     Arguments:
-        field: of a message.
+        field: field of a message.
     """
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         message_type: Any = field.message_type
@@ -113,10 +114,10 @@ _encoders: dict[str, Encode] = {}
 
 
 def encoder_of(descriptor: Descriptor) -> Encode:
-    """Return what encodes messages of a type.
+    """Return the function that encodes messages of a type.
 
     Arguments:
-        descriptor: of the type.
+        descriptor: descriptor of the type.
     """
     known = _encoders.get(descriptor.full_name)
     if known is not None:
@@ -126,7 +127,7 @@ def encoder_of(descriptor: Descriptor) -> Encode:
     def encode_message(message: Any) -> str:
         return "{" + ",".join([fields[field.number](value) for field, value in message.ListFields()]) + "}"
 
-    _encoders[descriptor.full_name] = encode_message  # first: types may hold themselves
+    _encoders[descriptor.full_name] = encode_message  # stored first: types may contain themselves
     fields |= {field.number: _of_field(field) for field in descriptor.fields}
     return encode_message
 
@@ -135,7 +136,7 @@ def encode(message: Any) -> str:
     """Return a message as JSON.
 
     Arguments:
-        message: of any type.
+        message: message of any type.
     """
     return encoder_of(message.DESCRIPTOR)(message)
 
@@ -148,11 +149,11 @@ SMALL_BYTES: Final = 4 * 1024
 Text = Generator[str, None, None]
 
 _LENGTH: Final = 2
-"""The wire type of what has a length before it."""
+"""The wire type of values with a length prefix."""
 
 
 class _Rope:
-    """Bytes in pieces, taken from the front."""
+    """Bytes in pieces, which are taken from the front."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = deque(pieces)
@@ -160,7 +161,7 @@ class _Rope:
         self.left_bytes = sum(map(len, pieces))
 
     def take(self, size_bytes: int) -> bytes:
-        """Take so many bytes."""
+        """Take a number of bytes."""
         parts = []
         self.left_bytes -= size_bytes
         while size_bytes:
@@ -175,7 +176,7 @@ class _Rope:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def varint(self) -> tuple[int, bytes]:
-        """Take a number; also returns its bytes."""
+        """Take a number, and return it with its bytes."""
         raw = bytearray()
         while True:
             raw += self.take(1)
@@ -185,11 +186,11 @@ class _Rope:
 
 
 def encode_large(descriptor: Descriptor, pieces: Sequence[bytes]) -> Text:
-    """Write a message, however large, piece by piece.
+    """Write a message of any size, piece by piece.
 
     Arguments:
-        descriptor: of the message.
-        pieces: its wire form.
+        descriptor: descriptor of the message.
+        pieces: wire form of the message.
     """
     rope = _Rope(pieces)
     yield from _message(descriptor, rope, rope.left_bytes)
@@ -260,13 +261,13 @@ def http_status(code: int) -> int:
     """Return the HTTP status of a gRPC code.
 
     Arguments:
-        code: of gRPC.
+        code: gRPC code.
     """
     return HTTP_STATUS.get(code, 500)
 
 
 def error_body(code: int, text: str) -> bytes:
-    """Return the body of an answer that failed.
+    """Return the body for a call that failed.
 
     >>> error_body(3, "etcdserver: key is not provided").decode()
     '{"error":"etcdserver: key is not provided","code":3,"message":"etcdserver: key is not provided"}'
@@ -279,7 +280,7 @@ def stream_error(code: int, text: str) -> bytes:
     """Return the last line of a stream that failed.
 
     Arguments:
-        code, text: of the status.
+        code, text: code and text of the status.
     """
     status = http_status(code)
     phrase = encode_string(HTTPStatus(status).phrase)

@@ -1,16 +1,17 @@
 """One HTTP request as the carrier of one call, and the body of its answer.
 
-The handlers, the guard and the audit are those of gRPC, and so are their call objects. Only the layer below the call
-differs: answers are kept for the writer of the HTTP response, instead of queued as frames.
+The handlers, the guard and the audit are those of gRPC, and so are the call objects. Only the layer below the call
+differs: answers are stored for the writer of the HTTP response instead of queued as frames.
 
     call = exchange.open(route)            # UnaryCall
     route.handler(call, message)           # the handler of gRPC, with its guard
-    pieces = await exchange.outcome()      # of the answer; raises RpcError for any other status than OK
+    pieces = await exchange.outcome()      # pieces of the answer; raises RpcError for any other status than OK
 
-A kept answer counts with the answers that wait for clients (``rpc.server.budget``) until ``close``.
+A stored answer counts with the answers that wait for clients (``rpc.server.budget``) until ``close``.
 
-A large answer is written while the client reads it (``LargeBody``), by the slices of the member, so no body holds the
-loop up. The end of the body, or a client that leaves, closes the exchange, its call and its share of the budget.
+The text of a large answer is generated while the client reads it (``LargeBody``), in the member's slices, so no body
+blocks the loop. When the body ends, or the client leaves, the exchange, its call and its share of the budget are
+closed.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ LEFT: Final = RpcError(Code.CANCELLED, "context canceled")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The server whose methods exchanges call, as they use it.
+    """The server whose methods are called, as seen by exchanges.
 
     Attributes:
         environment: clock, deadlines, tasks and reports.
-        limits: of messages and answers.
+        limits: limits on messages and answers.
     """
 
     environment: Environment
@@ -53,7 +54,7 @@ class Surroundings:
 
 
 class Exchange(Carrier):
-    """The one call of an HTTP request. It is never severed: a client that leaves amid it loses no connection of leases.
+    """The one call of an HTTP request. It is never severed: it carries no keep-alives whose connection could be lost.
 
     Attributes:
         on_given_up: called when the answer is dropped because others need the memory.
@@ -71,15 +72,15 @@ class Exchange(Carrier):
 
     @property
     def queue(self) -> Identity:
-        """Where its answer waits: of the user, once one is known, else of the client (``rpc/shares``)."""
+        """Queue in which the answer waits: that of the user, once known, else of the client (``rpc/shares``)."""
         return queue_of(self.account.identity)
 
     def open(self, route: Route, timeout_s: float | None) -> Any:
-        """Make the call.
+        """Create the call.
 
         Arguments:
-            route: of its method.
-            timeout_s: after which it fails; None: never.
+            route: route of its method.
+            timeout_s: seconds after which it fails; None: never.
         """
         self.call = call = route.open(self, CALL, self._headers, route)
         if timeout_s is not None and not call.done:
@@ -91,8 +92,8 @@ class Exchange(Carrier):
         """Call the handler of a unary call.
 
         Arguments:
-            call: opened before.
-            message: the request.
+            call: call created by ``open``.
+            message: serialized request.
         """
         call.request_done = True
         began_s = self.clock()
@@ -103,54 +104,54 @@ class Exchange(Carrier):
         """Wait for the answer.
 
         Returns:
-            Its message, in pieces.
+            The message of the answer, in pieces.
 
         Raises:
-            RpcError: the call ended with another status.
+            RpcError: the call ended with another status than OK.
         """
         if self._pieces is None and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._error is not None:
-            raise copy(self._error)  # what is raised holds the frames that hold this
+            raise copy(self._error)  # a raised error holds frames that refer to this object
         return self._pieces or ()
 
     def close(self) -> None:
-        """The client has its answer, or has left: a call that is still open is cancelled."""
+        """End: the client has its answer, or has left. A call that is still open is cancelled."""
         call, self.call = self.call, None
         if call is not None and not call.done:
             call.closed()
         pieces, self._pieces, self.on_given_up = self._pieces, None, None
-        # The text was made of it, but all of it was kept.
+        # The text was generated from the pieces, which were kept until now.
         if isinstance(pieces, list) and sum(map(len, pieces)) > FREE_BYTES_PER_STEP:
             self.spawn(free_in_steps(partial(_drop_pieces, pieces)))
         self.account.close()
 
-    # ---- what calls ask of their carrier
+    # ---- called by calls
 
     def finished(self, call: ServerCall) -> None:
-        """The call has its whole answer."""
+        """Release a call: its whole answer is stored."""
         if call.bucket is not None:
             forget(call)
         call.released()
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)  # the waiting task runs in a later turn: the outcome is there by then
+            self._waiter.set_result(None)  # the waiting task runs in a later turn, when the outcome is stored
 
     def send_status(self, call: ServerCall, error: RpcError) -> None:
-        """The call has ended with a status other than OK."""
+        """Store a status other than OK, which ends the call."""
         del call
         self._error = error
 
     def assembler(self, is_packed: bool) -> MessageAssembler:
-        """Return an assembler under the server's message limit: here are no compressed messages."""
+        """Return an assembler with the server's message limit; messages are never compressed here."""
         del is_packed
         return MessageAssembler(self.limits.max_receive_message_bytes)
 
     def hold(self, amount: int) -> None:
-        """The request is counted where its bytes are read."""
+        """Do nothing: the request is counted where its bytes are read."""
 
     def keep(self, amount: int) -> None:
-        """Account for what is made of a request until it is answered: a call may last, and so may thousands of them."""
+        """Count the memory of a parsed request until it is answered: thousands of calls may wait for long."""
         self._kept_bytes += amount
         budget = self._environment.answers
         budget.held_bytes += amount
@@ -158,31 +159,31 @@ class Exchange(Carrier):
             budget.drop_greediest()
 
     def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
-        """Take no answer yet: it is paid for first, since it waits for the text that is made of it."""
+        """Return False: the answer must be counted first, since it is kept until its text is written."""
         del stream_id, body, has_prefix
         return False
 
     def answer_later(self, stream_id: int, pieces: Sequence[bytes], trailers: Headers = ()) -> None:
-        """Take a whole answer."""
+        """Store a whole answer."""
         del stream_id, trailers
         self._pieces = pieces
 
-    # ---- what the account asks of its connection
+    # ---- called by the account
 
     def held_size(self) -> int:
-        """Bytes of what is kept of the request."""
+        """Return the memory of the parsed request, in bytes."""
         return self._kept_bytes
 
     def queued_size(self) -> int:
-        """Bytes of bodies that have not left."""
+        """Return 0: no bodies are queued here."""
         return 0
 
     def queued_by_streams(self) -> list[int]:
-        """Return how many bytes wait, for each streaming call that has any."""
+        """Return the waiting bytes of each streaming call that has any: none."""
         return []
 
     def give_up(self, reason: bytes) -> None:
-        """Others need the memory: drop all that waits."""
+        """Drop the answer: others need its memory."""
         self._error = RpcError(Code.RESOURCE_EXHAUSTED, reason.decode("ascii"))
         on_given_up = self.on_given_up
         self.close()
@@ -191,40 +192,40 @@ class Exchange(Carrier):
             on_given_up()
 
     def given_up(self) -> None:
-        """Wake the task that waits for the answer or writes it: ``error`` is set."""
+        """Wake the task that waits for the answer or writes it; ``error`` is set."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     @property
     def error(self) -> RpcError | None:
-        """How the call ended, if not well."""
+        """Error that ended the call, if any."""
         return self._error
 
     def wake(self) -> None:
-        """Nothing to send: the writer of the response asks by itself."""
+        """Do nothing: the writer of the response pulls by itself."""
 
 
 def _drop_pieces(pieces: list[bytes], size_bytes: int) -> bool:
-    """Drop about so many bytes of an answer; whether more is left."""
+    """Drop about ``size_bytes`` of an answer. Returns whether more is left."""
     while pieces and size_bytes > 0:
         size_bytes -= len(pieces.pop())
     return bool(pieces)
 
 
 CHUNK_BYTES: Final = 64 * 1024
-"""About how much text is made at once, and how much waits for the socket beside its own buffer."""
+"""Approximate size of text generated at once, and of text that waits beside the socket's own buffer."""
 
 KEYS_A_CHUNK: Final = 256
-"""Size of a chunk for the slices: short work, in turn with all other short work."""
+"""Size of a chunk for the slices: it makes the work short, so it takes turns with all other short work."""
 
 
 class Chunks:
-    """Text that a generator makes, in chunks.
+    """Text from a generator, in chunks.
 
     Arguments:
-        text: makes it.
-        slices: the long work of the member.
-        queue: of the client (``rpc/shares``).
+        text: generates the text.
+        slices: runs the long work of the member.
+        queue: queue of the client (``rpc/shares``).
     """
 
     def __init__(self, text: Generator[str, None, None], slices: Slices, queue: Identity) -> None:
@@ -249,7 +250,7 @@ class Chunks:
         return "".join(parts).encode()
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop generating."""
         self._text.close()
 
 
@@ -257,8 +258,8 @@ class LargeBody(AsyncIterator[bytes]):
     """The body of one large answer.
 
     Arguments:
-        exchange: whose answer it is; closed with the body.
-        chunks: of the body.
+        exchange: exchange of the answer; closed with the body.
+        chunks: chunks of the body.
     """
 
     def __init__(self, exchange: Exchange, chunks: Chunks) -> None:
@@ -269,7 +270,7 @@ class LargeBody(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         chunk = await self._chunks.next()
         if self._exchange.error is not None:
-            raise copy(self._exchange.error)  # what is raised holds the frames that hold this
+            raise copy(self._exchange.error)  # a raised error holds frames that refer to this object
         if not chunk:
             await self.aclose()
             raise StopAsyncIteration
@@ -277,6 +278,6 @@ class LargeBody(AsyncIterator[bytes]):
         return chunk
 
     async def aclose(self) -> None:
-        """The client has it all, or has left."""
+        """Close everything: the client has the whole body, or has left."""
         self._chunks.close()
         self._exchange.close()

@@ -1,11 +1,13 @@
-"""The ``/v3`` paths: JSON in, the very handlers of gRPC, JSON out.
+"""The ``/v3`` paths: JSON in, the same handlers as gRPC, JSON out.
 
     POST /v3/kv/put {"key":"Zm9v"}  ->  binding -> decoder -> exchange: guard, audit, handler -> encoder -> 200 {...}
 
-One handler for all paths, which ``proto/`` names (``raftkv.pb.bindings``). Answers are those of etcd 3.5, whose gateway
-is grpc-gateway 1.16: statuses, bodies, headers. Other paths go to the handler behind it, websockets to ``sockets``.
+One handler serves all paths, which are declared in ``proto/`` (``raftkv.pb.bindings``). Statuses, bodies and headers of
+answers are those of etcd 3.5, whose gateway is grpc-gateway 1.16. Other paths go to the next handler, websockets to
+``sockets``.
 
-A call that comes through here is never its certificate's (CVE-2018-16886): it is marked as passed on.
+A call through the gateway is never identified by the certificate of its connection (CVE-2018-16886): it is marked as
+forwarded.
 """
 
 from __future__ import annotations
@@ -36,23 +38,23 @@ from raftkv.server.gateway.streams import StreamBody, StreamExchange
 
 PREFIX: Final = "/v3/"
 _BETA: Final = "/v3beta/"
-"""etcd serves everything here too."""
+"""etcd serves everything at this prefix too."""
 
 _METADATA: Final = "grpc-metadata-"
 _TIMEOUT: Final = "grpc-timeout"
 _TRACE: Final = frozenset(("traceparent", "tracestate"))
-"""W3C Trace Context: headers that are metadata of the same names in gRPC."""
+"""W3C Trace Context: headers that become gRPC metadata of the same names."""
 _PASSED_ON: Final = ((GATEWAY, b"*/*"),)
 _DIRTY: Final = re.compile(r"/(?:/|\.\.?(?:/|\Z))")
 _PATH_SAFE: Final = "/!$&'()*+,;=:@~%"
 PATH_CHARACTERS_MAX: Final = 256
-"""No method has a longer path, however it is encoded."""
+"""Longer than the path of any method, however it is encoded."""
 
 _TIMEOUT_TEXT: Final = re.compile(r"([+-]?[0-9]{1,19})([HMSmun])")
 _UNIT_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 
 FEW_PIECES: Final = 64
-"""Limits the pieces of a small answer, such as a list of roles, whose length is looked at; of more, none looks."""
+"""Most pieces of a small answer, such as a list of roles, whose total length is checked; more pieces count as large."""
 
 _JSON: Final = (("content-type", "application/json"),)
 _ANSWERED: Final = (*_JSON, ("grpc-metadata-content-type", "application/grpc"))
@@ -61,11 +63,11 @@ _TEXT: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-
 
 
 class Gateway:
-    """Answers the paths of the gateway; the rest is another handler's.
+    """Answers the paths of the gateway; other paths go to another handler.
 
     Arguments:
-        otherwise: answers what is not below ``/v3``.
-        slices: the long work of the member.
+        otherwise: answers paths that are not below ``/v3``.
+        slices: runs the long work of the member.
     """
 
     def __init__(self, otherwise: HttpHandler, slices: Slices) -> None:
@@ -77,10 +79,10 @@ class Gateway:
         self._sockets = Sockets(self._around, self._open, slices)
 
     def serve(self, server: Server) -> None:
-        """Serve the methods of a server, all of which are registered.
+        """Serve the methods of a server, which must all be registered.
 
         Arguments:
-            server: whose handlers are called.
+            server: server whose handlers are called.
         """
         routes: Mapping[bytes, Route] = server.router.routes
         self._server = server
@@ -94,7 +96,7 @@ class Gateway:
         """Answer one request.
 
         Arguments:
-            request: of any path.
+            request: request for any path.
         """
         path = request.path
         if path.startswith(_BETA):
@@ -138,7 +140,7 @@ class Gateway:
             exchange.close()
             raise
         if len(pieces) <= FEW_PIECES and sum(map(len, pieces)) <= SMALL_BYTES:
-            message = b"".join(pieces)  # a close frees the pieces
+            message = b"".join(pieces)  # ``close`` frees the pieces
             exchange.close()
             answer = method.response.FromString(message)
             body = encoder_of(method.response.DESCRIPTOR)(answer).encode()
@@ -203,13 +205,13 @@ def _peer(request: HttpRequest) -> Peer:
 
 
 def call_headers(fields: tuple[tuple[str, str], ...]) -> tuple[Headers, float | None]:
-    """Return what the call shows of an HTTP request: its metadata, and its timeout in seconds, if it has one.
+    """Return the metadata of the call for an HTTP request, and its timeout in seconds, if it has one.
 
     Arguments:
-        fields: of the request, names in lower case.
+        fields: headers of the request, names in lower case.
 
     Raises:
-        RpcError: a field that is passed on is wrong.
+        RpcError: a forwarded field is invalid.
     """
     headers: list[tuple[bytes, bytes]] = []
     timeout_s: float | None = None
@@ -237,10 +239,10 @@ def _metadata(name: str, value: str) -> tuple[bytes, bytes]:
 
 
 def _timeout(value: str) -> float | None:
-    """Return the seconds of a header that is there, by Go's rules: nanoseconds of 64 bits, and 0 is no limit.
+    """Return the seconds of a timeout header by Go's rules: 64-bit nanoseconds, and 0 means no limit.
 
     Raises:
-        RpcError: it is no timeout, or one that has passed.
+        RpcError: it is not a timeout, or has passed.
     """
     match = _TIMEOUT_TEXT.fullmatch(value)
     number = int(match[1]) if match is not None else 1 << 63
@@ -255,7 +257,7 @@ def _timeout(value: str) -> float | None:
 
 
 def clean(path: str) -> str:
-    """Return a path without empty parts, ``.`` and ``..``, as Go's servers send their clients to.
+    """Return a path without empty parts, ``.`` and ``..``, as in the redirects of Go's servers.
 
     >>> clean("//v3/./kv/../kv/range"), clean("/../v3//"), clean("/v3/.")
     ('/v3/kv/range', '/v3/', '/v3')

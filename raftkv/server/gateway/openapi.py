@@ -1,7 +1,7 @@
-"""The OpenAPI document of the gateway, made from the descriptors: ``GET /v3/openapi.json``.
+"""The OpenAPI document of the gateway, generated from the descriptors: ``GET /v3/openapi.json``.
 
-Names and kinds are those of the JSON (64-bit integers are strings, bytes are base64); an answer that is a stream is a
-line of JSON for each message, under ``application/x-ndjson`` here, though etcd's content type for it is plain JSON.
+Names and types are those of the JSON (64-bit integers are strings, bytes are base64). A streamed answer is one line of
+JSON per message; the document calls it ``application/x-ndjson``, although etcd's content type for it is plain JSON.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _error_schema() -> dict[str, Any]:
 
 
 def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the schema of a message, which is added, with all that it needs."""
+    """Return a reference to the schema of a message; the schema is added, with all that it refers to."""
     if message.full_name not in schemas:
         properties: dict[str, Any] = {}
         schemas[message.full_name] = {"type": "object", "properties": properties}

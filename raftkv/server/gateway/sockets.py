@@ -1,10 +1,11 @@
-"""Watches and keep-alives over websockets: JSON messages both ways, as etcd serves them (its grpc-websocket-proxy).
+"""Watches and keep-alives over websockets: JSON messages in both directions, as in etcd (its grpc-websocket-proxy).
 
     GET /v3/watch, Upgrade: websocket   ->  101, then the call of POST /v3/watch, whose body never ends
 
-Each message of the client is one or more JSON values, each answer one text message. Pages cannot set headers there, so
-their token is a subprotocol, ``Bearer, TOKEN``, or the cookie ``token``; other programs may send ``Authorization``.
-Pages are let in where ``http.access`` lets them change something: a browser opens a websocket without asking first.
+Each message of the client is one or more JSON values; each answer is one text message. Web pages cannot set headers
+here, so their token is a subprotocol, ``Bearer, TOKEN``, or the cookie ``token``; other programs may send
+``Authorization``. Pages are admitted if ``http.access`` allows them to change something: a browser opens a websocket
+without a preflight request.
 
 Leaves out, as etcd does: metadata and timeouts of the handshake.
 """
@@ -40,8 +41,8 @@ class Sockets:
 
     Arguments:
         around: returns the server whose methods are called.
-        open_exchange: makes the carrier of a call from its handshake and metadata.
-        slices: the long work of the member.
+        open_exchange: creates the carrier of a call from its handshake and metadata.
+        slices: runs the long work of the member.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Sockets:
         """Accept or refuse one handshake.
 
         Arguments:
-            request: asks for a websocket.
-            method, route: of the path; the client streams.
+            request: websocket handshake.
+            method, route: method and route of the path; the client streams.
         """
         refusal = handshake_refusal(request)
         if refusal is not None:
@@ -74,7 +75,7 @@ class Sockets:
     async def _answers(
         self, request: HttpRequest, socket: WebSocket, method: Method, route: Route
     ) -> AsyncIterator[bytes]:
-        """Yield the lines of the call, which begins with the first request: until then nothing is held for it."""
+        """Yield the lines of the call, which begins with the first request: nothing is held for it before."""
         requests = SocketRequests(socket, self._slices, queue_of(request.identity))
         try:
             async with asyncio.timeout(self._around().limits.http1_idle_timeout_s):
@@ -82,7 +83,7 @@ class Sockets:
         except JsonError as error:
             yield error_body(Code.UNKNOWN, str(error)) + b"\n"
             return
-        except TimeoutError:  # of a client that asks for nothing
+        except TimeoutError:  # the client has sent no request
             return
         if message is None:
             return
@@ -97,12 +98,12 @@ class Sockets:
 
 
 class SocketRequests:
-    """The requests of a client, as ``Requests`` reads them from a body.
+    """Requests of a client on a websocket, read like those of a body (``Requests``).
 
     Arguments:
-        socket: brings the messages.
-        slices: the long work of the member.
-        queue: of the client (``rpc/shares``).
+        socket: provides the messages.
+        slices: runs the long work of the member.
+        queue: queue of the client (``rpc/shares``).
     """
 
     def __init__(self, socket: WebSocket, slices: Slices, queue: Identity) -> None:
@@ -115,10 +116,10 @@ class SocketRequests:
         """Return the next request; None at the end.
 
         Arguments:
-            method: takes it.
+            method: method of the request.
 
         Raises:
-            JsonError: it is none.
+            JsonError: the message is invalid.
         """
         while True:
             await cede(self._slices, self._queue)  # thousands may wait
@@ -135,12 +136,12 @@ class SocketRequests:
 
 
 def _authorization(request: HttpRequest) -> Headers:
-    """Return the token of a handshake as metadata: of its cookie, else its subprotocol, else its header."""
+    """Return the token of a handshake as metadata: from its cookie, else its subprotocol, else its header."""
     value = request.header("authorization")
     _, is_named, token = request.header("sec-websocket-protocol").partition(_BEARER + ",")
     if is_named:
         value = f"{_BEARER} {token.strip()}"
-    # As in Go, each part for itself: other programs of the host have cookies of all sorts.
+    # As in Go, each part is read separately: other programs on the host may set cookies of any kind.
     for cookie in request.header("cookie").split(";"):
         name, _, text = cookie.partition("=")
         if name.strip() == _COOKIE:

@@ -1,12 +1,12 @@
-"""Streaming calls: requests from a body, answers as lines, at the pace of their reader.
+"""Streaming calls: requests from a body, answers as lines, at the speed of the reader.
 
     exchange = StreamExchange(...)
     call = exchange.open(route, timeout_s)      # a StreamCall, whose handler runs as a task
     await exchange.begun()                      # the handler has sent something, or ended
     async for line in StreamBody(exchange, ...)
 
-Messages of a handler wait here, counted as those of an HTTP/2 stream are: it sees ``send_buffer_size``, waits in
-``send`` and is called back when there is room. So a client that reads slowly stops its own handler and no other.
+Messages of a handler wait here, and count like those of an HTTP/2 stream: the handler sees ``send_buffer_size``, waits
+in ``send``, and is called back when there is space. So a client that reads slowly blocks only its own handler.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of,
 from raftkv.server.gateway.exchange import Chunks, Exchange
 
 UNREAD_MAX_BYTES: Final = 64 * 1024
-"""Requests that a handler has not taken; above this no more of the body is read."""
+"""Request bytes that a handler has not taken; above this size the body is not read."""
 
 WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Messages up to this are sent as one chunk of HTTP/1.1. Clients such as etcd3gw take each chunk for a line, as etcd's
-gateway writes them; so no chunk has two lines either."""
+"""Messages up to this size are sent as one chunk of HTTP/1.1. Clients such as etcd3gw take each chunk for a line, as
+etcd's gateway writes them. For the same reason no chunk has two lines."""
 
 _LINE: Final = '{"result":'
 
 
 class RequestReader(Protocol):
-    """The requests of a client: of a body (``Requests``), or of a websocket (``sockets.SocketRequests``)."""
+    """Source of a client's requests: a body (``Requests``), or a websocket (``sockets.SocketRequests``)."""
 
     async def next(self, method: Method) -> bytes | None:
-        """Return the next request; None at the end. Raises JsonError: it is none."""
+        """Return the next request; None at the end. Raises JsonError if it is invalid."""
 
 
 class StreamExchange(Exchange):
     """The one streaming call of an HTTP request.
 
     Attributes:
-        has_sent: whether a message of the answer has come.
+        has_sent: whether a message of the answer has arrived.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -71,13 +71,13 @@ class StreamExchange(Exchange):
     # ---- requests
 
     def feed(self, call: StreamCall, message: bytes | None, rest: RequestReader | None, method: Method) -> None:
-        """Hand the call its requests.
+        """Pass requests to the call.
 
         Arguments:
-            call: opened before.
-            message: the first; None: there is none.
-            rest: gives those that follow; None: there are none.
-            method: of the call.
+            call: call created by ``open``.
+            message: first request; None: there is none.
+            rest: provides the following requests; None: there are none.
+            method: method of the call.
         """
         if message is not None:
             call.on_data(frame(message), False)
@@ -94,20 +94,20 @@ class StreamExchange(Exchange):
                     self._taken.clear()
                     await self._taken.wait()
         except JsonError:
-            pass  # as in etcd: what cannot be read ends the requests
+            pass  # as in etcd, an invalid request ends the stream of requests
         finally:
             if not call.done:
                 call.on_data(b"", True)
 
     def consume(self, stream_id: int, amount: int) -> None:
-        """The handler has taken requests."""
+        """Continue reading the body: the handler has taken requests."""
         del stream_id, amount
         self._taken.set()
 
     # ---- answers
 
     async def begun(self) -> None:
-        """Wait until the handler has sent a message, or ended: as in etcd, a header alone says nothing."""
+        """Wait until the handler has sent a message, or has ended. As in etcd, a header alone does not count."""
         while not self.has_sent and not self._is_over:
             self._said.clear()
             await self._said.wait()
@@ -121,12 +121,12 @@ class StreamExchange(Exchange):
         """Return the next message; None at the end of the call.
 
         Raises:
-            RpcError: how the call ended, if not well.
+            RpcError: error that ended the call.
         """
         while not self._messages:
             if self._is_over:
                 if self._error is not None:
-                    raise copy(self._error)  # what is raised holds the frames that hold this
+                    raise copy(self._error)  # a raised error holds frames that refer to this object
                 return None
             self._said.clear()
             await self._said.wait()
@@ -135,10 +135,10 @@ class StreamExchange(Exchange):
         return message
 
     def passed_on(self, size_bytes: int) -> None:
-        """The socket has taken text: let the handler go on if there is room.
+        """Wake the handler if there is space: the socket has taken text.
 
         Arguments:
-            size_bytes: of the text.
+            size_bytes: size of the text.
         """
         account = self.account
         account.left_bytes += size_bytes
@@ -149,7 +149,7 @@ class StreamExchange(Exchange):
                 call.drained()
 
     def close(self) -> None:
-        """The client has all, or has left."""
+        """End: the client has the whole answer, or has left."""
         feeder, self._feeder = self._feeder, None
         if feeder is not None and not feeder.done():
             feeder.cancel()
@@ -159,15 +159,15 @@ class StreamExchange(Exchange):
         self._watchers.clear()
 
     def given_up(self) -> None:
-        """Wake the task that waits for a message: ``error`` is set."""
+        """Wake the task that waits for a message; ``error`` is set."""
         self._is_over = True
         self._said.set()
         self._taken.set()
 
-    # ---- what calls ask of their carrier
+    # ---- called by calls
 
     def finished(self, call: ServerCall) -> None:
-        """The call has said its last."""
+        """Release a call that has ended."""
         if call.bucket is not None:
             forget(call)
         self._is_over = True
@@ -176,14 +176,14 @@ class StreamExchange(Exchange):
         call.released()
 
     def answered(self) -> None:
-        """Something was queued."""
+        """Wake the reader: a message was queued."""
         self._said.set()
 
     def check_held(self) -> None:
-        """The body is counted where it is read."""
+        """Do nothing: the body is counted where it is read."""
 
     def watch_drain(self, call: DrainWatcher) -> None:
-        """Call ``call.drained`` when there is room."""
+        """Call ``call.drained`` when there is space."""
         self._watchers.add(call)
 
     def unwatch_drain(self, call: DrainWatcher) -> None:
@@ -191,12 +191,12 @@ class StreamExchange(Exchange):
         self._watchers.discard(call)
 
     def wake(self) -> None:
-        """There is room again for all clients."""
+        """Wake the handlers: the budget of all clients has room again."""
         for call in list(self._watchers):
             call.drained()
 
     def queued_size_of(self, stream_id: int) -> int:
-        """Bytes of messages that the reader has not taken."""
+        """Return the bytes of messages that the reader has not taken."""
         del stream_id
         return self._queued_bytes
 
@@ -209,10 +209,10 @@ class StreamExchange(Exchange):
         return [self._queued_bytes] if self._queued_bytes else []
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
-        """The call has a header, or has ended well."""
+        """Do nothing: headers and trailers are not part of the lines."""
 
     def send_data(self, stream_id: int, frames: bytes) -> None:
-        """Take messages behind their prefixes."""
+        """Take messages with their prefixes."""
         del stream_id
         at = 0
         while at < len(frames):
@@ -231,12 +231,12 @@ class StreamExchange(Exchange):
 
 
 class StreamBody(AsyncIterator[bytes]):
-    """The lines of a call's answers, one after the other; closed, it ends the call.
+    """The lines of a call's answers, one after the other. Closing the body ends the call.
 
     Arguments:
-        exchange: has begun.
-        message_type: of the answers.
-        slices: the long work of the member.
+        exchange: exchange that has begun.
+        message_type: type of the answers.
+        slices: runs the long work of the member.
     """
 
     def __init__(self, exchange: StreamExchange, message_type: type[Any], slices: Slices) -> None:
@@ -295,7 +295,7 @@ class StreamBody(AsyncIterator[bytes]):
         return _LINE + self._encode(self._message_type.FromString(message)) + "}\n"
 
     async def aclose(self) -> None:
-        """The client has it all, or has left."""
+        """Close everything: the client has the whole body, or has left."""
         self._is_over = True
         if self._chunks is not None:
             self._chunks.close()
@@ -303,18 +303,18 @@ class StreamBody(AsyncIterator[bytes]):
 
 
 async def cede(slices: Slices, queue: Identity) -> None:
-    """Wait for a turn if others have had the time of this pass of the loop.
+    """Wait for a turn if others have used the time of this pass of the loop.
 
     Arguments:
-        slices: the long work of the member.
-        queue: of the client (``rpc/shares``).
+        slices: runs the long work of the member.
+        queue: queue of the client (``rpc/shares``).
     """
     if slices.is_late:
         await slices.result(_nothing, 1, queue)
 
 
 def _nothing() -> Work[None]:
-    """Work that is only waited for."""
+    """Do nothing: empty work that is only waited for."""
     yield from ()
 
 

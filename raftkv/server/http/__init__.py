@@ -1,6 +1,6 @@
-"""Plain HTTP on the client port and the addresses for metrics: health, version, metrics.
+"""Plain HTTP on the client port and the metrics addresses: health, version, metrics.
 
-Owns answers that probes and load balancers know from etcd, byte for byte where they look.
+Owns the answers that probes and load balancers know from etcd, byte for byte where they compare them.
 
     GET /health   /livez   /readyz   /version   /metrics          ``routes``
     GET /debug/vars   /debug/pprof/                               ``debug``; for root
@@ -8,8 +8,8 @@ Owns answers that probes and load balancers know from etcd, byte for byte where 
 
 Laws:
 
-- /readyz says what is missing until the member may serve clients; the client port itself is not answered before.
-- What pages in browsers may read and do is decided by ``access`` before any route, at every listener.
+- /readyz names what is missing until the member may serve clients. The client port itself is not answered before.
+- ``access`` decides before any route, at every listener, what web pages in browsers may read and do.
 
 Example::
 

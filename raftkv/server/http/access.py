@@ -1,15 +1,15 @@
-"""Access to plain HTTP: the Host header against DNS rebinding, and what pages in browsers may do.
+"""Access to plain HTTP: the Host header against DNS rebinding, and what web pages in browsers may do.
 
-A page that a browser loaded from elsewhere can point its own name at this machine and then read what answers here
-(CVE-2018-5702). So the name that a plain-text request asks for is looked at: those that the flag names pass, or, where
-it names none, at loopback addresses the member's own, localhost, and addresses: who answers on the local network may
-point every other name here, private ones too. Encrypted requests prove the name.
+A web page from elsewhere can point its own host name at this machine, and then read the answers of this port
+(CVE-2018-5702). So the host name of a plain-text request is checked: the names of the flag pass. Without the flag, at
+loopback addresses only the member's own names, localhost and IP addresses pass, since an attacker on the local network
+may point every other name here, even private ones. Encrypted requests prove the name.
 
-A page can also send requests whose answers it may not read (CVE-2018-1098), and open websockets, which browsers let it
-read. Browsers name its origin, which must be allowed for all that changes something and for websockets, and JSON of
-browsers is taken only under its own content type, for which they ask first. A member's own pages (the dashboard) may do
-all: their origin is the name that the request asks for, and that name is one that no stranger can point here. Texts and
-headers are etcd's; its defaults are not: there every name and every origin is allowed.
+A web page can also send requests whose answers it may not read (CVE-2018-1098), and open websockets, which it may read.
+Browsers name the origin of a page, which must be allowed for websockets and for everything that changes something. JSON
+from browsers is accepted only with its own content type, for which browsers send a preflight request. A member's own
+pages (the dashboard) may do everything: their origin is the host name of the request, which must be one that no
+stranger can point here. Texts and headers are etcd's. The defaults are not: etcd allows every name and every origin.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ This requirement has been added to help prevent "DNS Rebinding" attacks (CVE-201
 
 
 _HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing here."""
+"""Methods that change nothing."""
 
 _JSON_PATHS: Final = "/v3"
-"""Below this, and below its older names such as /v3beta, requests carry JSON."""
+"""Below this path, and below older ones such as /v3beta, requests carry JSON."""
 
 _OF_BROWSERS: Final = ("origin", "sec-fetch-site", "sec-fetch-mode")
-"""Headers that browsers send with what a page asks for."""
+"""Headers that browsers send with requests of a page."""
 
 
 class HostCheck:
-    """Which names a plain-text request may ask for.
+    """Checks the host names of plain-text requests.
 
     Arguments:
-        whitelist: names that pass at every address; ``*``: all; empty: at loopback addresses only ``own`` names and
-            addresses and localhost, elsewhere all.
+        whitelist: names that pass at every address; ``*``: all. Empty: at loopback addresses only ``own`` names, IP
+            addresses and localhost pass, elsewhere all.
         own: names of this member.
     """
 
@@ -65,7 +65,7 @@ class HostCheck:
         self._own = frozenset(map(str.lower, own))
 
     def allows(self, request: HttpRequest, name: str) -> bool:
-        """Return whether a request may ask for a name."""
+        """Return whether a request with a host name is allowed."""
         name = name.lower()
         if request.tls or "*" in self._whitelist or name in self._whitelist:
             return True
@@ -74,13 +74,13 @@ class HostCheck:
         return not request.loopback or name in self._own or _is_nobodys(name)
 
     def proves(self, request: HttpRequest, name: str) -> bool:
-        """Return whether a name that a request asks for is this member's: no stranger's page can have it."""
+        """Return whether the host name of a request is this member's, so that no stranger's page can have it."""
         name = name.lower()
         return request.tls or name in self._whitelist or name in self._own or _is_nobodys(name)
 
 
 def _is_nobodys(name: str) -> bool:
-    """Return whether no stranger can make this name point at this machine, nor on the local network (mDNS, DHCP)."""
+    """Return whether no stranger, not even one on the local network (mDNS, DHCP), can point this name here."""
     if name in ("", "localhost", "localhost."):
         return True
     try:
@@ -91,10 +91,10 @@ def _is_nobodys(name: str) -> bool:
 
 
 def own_names(config: ServerConfig) -> set[str]:
-    """Return the names of a member: of its machine, in its URLs, and in the certificate of its client ports.
+    """Return the names of a member: its machine's, those in its URLs, and those in its client port's certificate.
 
     Arguments:
-        config: of the member.
+        config: settings of the member.
     """
     urls = (
         *config.listen_client_urls,
@@ -120,12 +120,12 @@ def _certified(config: ServerConfig) -> list[str]:
 
 
 class HttpAccess:
-    """A handler that guards another.
+    """A handler that guards another handler.
 
     Arguments:
-        handler: answers what is let through.
-        hosts: names that plain-text requests may ask for.
-        origins: of the pages that browsers may call from.
+        handler: answers admitted requests.
+        hosts: host names allowed in plain-text requests.
+        origins: origins whose pages may call.
     """
 
     def __init__(self, handler: HttpHandler, hosts: HostCheck, origins: Origins) -> None:
@@ -134,7 +134,7 @@ class HttpAccess:
         self._origins = origins
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Refuse, or pass on and add the headers that tell browsers which pages may read the answer."""
+        """Refuse a request, or pass it on and add the headers that tell browsers which pages may read the answer."""
         host = host_name(request.header("host"))
         if not self._hosts.allows(request, host):
             body = _MISDIRECTED.format(host=json.dumps(host, ensure_ascii=False)).encode()
@@ -152,10 +152,10 @@ class HttpAccess:
         return replace(response, headers=response.headers + headers) if headers else response
 
     def _may_change(self, request: HttpRequest, origin: str, host: str) -> bool:
-        """Return whether the pages of an origin may change something: it is allowed, or the member's own."""
+        """Return whether pages of an origin may change something: it must be allowed, or the member's own."""
         if self._origins.allows(origin):
             return True
-        # Behind a proxy that ends TLS the scheme of the origin is not that of the request.
+        # Behind a proxy that terminates TLS, the scheme of the origin is not that of the request.
         own = Origins(f"{scheme}://{request.header('host')}" for scheme in ("http", "https"))
         return host != "" and own.allows(origin) and self._hosts.proves(request, host)
 
@@ -171,7 +171,7 @@ class HttpAccess:
 
 
 def _is_form_of_page(request: HttpRequest) -> bool:
-    """Whether a browser sends this for a page that need not ask first: other programs name no origin, nor fetches."""
+    """Return whether a browser sends this for a page without a preflight: other programs send no browser headers."""
     content_type = request.header("content-type").partition(";")[0].strip().lower()
     return content_type != "application/json" and any(request.header(name) for name in _OF_BROWSERS)
 

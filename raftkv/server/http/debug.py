@@ -1,31 +1,31 @@
-"""Questions of an operator to a running member: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
+"""Diagnostics of a running member: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
 
-    GET /debug/vars                        command line, memory, state of Raft, limit of open files: JSON, as etcd's
-    GET /debug/identities                  who uses the member, as metrics: /metrics tells no stranger names of users
-    GET /debug/pprof/                      what there is
+    GET /debug/vars                        command line, memory, state of Raft, limit of open files: JSON, as in etcd
+    GET /debug/identities                  use of the member by identity; /metrics must not show user names to strangers
+    GET /debug/pprof/                      list of profiles
     GET /debug/pprof/profile?seconds=30    where the loop spends its time: folded stacks
     GET /debug/pprof/goroutine             stacks of all threads and tasks
-    GET /debug/pprof/heap                  the largest places of allocation, where PYTHONTRACEMALLOC is set
-    GET /debug/pprof/cmdline               the command line
+    GET /debug/pprof/heap                  largest places of allocation, if PYTHONTRACEMALLOC is set
+    GET /debug/pprof/cmdline               command line
 
-The paths are Go's, so that scripts find them; what they answer is what a process in Python knows, as text.
+The paths are Go's, so that scripts find them. The answers are the closest that a Python process can give, as text.
 
 Laws:
 
-- With users on, only root may ask. etcd answers everyone; so does this member while users are off.
+- With authentication on, only root may ask. While it is off, every client may, as in etcd.
 - One profile is taken at a time, for ``SECONDS_MAX`` at most. It ends with the connection that asked for it.
 
-PROFILES of a running process: where its loop spends time, what waits, what takes memory.
+PROFILES of a running process: where its loop spends time, what waits, what uses memory.
 
     folded(await sample(5.0))        # root;...;leaf count: flamegraph.pl, speedscope, inferno
     stacks(tasks, tasks_max=1000)    # threads and tasks, equal stacks together
     heap()                           # the largest places of allocation, by tracemalloc
 
-The profile is of processor time: a timer of the process raises a signal for each 10 ms used, and the loop notes its own
-stack, in 10 us. Time in a function of C counts for the line that calls it. A thread that looks at the loop from
-outside would see little but ``select``: a busy loop gives the interpreter lock away only for moments, always there.
+The profile measures processor time: a timer of the process raises a signal for each 10 ms used, and the loop records
+its own stack, in 10 us. Time in a C function counts for the line that calls it. A thread that samples the loop from
+outside would see little except ``select``: a busy loop releases the interpreter lock only for moments, always there.
 
-Leaves out: access, and how often (``debug``).
+Leaves out: access, and how often profiles are taken (``debug``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 SECONDS_DEFAULT: Final = 30.0
 SECONDS_MAX: Final = 60.0
 TASKS_MAX: Final = 1000
-"""How many tasks a dump of stacks looks at."""
+"""Most tasks in a dump of stacks."""
 
 _STATM: Final = Path("/proc/self/statm")
 _VARS: Final = "/debug/vars"
@@ -86,14 +86,14 @@ _STATES: Final = {
 
 
 class DebugService:
-    """Answers what begins with ``/debug/`` and hands on all else.
+    """Answers requests below ``/debug/``; others go to the next handler.
 
     Arguments:
-        handler: answers all else.
+        handler: answers all other requests.
         users: refuses users other than root.
-        status: of Raft, now.
-        identities: writes who uses the member, as metrics.
-        pprof: whether profiles are given out (``--enable-pprof``).
+        status: returns the current Raft status.
+        identities: returns the use of the member by identity, as metrics.
+        pprof: whether profiles are available (``--enable-pprof``).
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class DebugService:
         return HttpResponse(response.status, response.body, response.headers, user)
 
     def _vars(self) -> HttpResponse:
-        """Write an object with a name a line, sorted, as Go's expvar does."""
+        """Return an object with one name per line, sorted, like Go's expvar."""
         values = {
             "cmdline": sys.orig_argv,
             "file_descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -170,7 +170,7 @@ class DebugService:
 
 
 def _seconds(request: HttpRequest) -> float | None:
-    """Return how long a profile is to take; None: what was asked for is no such time."""
+    """Return the requested duration of a profile; None: it is invalid."""
     text = parse_qs(request.query, keep_blank_values=True).get("seconds", [str(SECONDS_DEFAULT)])[0]
     try:
         seconds = float(text)
@@ -180,7 +180,7 @@ def _seconds(request: HttpRequest) -> float | None:
 
 
 def _memory() -> dict[str, int | list[int]]:
-    """Memory figures that need no walk: bytes resident, now and at most, and the collector's counts."""
+    """Return memory figures that need no heap walk: resident bytes, now and at most, and the collector's counts."""
     virtual, resident = (int(pages) * resource.getpagesize() for pages in _STATM.read_text("ascii").split()[:2])
     return {
         "Sys": virtual,
@@ -193,10 +193,10 @@ def _memory() -> dict[str, int | list[int]]:
 
 
 def raft_status(status: Status) -> dict[str, object]:
-    """Return the state of Raft as etcd's ``raft.status`` shows it.
+    """Return the state of Raft in the form of etcd's ``raft.status``.
 
     Arguments:
-        status: of this member.
+        status: Raft status of this member.
     """
     return {
         "id": f"{status.id:x}",
@@ -225,7 +225,7 @@ def _text(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
 
 PERIOD_S: Final = 0.01
 FRAMES_MAX: Final = 200
-"""Frames of one stack; what is called from deeper counts for the last of them."""
+"""Frames of one stack; deeper calls count for the last of them."""
 
 HEAP_LINES_MAX: Final = 100
 
@@ -237,31 +237,31 @@ Place = tuple[str, int, str]
 
 
 class SamplingError(Exception):
-    """The loop does not run in the thread that signals come to."""
+    """The loop does not run in the thread that receives signals."""
 
 
 async def sample(seconds: float) -> Counter[Stack]:
-    """Look at the stack of this loop for each 10 ms of processor time; returns how often each was seen.
+    """Record the stack of this loop for each 10 ms of processor time. Returns how often each stack was seen.
 
     Arguments:
-        seconds: for how long, by the clock.
+        seconds: duration by the clock.
 
     Raises:
-        SamplingError: see there.
+        SamplingError: the loop does not run in the main thread.
     """
     seen: Counter[Stack] = Counter()
     try:
         signal.signal(signal.SIGPROF, lambda _, frame: seen.update((_stack_of(frame),)))
     except ValueError as error:
         raise SamplingError("profiles need a loop that runs in the main thread") from error
-    # System calls that the signal comes upon go on, those of libraries too.
+    # System calls interrupted by the signal are resumed, also those of libraries.
     signal.siginterrupt(signal.SIGPROF, False)
     try:
         signal.setitimer(signal.ITIMER_PROF, PERIOD_S, PERIOD_S)
         await asyncio.sleep(seconds)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        # One may be on its way, and by default it would end the process.
+        # A signal may still be pending, and by default it would end the process.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
     return seen
 
@@ -279,7 +279,7 @@ def folded(seen: Counter[Stack]) -> str:
     """Return a profile as lines of ``outer;...;inner count``, the most frequent first.
 
     Arguments:
-        seen: of ``sample``.
+        seen: result of ``sample``.
     """
     lines = (f"{';'.join(map(_name, stack))} {count}\n" for stack, count in seen.most_common())
     return "".join(lines)
@@ -290,7 +290,7 @@ def _name(code: CodeType) -> str:
 
 
 def _module(path: str) -> str:
-    """Return the end of a file's path that says which module it is.
+    """Return the end of a file's path, which names the module.
 
     >>> _module("/usr/lib/python3.11/asyncio/events.py")
     'asyncio/events'
@@ -299,11 +299,11 @@ def _module(path: str) -> str:
 
 
 def stacks(tasks: Iterable[asyncio.Task[object]], tasks_max: int) -> str:
-    """Return the stacks of all threads, and of tasks, those that wait at the same place together.
+    """Return the stacks of all threads, and of tasks; tasks that wait at the same place are shown together.
 
     Arguments:
-        tasks: of the loop; call this in its thread.
-        tasks_max: how many are looked at.
+        tasks: tasks of the loop; call this on the loop's thread.
+        tasks_max: most tasks to show.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
@@ -325,12 +325,12 @@ def stacks(tasks: Iterable[asyncio.Task[object]], tasks_max: int) -> str:
 
 
 def _lines(places: Iterable[Place]) -> str:
-    # Without the lines of the source: to read them would take longer than all the rest.
+    # Without source lines: reading them would take longer than everything else.
     return "".join(f'  File "{path}", line {line}, in {name}\n' for path, line, name in places)
 
 
 def _places(frame: FrameType | None) -> Iterator[Place]:
-    """Where a thread is, the innermost first."""
+    """Yield the places of a thread, the innermost first."""
     for _ in range(FRAMES_MAX):
         if frame is None:
             return
@@ -339,7 +339,7 @@ def _places(frame: FrameType | None) -> Iterator[Place]:
 
 
 def _waits_at(task: asyncio.Task[object]) -> Iterator[Place]:
-    """The places of a task, the outermost first: its stack alone has only the first of those that wait."""
+    """Yield the places of a task, the outermost first: ``get_stack`` shows only the outermost of a waiting chain."""
     waits: object = task.get_coro()
     for _ in range(FRAMES_MAX):
         frame = getattr(waits, "cr_frame", None) or getattr(waits, "gi_frame", None)
@@ -350,7 +350,7 @@ def _waits_at(task: asyncio.Task[object]) -> Iterator[Place]:
 
 
 def heap() -> str:
-    """Return what takes the most memory, by the line that asked for it. Only while ``tracemalloc`` is on."""
+    """Return the lines that allocated the most memory. Only while ``tracemalloc`` is on."""
     snapshot = tracemalloc.take_snapshot()
     statistics = snapshot.statistics("lineno")
     now, most = tracemalloc.get_traced_memory()

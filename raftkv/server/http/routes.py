@@ -1,7 +1,7 @@
 """Plain HTTP on the client port: /health, /livez, /readyz, /version, /metrics.
 
-Answers are etcd's, byte for byte where probes and load balancers look at them. The client port is not answered before
-the member is ready; the addresses for metrics are, and say so until then.
+Answers are etcd's, byte for byte where probes and load balancers compare them. The client port is not answered before
+the member is ready. The metrics addresses are, and report that the member is not ready.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _METRICS: Final = (("content-type", "text/plain; version=0.0.4; charset=utf-8"),
 
 
 class HttpService:
-    """The handler that the RPC server hands plain HTTP requests to.
+    """The handler of plain HTTP requests on the RPC server.
 
     Arguments:
-        node: for the leader, and to read.
-        applier: for the alarms.
+        node: knows the leader, and confirms reads.
+        applier: knows the alarms.
         readiness: whether clients are served yet.
         admission: whether this member is a learner.
-        metrics: makes the text of /metrics.
+        metrics: returns the text of /metrics.
 
     Attributes:
-        healthy, unhealthy: answers of /health.
-        checks: outcomes of the checks of /livez and /readyz: kind, name and whether it failed, and how often.
+        healthy, unhealthy: numbers of answers of /health.
+        checks: number of outcomes of the checks of /livez and /readyz, by kind, name and whether it failed.
         failing: whether the last check of a kind and name failed.
     """
 
@@ -77,17 +77,17 @@ class HttpService:
             return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_CHECKED))
         if request.path == "/version":
             answer = _json(200, _version(self._applier.downgrade.cluster_version))
-            # `raftkv doctor` compares versions of raftkv by this: the body has the version of etcd alone.
+            # `raftkv doctor` compares versions of raftkv by this header: the body has only the version of etcd.
             return HttpResponse(200, answer.body, (*answer.headers, ("server", f"raftkv/{__version__}")))
         if checks is not None:
             return await self._check(request.path, checks, parse_qs(request.query, keep_blank_values=True))
         return await self._health(request)
 
     async def _check(self, path: str, checks: tuple[str, ...], query: dict[str, list[str]]) -> HttpResponse:
-        """/livez and /readyz: ``ok``, or which check failed and why; every line of it for ``verbose``.
+        """Answer /livez or /readyz: ``ok``, or the failed checks with reasons; with ``verbose`` one line per check.
 
-        What is excluded need not exist, so that a probe may name the checks of a later version. A check that is asked
-        for by its own path is never left out.
+        Excluded checks need not exist, so a probe may name checks of a later version. A check that is requested by its
+        own path is never excluded.
         """
         excluded = set(query.get("exclude", [])) if path in CHECKS else set()
         failures = {name: await self._failure(name) for name in checks if name not in excluded}
@@ -101,7 +101,7 @@ class HttpService:
         return HttpResponse(200, "".join([*(lines if "verbose" in query else []), "ok\n"]).encode(), _CHECKED)
 
     async def _failure(self, check: str) -> str:
-        """Why a check fails, empty if it does not."""
+        """Return why a check fails; empty if it does not."""
         if check == "data_corruption":
             corrupt = any(alarm.alarm == rpc_pb2.CORRUPT for alarm in self._applier.alarms.raised())
             return "alarm activated: CORRUPT" if corrupt else ""
@@ -145,7 +145,7 @@ class HttpService:
 
 
 def _checks_of(path: str) -> tuple[str, ...] | None:
-    """Return the checks that a path asks for: all of /livez or /readyz, or one below it; None: it asks for none."""
+    """Return the checks of a path: all of /livez or /readyz, or one below them; None: the path has none."""
     root, slash, name = path[1:].partition("/")
     checks = CHECKS.get("/" + root)
     if checks is None or not slash:

@@ -1,4 +1,4 @@
-"""The member's log: one line an event, JSON as etcd writes it or plain for people, to streams and files.
+"""The member's log: one line per event, as etcd's JSON or as plain text, to streams and files.
 
 ::
 
@@ -11,15 +11,15 @@ Owns where lines go (``outputs``), the queue (``handler``), files and their rota
 
 Laws:
 
-- A line waits in memory for its writing, and its caller waits too: all together never longer than ``handler.WAIT_S``
-  in a second, and not at all while an output is behind. So a disk or a reader that stands still or is slow does not
-  hold the loop, and otherwise every line is written before the member goes on: one that is killed has lost none.
-- A full disk does not stop the member: lines wait, ``handler.WAITING_BYTES_MAX`` at most; then they are dropped, and a
-  line in their place says how many.
-- One place in the sources writes ``outputs.BURST`` lines at once, and one a second after that: the next line says how
-  many were left out. So other machines cannot fill the log.
-- Lines are written whole and in order. A file that was moved or deleted is opened anew, so ``logrotate`` needs no
-  signal; one that was truncated (``copytruncate``) goes on at its new end.
+- A line waits in memory to be written, and its caller waits too, but all callers together at most ``handler.WAIT_S``
+  per second, and not at all while an output is behind. So a slow or blocked disk or reader does not hold the loop. In
+  all other cases a line is written before the member continues, so a killed member has lost none.
+- A full disk does not stop the member: up to ``handler.WAITING_BYTES_MAX`` of lines wait; then lines are dropped, and
+  one line says how many.
+- One place in the source may write ``outputs.BURST`` lines at once, then one a second; its next line says how many were
+  left out. So other machines cannot fill the log.
+- Lines are written whole and in order. A file that was moved or deleted is reopened, so ``logrotate`` needs no signal.
+  Writing to a truncated file (``copytruncate``) continues at its new end.
 
-Leaves out: who asked for what (``server.audit``).
+Leaves out: the record of requests (``server.audit``).
 """

@@ -1,16 +1,16 @@
-"""Files of lines: each log of a member is written by one class, and rotated by a subclass.
+"""Files of lines: one class writes each log of a member, and a subclass rotates it.
 
     file = LineFile("audit.log", "the audit log", mode=0o600)
     file.write(b"line\\n")          # OSError: the rest waits inside, and the next call begins with it
 
-Lines are written whole and in order; a line that a full disk has cut off is completed later, in the same file. Others
-may move, delete or truncate the file meanwhile. ``RotatedFile`` rotates as lumberjack (etcd's library for it) does:
+Lines are written whole and in order. A line that was cut by a full disk is completed later, in the same file. Other
+programs may move, delete or truncate the file meanwhile. ``RotatedFile`` rotates like lumberjack (etcd's library):
 
-    raftkv.log                              the one that is written
-    raftkv-2026-11-23T01-02-03.456.log      an older one, by the time of its end
+    raftkv.log                              the current file
+    raftkv-2026-11-23T01-02-03.456.log      an older file, named by the time of its end
     raftkv-2026-11-22T01-02-03.456.log.gz   compressed
 
-It rotates a file before a line that would make it larger than ``maxsize``. Then a thread deletes and compresses old
+A file is rotated before a line that would make it larger than ``maxsize``. A thread then deletes and compresses old
 files.
 """
 
@@ -36,15 +36,15 @@ _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NON
 
 
 class LineFile:
-    """One open file, found anew by its name before each write.
+    """An open file, which is looked up again by its name before each write.
 
     Arguments:
-        path: of the file.
-        subject: what it is, for the message of a failure.
-        mode: permissions that it has at most; None: those of new files, or of the one that is there.
+        path: path of the file.
+        subject: description of the file for error messages.
+        mode: most permissions of the file; None: the default of new files, or those of an existing file.
 
     Raises:
-        ConfigError: it cannot be opened; one line for the user.
+        ConfigError: the file cannot be opened; a one-line message for the user.
     """
 
     def __init__(self, path: str, subject: str, mode: int | None = None) -> None:
@@ -75,7 +75,7 @@ class LineFile:
         self.size_bytes = status.st_size
 
     def write(self, lines: bytes) -> None:
-        """Append lines to the file; to a new one if it is full, or was moved away."""
+        """Append lines to the file; to a new file if it is full or was moved away."""
         self._rest += lines
         try:
             if not self._is_amid_line:
@@ -90,10 +90,10 @@ class LineFile:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 
     def make_room(self, size_bytes: int) -> None:
-        """Rotate the file if so many bytes more are too many; here: never."""
+        """Rotate the file if it has no room for ``size_bytes`` more; never in this class."""
 
     def _follow(self) -> None:
-        """Open the file anew if another, or none, has its name."""
+        """Reopen the file if another file, or none, has its name."""
         try:
             status = os.stat(self.path)
             same = (status.st_dev, status.st_ino) == self._identity
@@ -104,7 +104,7 @@ class LineFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Go on in the file that has the name now, or in a new one."""
+        """Continue in the file that has the name now, or in a new one."""
         before = self._descriptor
         self._open()
         os.close(before)
@@ -118,7 +118,7 @@ class LineStream:
     """Standard output or error, or a pipe.
 
     Arguments:
-        descriptor: of the stream.
+        descriptor: descriptor of the stream.
         is_own: whether to close it.
     """
 
@@ -137,14 +137,14 @@ class LineStream:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 
     def close(self) -> None:
-        """Close it, unless it is the process's."""
+        """Close the stream, unless it belongs to the process."""
         if self._is_own:
             os.close(self._descriptor)
 
 
 DAY_S: Final = 86_400
 CLOCK_S: Final = 60
-"""A file that was rotated so much after now was not."""
+"""A file whose name is later than now by more than this was named while the clock was wrong."""
 
 COMPRESSED: Final = ".gz"
 _TIME: Final = "%Y-%m-%dT%H-%M-%S"
@@ -153,19 +153,19 @@ _SUBJECT: Final = "the log"
 
 
 Output = LineFile | LineStream
-"""Takes lines. What a failed write (OSError) has not written waits inside, and the next call begins with it. A
-MemoryError took nothing."""
+"""Takes lines. After a failed write (OSError) the unwritten part waits inside, and the next call begins with it. A call
+that raises MemoryError has taken nothing."""
 
 
 class RotatedFile(LineFile):
-    """A file of the log that is rotated.
+    """A log file that is rotated.
 
     Arguments:
-        path: of the file.
-        rotation: when, and what becomes of those before.
+        path: path of the file.
+        rotation: when to rotate, and what to do with old files.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: the file cannot be opened.
     """
 
     def __init__(self, path: str, rotation: LogRotation) -> None:
@@ -174,14 +174,14 @@ class RotatedFile(LineFile):
         super().__init__(path, _SUBJECT)
 
     def make_room(self, size_bytes: int) -> None:
-        """Rotate the file if it gets too large."""
+        """Rotate the file if it would become too large."""
         if self.size_bytes and self.size_bytes + size_bytes > self._rotation.size_max_bytes:
             os.replace(self.path, self._free_name())
             self.reopen()
             self._begin_to_tidy()
 
     def _free_name(self) -> Path:
-        """Return a name by the time of now, or of the next millisecond that no file has yet."""
+        """Return a name with the current time, or with the next millisecond whose name is free."""
         now_ms = time.time_ns() // 1_000_000
         while True:
             moment = datetime.fromtimestamp(now_ms // 1000, None if self._rotation.localtime else UTC)
@@ -197,7 +197,7 @@ class RotatedFile(LineFile):
             self._tidying.start()
 
     def tidy(self) -> None:
-        """Delete and compress rotated files; what fails is tried again after the next rotation."""
+        """Delete and compress rotated files; failures are retried after the next rotation."""
         rotation = self._rotation
         files = self._rotated()
         kept = files[: rotation.maxbackups] if rotation.maxbackups else files
@@ -214,16 +214,16 @@ class RotatedFile(LineFile):
                         _compress(path)
 
     def close(self) -> None:
-        """Close the file, after what is being tidied."""
+        """Close the file, after tidying has ended."""
         if self._tidying is not None:
             self._tidying.join()
         super().close()
 
     def _rotated(self) -> list[tuple[float, Path]]:
-        """Rotated files by the time of their end, the youngest first.
+        """Return the rotated files by the time of their end, the youngest first.
 
-        Those that end later than now are from a time at which the clock was wrong: they come last, or they would push
-        out what has just been written.
+        Files that end later than now are from a time when the clock was wrong. They come last: otherwise they would
+        push out recent files.
         """
         latest = time.time() + CLOCK_S
         prefix, suffix = f"{self.path.stem}-", self.path.suffix
@@ -241,7 +241,7 @@ class RotatedFile(LineFile):
 
 
 def _compress(path: Path) -> None:
-    """Replace a file by its compressed form, whole or not at all."""
+    """Replace a file with its compressed form, completely or not at all."""
     target = path.with_name(path.name + COMPRESSED)
     unfinished = target.with_name(target.name + ".part")
     with path.open("rb") as source, gzip.open(unfinished, "wb") as packed:
@@ -252,11 +252,11 @@ def _compress(path: Path) -> None:
 
 
 def open_output(name: str, rotation: LogRotation | None) -> Output:
-    """Return where lines go.
+    """Return the output for a name.
 
     Arguments:
         name: ``default``, ``stderr``, ``stdout`` or a path.
-        rotation: of a file; None: it grows, or another program rotates it.
+        rotation: rotation of a file; None: the file grows, or another program rotates it.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -266,7 +266,7 @@ def open_output(name: str, rotation: LogRotation | None) -> Output:
     try:
         is_file = not os.path.lexists(name) or stat.S_ISREG(os.stat(name).st_mode)
         if not is_file:
-            # A pipe without a reader is refused instead of waited for.
+            # A pipe without a reader is refused; waiting for one would block.
             descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(descriptor, True)
             return LineStream(descriptor, is_own=True)

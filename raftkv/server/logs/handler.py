@@ -1,14 +1,14 @@
-"""The queue between those who have lines and the thread that writes them: of the log and of the audit log.
+"""The queue between the producers of lines and the thread that writes them, for the log and the audit log.
 
     put -> queue -> thread -> output
 
-Each counter has one writer, so there is no lock. When too much waits, because the disk is full or slow, new lines are
-dropped, and a line in their place says how many are missing. An output that fails keeps what it has taken, and is tried
-again.
+Each counter has one writer, so no lock is needed. When too much waits, because the disk is full or slow, new lines are
+dropped, and a line in their place says how many are missing. An output that fails keeps the lines it has taken, and is
+tried again.
 
-``ThreadedHandler`` waits until a line of the log is written, ``WAIT_S`` a second at most, unless the output is behind
-already. So a line is on its way to the disk before the member goes on, and an output that stands still costs one such
-wait.
+``ThreadedHandler`` waits until a line of the log is written, for ``WAIT_S`` per second at most, and not at all if the
+output is already behind. So a line is on its way to the disk before the member continues, and a blocked output costs
+one such wait.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from typing import Final, Generic, TypeVar
 from raftkv.server.logs.files import Output
 
 WAIT_S: Final = 0.02
-"""Longest wait, of all lines of ``WINDOW_S`` together, for their writing: the loop may not be held for 0.05 s."""
+"""Longest wait for lines to be written, summed over ``WINDOW_S``: the loop must not be held for 0.05 s."""
 
 WINDOW_S: Final = 1.0
 
 LAST_WAIT_S: Final = 0.2
-"""The same for the last words of a member (fatal), after which it stops."""
+"""The same for the last line of a member (fatal), after which it stops."""
 
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Memory that lines may take before new ones are dropped."""
+"""Memory of waiting lines above which new ones are dropped."""
 
 RETRY_S: Final = 1.0
 """Time between attempts to write to an output that fails."""
 
 CLOSE_S: Final = 2.0
-"""Longest wait, at a stop, for an output that takes no lines."""
+"""Longest wait, when the log is closed, for an output that takes no lines."""
 
 BATCH: Final = 500
-"""Lines of one write."""
+"""Most lines in one write."""
 
 R = TypeVar("R")
 
 
 class LineThread(Generic[R]):
-    """Has records made into lines and written, by a thread of its own.
+    """Turns records into lines and writes them, on its own thread.
 
     Arguments:
         output: takes lines.
-        name: of the thread.
-        waiting_bytes_max: what records may take before new ones are dropped.
-        gather_s: how long lines are gathered for one write.
+        name: name of the thread.
+        waiting_bytes_max: memory of waiting records above which new ones are dropped.
+        gather_s: how long lines are collected for one write.
 
     Attributes:
-        dropped: records that found the queue full.
-        written: lines that were written.
+        dropped: number of records dropped because the queue was full.
+        written: number of lines written.
     """
 
     def __init__(self, output: Output, name: str, waiting_bytes_max: int, gather_s: float = 0.0) -> None:
@@ -68,9 +68,9 @@ class LineThread(Generic[R]):
         self._records: deque[tuple[R, int]] = deque()
         self._put = self._put_bytes = self._taken_bytes = 0
         self._gap = 0
-        """Records dropped since one found room."""
+        """Records dropped since the last one that found room."""
         self._begun = self._begun_bytes = 0
-        """Lines and bytes that the output has taken and not yet written."""
+        """Lines and bytes that the output has taken but not written yet."""
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -78,17 +78,17 @@ class LineThread(Generic[R]):
 
     @abstractmethod
     def _gap_record(self, missing: int) -> R:
-        """Return the record that stands for so many which were dropped."""
+        """Return the record that stands for ``missing`` dropped ones."""
 
     @abstractmethod
     def _line(self, record: R) -> bytes:
-        """Make a line, on the thread."""
+        """Return the line of a record; called on the thread."""
 
     def _failed(self, error: OSError) -> None:
-        """The output has failed, or failed again."""
+        """Note that the output has failed, or failed again."""
 
     def _progressed(self) -> None:
-        """Lines were written."""
+        """Note that lines were written."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -96,11 +96,11 @@ class LineThread(Generic[R]):
         return self._put_bytes - self._taken_bytes
 
     def put(self, record: R, size_bytes: int) -> bool:
-        """Have a record written; False: it was dropped, since too much waits. There is one caller at a time.
+        """Queue a record; False: it was dropped, since too much waits. Only one caller at a time is allowed.
 
         Arguments:
-            record: to be made a line.
-            size_bytes: that it takes until then.
+            record: record to write.
+            size_bytes: memory of the record until it is written.
         """
         if self._put_bytes - self._taken_bytes + size_bytes > self._waiting_bytes_max:
             self.dropped += 1
@@ -123,7 +123,7 @@ class LineThread(Generic[R]):
             self._wake.set()
 
     def _end(self, timeout_s: float) -> int:
-        """Write what waits, and end the thread; returns how many lines could not be written."""
+        """Write the waiting lines, and end the thread. Returns the number of lines that could not be written."""
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_s)
@@ -152,10 +152,10 @@ class LineThread(Generic[R]):
                 self._wake.set()
 
     def _write_batch(self) -> bool:
-        """Write some lines; False: the output fails, and keeps what it has taken.
+        """Write some lines; False: the output fails, and keeps the lines it has taken.
 
         Raises:
-            MemoryError: the output has taken nothing, and the queue keeps it.
+            MemoryError: the output has taken nothing, and the queue keeps the lines.
         """
         records = [] if self._begun else [self._records[at] for at in range(min(BATCH, len(self._records)))]
         begun_bytes = sum(size_bytes for _, size_bytes in records)
@@ -179,7 +179,7 @@ class LineThread(Generic[R]):
 
 
 class ThreadedHandler(LineThread[bytes], logging.Handler):
-    """Writes records of the log to an output, on a thread of its own.
+    """Writes log records to an output, on its own thread.
 
     Arguments:
         output: takes lines.
@@ -189,12 +189,12 @@ class ThreadedHandler(LineThread[bytes], logging.Handler):
         logging.Handler.__init__(self)
         self._is_behind = False
         self._waited_s = self._window_at = 0.0
-        """Seconds waited since the window began, and its begin."""
+        """Seconds waited since the current window began, and the time of its begin."""
         self._progress = threading.Condition()
         LineThread.__init__(self, output, "raftkv-log", WAITING_BYTES_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have a record written. ``Handler.handle`` holds its lock, so there is one caller at a time."""
+        """Queue a record. ``Handler.handle`` holds its lock, so there is one caller at a time."""
         try:
             line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         except Exception:
@@ -216,7 +216,7 @@ class ThreadedHandler(LineThread[bytes], logging.Handler):
         return record
 
     def _failed(self, error: OSError) -> None:
-        # Where should it be said? Readers of the log see the gap; the member goes on.
+        # There is no place to report it. Readers of the log see the gap, and the member continues.
         self._is_behind = True
 
     def _progressed(self) -> None:
@@ -225,14 +225,14 @@ class ThreadedHandler(LineThread[bytes], logging.Handler):
             self._progress.notify_all()
 
     def _allowed_s(self) -> float:
-        """Return how long callers may still wait in this window: a slow output must not hold the loop either."""
+        """Return how long callers may still wait in this window: a slow output must not hold the loop."""
         now = monotonic()
         if now - self._window_at > WINDOW_S:
             self._window_at, self._waited_s = now, 0.0
         return max(WAIT_S - self._waited_s, 0.0)
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait until all queued lines are written; after a timeout no caller waits until they are."""
+        """Wait until all queued lines are written. After a timeout, callers do not wait until that has happened."""
         if timeout_s <= 0:
             return
         put, began = self._put, monotonic()
@@ -242,12 +242,12 @@ class ThreadedHandler(LineThread[bytes], logging.Handler):
         self._waited_s += monotonic() - began
 
     def flush(self) -> None:
-        """Wait for what was put, for a moment."""
+        """Wait a moment for the queued lines."""
         if not self._closing.is_set() and self._thread.is_alive():
             self._wait(WAIT_S)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write the waiting lines, and end the thread."""
         if not self._closing.is_set():
             self._end(CLOSE_S)
         super().close()

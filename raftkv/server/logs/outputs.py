@@ -1,13 +1,13 @@
-"""Where the log lines of this process go, how they look, and how many one place in the sources may write.
+"""The outputs and format of the log of this process, and the limit on lines from one place in the source.
 
     configure(config)      # the root logger writes to the outputs of the flags, and to nothing else
     close()                # all lines are written
 
-``Repeats`` bounds the lines that another machine can cause at will. A request of an administrator, a message of a
-member, a stranger's attempt may each have a line that tells an operator what happened; a million such lines help no
-reader and fill the disk. So each place in the sources may write ``BURST`` lines at once, and one each ``INTERVAL_S``
-after that; its next line says how many were left out. Levels below INFO were asked for and are not bounded, and the
-last words of a member are always written.
+``Repeats`` limits the lines that other machines can cause at will. A request of an administrator, a message of a
+member, or an attempt of a stranger may each be logged for an operator; a million such lines help no reader and fill the
+disk. So each place in the source may write ``BURST`` lines at once, and one per ``INTERVAL_S`` after that; its next
+line says how many were left out. Lines below level INFO are requested by a flag and not limited, and the last lines of
+a member that stops after a failure are always written.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from raftkv.server.logs.files import open_output
 from raftkv.server.logs.handler import ThreadedHandler
 
 BURST: Final = 50
-"""Lines of one place at once: as many as a large cluster has members that are lost and found in one moment."""
+"""Lines of one place at once: a large cluster may lose and find this many members at the same time."""
 
 INTERVAL_S: Final = 1.0
 
 PLACES_MAX: Final = 10_000
-"""Places that texts distinguish, far more than there are: a text that others make up would be one more."""
+"""Most distinct places, far more than there are: each text invented by others would be another one."""
 
 _OWN: Final = "raftkv"
 
 
 class Repeats(logging.Filter):
-    """Lets so many lines of each place in the sources pass, for one handler.
+    """Limits the lines of each place in the source, for one handler.
 
-    Compiled code has no frames: all that it logs seems to come from the interpreted line that called it, such as one
-    of the event loop. So the text before its values are filled in, which is unique in raftkv, belongs to the place.
+    Compiled code has no frames: its lines all seem to come from the interpreted line that called it, such as one of the
+    event loop. So the text before its values are filled in, which is unique in raftkv, is part of the place.
 
     Arguments:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -50,17 +50,17 @@ class Repeats(logging.Filter):
         self._places: dict[tuple[str, int, str, str], _Place] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is written; its attribute ``more`` then says what was left out before it.
+        """Return whether a record is written. Its attribute ``more`` tells how many were left out before it.
 
         Arguments:
-            record: any.
+            record: any record.
         """
         record.more = ""
         if not logging.INFO <= record.levelno < logging.CRITICAL:
             return True
         place = self._place(record)
         now_s = self._clock()
-        # The time up to which its lines are spent: in the past, it has all of them.
+        # The time up to which the place has used its lines; if it is in the past, all lines are available.
         spent_s = max(place.spent_s, now_s) + INTERVAL_S
         if spent_s > now_s + BURST * INTERVAL_S:
             place.left_out += 1
@@ -72,7 +72,7 @@ class Repeats(logging.Filter):
         return True
 
     def _place(self, record: logging.LogRecord) -> _Place:
-        # Other people's texts without values have them in the text.
+        # The texts of other packages may contain their values if they have no arguments.
         text = str(record.msg) if record.args or record.name.startswith(_OWN) else ""
         key = (record.pathname, record.lineno, record.name, text)
         if key not in self._places and len(self._places) >= PLACES_MAX:
@@ -81,7 +81,7 @@ class Repeats(logging.Filter):
 
 
 class _Place:
-    """A line of the sources that logs."""
+    """A place in the source that logs."""
 
     __slots__ = ("left_out", "spent_s")
 
@@ -116,7 +116,7 @@ class _JSONFormatter(logging.Formatter):
 
 
 def configure(config: ServerConfig) -> None:
-    """Send the log where the flags say.
+    """Direct the log to the outputs of the flags.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -136,7 +136,7 @@ def configure(config: ServerConfig) -> None:
 
 
 def close() -> None:
-    """Write what waits, and write nothing any more: the process ends."""
+    """Write the waiting lines, and stop logging: the process ends."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if isinstance(handler, ThreadedHandler)]:
         root.removeHandler(handler)

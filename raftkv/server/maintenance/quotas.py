@@ -1,14 +1,14 @@
-"""Quotas of prefixes and limits of rates, as clients set and list them: part of raftkv's Admin service. The rules are
-``apply/quotas`` and ``apply/limits``.
+"""Quotas of key prefixes and rate limits, as clients set and list them: part of raftkv's Admin service. The rules are
+in ``apply/quotas`` and ``apply/limits``.
 
-    QuotaSet              an entry; answered with the limits and what is used
+    QuotaSet              an entry; answered with the limits and the use
     QuotaRemove           an entry
-    LimitSet              an entry, which removes a limit that has no number
+    LimitSet              an entry; without numbers it removes the limit
     QuotaList, LimitList  a linearizable read
 
-Entries of this kind are proposed only while all members are known to run a version that knows them. The member that was
-asked has the rest of a large prefix counted after its answer, by an entry for each part. If it stops, the writes that
-come do the same, more slowly.
+Entries of this kind are proposed only while all members are known to run a version that knows them. After its answer,
+the member that got the request has the rest of a large prefix counted, by one entry for each part. If this member
+stops, later writes continue the count, more slowly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class QuotaService:
     """Handlers of the quotas and limits in raftkvpb.Admin.
 
     Arguments:
-        responder: the member's shared parts.
+        responder: shared parts of the member.
         throttle: knows what each identity has used here.
     """
 
@@ -48,7 +48,7 @@ class QuotaService:
         self._counts: set[asyncio.Task[None]] = set()
 
     def register(self, server: Server) -> None:
-        """Serve the five methods."""
+        """Register the five methods."""
         serve = self._responder.serve
         serve(server, _METHODS["LimitSet"], self._set_limit)
         serve(server, _METHODS["LimitList"], self._list_limits, confirms=True)
@@ -57,7 +57,7 @@ class QuotaService:
         serve(server, _METHODS["QuotaList"], self._list, confirms=True)
 
     async def _set(self, request: admin_pb2.QuotaSetRequest, call: UnaryCall) -> bytes:
-        # Both together mean something else in an entry.
+        # In an entry, two negative numbers have another meaning.
         if request.bytes_max < 0 or request.keys_max < 0:
             raise errors.InvalidQuotaError
         answer = await self._propose(call, request)
@@ -71,7 +71,7 @@ class QuotaService:
         return await self._propose(call, removal)
 
     async def _list(self, _request: admin_pb2.QuotaListRequest, call: UnaryCall) -> bytes:
-        """Return all quotas, by prefix, with what is used."""
+        """Return all quotas, by prefix, with their use."""
         self._responder.check_again(call, Rights.check_root)
         quotas = self._responder.applier.quotas.by_prefix()
         return self._responder.answer(admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas]))
@@ -92,7 +92,7 @@ class QuotaService:
         return self._responder.present_header() + await self._apply(request, call.caller, identity_of(call))
 
     async def _count_on(self, prefix: bytes, caller: Caller | None, identity: Identity) -> None:
-        """Have the rest of a prefix counted."""
+        """Count the rest of a prefix, by entries."""
         request = admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=COUNT_ON, keys_max=COUNT_ON)
         quotas = self._responder.applier.quotas
         try:

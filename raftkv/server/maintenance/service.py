@@ -1,7 +1,7 @@
-"""The Maintenance service: status, alarms, hashes, leadership and downgrade here, the rest in modules of its own.
+"""The Maintenance service: status, alarms, hashes, leadership and downgrade; the other methods have their own modules.
 
-Status and hashes are of this member alone and need no leader; alarms go through the log. A learner answers Status
-alone, as in etcd.
+Status and hashes concern only this member and need no leader; alarms go through the log. A learner answers only Status,
+as in etcd.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from raftkv.storage.mvcc import Store
 
 # -- leadership -----------------------------------------------------------------------------------------------------
 #
-# Transfer of the leadership: by MoveLeader, and before a leader stops.
+# Leadership transfer, by MoveLeader.
 #
-#     follower asked              -> not leader
+#     asked at a follower         -> not leader
 #     unknown member, learner     -> bad leader transferee
 #     this member itself          -> done
-#     any other voter             -> the core brings the target up to date and has it campaign; answered when it leads
+#     any other voter             -> the core brings the target up to date and makes it campaign; answered when it leads
 #
-# The core gives a transfer up after an election timeout; etcd's leader goes on waiting then, until the caller gives up.
-# Here the wait ends after the request timeout at the latest, with etcd's text.
+# The core cancels a transfer after an election timeout; etcd's leader continues to wait then, until the caller gives
+# up. Here the wait ends after the request timeout at the latest, with etcd's text.
 
 _log = logging.getLogger(__name__)
 _NO_HEADER: Final = rpc_pb2.MoveLeaderResponse().SerializeToString()
@@ -54,11 +54,11 @@ async def move_leader(responder: Responder, request: rpc_pb2.MoveLeaderRequest, 
     """Handle MoveLeader; the answer has no header.
 
     Arguments:
-        responder: the member's shared parts.
-        request, call: names the next leader; whose rights are asked.
+        responder: shared parts of the member.
+        request, call: names the next leader; call whose rights are checked.
     """
     node, target = responder.node, request.targetID
-    if responder.auth.is_enabled:  # by the users of now: this leader may be behind with applying
+    if responder.auth.is_enabled:  # under the current users: this leader may be behind with applying
         await node.confirm_read()
     responder.check_again(call, Rights.check_root)
     if node.leader != node.settings.member_id:
@@ -78,17 +78,18 @@ async def move_leader(responder: Responder, request: rpc_pb2.MoveLeaderRequest, 
 
 # -- downgrade ------------------------------------------------------------------------------------------------------
 #
-# Downgrade: which version the cluster may be asked to go back to, and the job that says so.
+# Downgrade: the version that the cluster may be asked to go back to, and the job that records it.
 #
 #     VALIDATE 3.5    a read: would ENABLE be accepted?
-#     ENABLE 3.5      begins the job: kept in the log and the database, shown by Status
+#     ENABLE 3.5      begins the job, which is kept in the log and the database, and shown by Status
 #     CANCEL          ends it
 #
-# The rules and texts are etcd's (server/etcdserver/version/manager.go): the target is the minor version before the
-# cluster's, one job at a time; to cancel none is no error. The job moves the version of the cluster, which snapshot
-# files have (``apply/membership``). Members go on with the behaviour of one version of etcd, and with one format.
+# Rules and texts are etcd's (server/etcdserver/version/manager.go): the target is the minor version before the
+# cluster's, and there is one job at a time; cancelling without a job is not an error. The job changes the version of
+# the cluster, which is written to snapshot files (``apply/membership``). Members keep the behaviour of one version of
+# etcd, and one format.
 #
-# An entry that begins or cancels a job is of a kind that older members do not know: they would stop over it. So it is
+# An entry that begins or cancels a job is of a kind that older members do not know: it would stop them. So it is
 # proposed only while all members are known to run a version that knows it.
 
 _VERSION: Final = re.compile(
@@ -98,13 +99,13 @@ _Action: Final = rpc_pb2.DowngradeRequest
 
 
 async def downgrade(responder: Responder, request: rpc_pb2.DowngradeRequest, call: UnaryCall) -> bytes:
-    """Handle Downgrade: validate, begin or cancel one; answers with the version of the cluster.
+    """Handle Downgrade: validate, begin or cancel a job. Returns the version of the cluster.
 
     Arguments:
-        responder: the member's shared parts.
-        request, call: what is asked for, and by whom.
+        responder: shared parts of the member.
+        request, call: the request, and its call.
     """
-    # As in etcd, where the version of the cluster moves a while after the answer.
+    # As in etcd, where the version of the cluster changes some time after the answer.
     version = responder.applier.downgrade.cluster_version
     wanted = await _wanted(responder, request)
     if wanted is not None:
@@ -114,7 +115,7 @@ async def downgrade(responder: Responder, request: rpc_pb2.DowngradeRequest, cal
 
 
 async def _wanted(responder: Responder, request: rpc_pb2.DowngradeRequest) -> rpc_pb2.DowngradeInfo | None:
-    """Return the job that is to be kept; None: nothing changes."""
+    """Return the new job; None: nothing changes."""
     known = responder.applier.downgrade
     if request.action == _Action.CANCEL:
         await responder.node.confirm_read()
@@ -122,7 +123,7 @@ async def _wanted(responder: Responder, request: rpc_pb2.DowngradeRequest) -> rp
     if request.action not in (_Action.ENABLE, _Action.VALIDATE):
         raise errors.StatusError("etcdserver: unknown method")
     _parse(request.version)
-    # The job that another member has just begun counts.
+    # A job that another member has just begun counts.
     await responder.node.confirm_read()
     target = check_target(request.version, known.cluster_version)
     if known.info.enabled:
@@ -132,14 +133,14 @@ async def _wanted(responder: Responder, request: rpc_pb2.DowngradeRequest) -> rp
 
 
 def check_target(text: str, cluster_version: str) -> str:
-    """Return a target version as etcd keeps it, ``MAJOR.MINOR.0``.
+    """Return a target version in etcd's form, ``MAJOR.MINOR.0``.
 
     Arguments:
-        text: as the client wrote it, with or without a patch version.
-        cluster_version: the present one.
+        text: version sent by the client, with or without a patch version.
+        cluster_version: current version of the cluster.
 
     Raises:
-        WrongDowngradeVersionFormatError: it is no version.
+        WrongDowngradeVersionFormatError: the text is not a version.
         InvalidDowngradeTargetVersionError: it is not the minor version before the cluster's.
     """
     major, minor = _parse(text)
@@ -164,10 +165,10 @@ class MaintenanceService:
     """Handlers of etcdserverpb.Maintenance.
 
     Arguments:
-        responder: the member's shared parts.
-        store: for sizes and hashes.
-        quota_bytes: shown by Status; 0 for none.
-        defragmenter, hashes: of the member.
+        responder: shared parts of the member.
+        store: provides sizes and hashes.
+        quota_bytes: shown by Status; 0: none.
+        defragmenter, hashes: parts of the member.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class MaintenanceService:
         self._defragmenter = defragmenter
 
     def register(self, server: Server) -> None:
-        """Serve all methods but Snapshot."""
+        """Register all methods except Snapshot."""
         server.unary(_METHODS["Status"].path, self.status)
         server.unary(_METHODS["Alarm"].path, self.alarm)
         responder = self._responder
@@ -191,7 +192,7 @@ class MaintenanceService:
         responder.serve(server, _METHODS["Downgrade"], partial(downgrade, responder))
 
     def status(self, call: UnaryCall, _data: bytes) -> None:
-        """This member's view of itself and of the leader."""
+        """Return this member's view of itself and of the leader."""
         node = self._responder.node
         response = rpc_pb2.StatusResponse(
             version=ETCD_VERSION,
@@ -224,12 +225,12 @@ class MaintenanceService:
             self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
     async def hash(self, _request: rpc_pb2.HashRequest, call: UnaryCall) -> bytes:
-        """Hash of the whole database of this member, with everything in it that was answered before.
+        """Return the hash of this member's whole database, with everything that was answered before.
 
-        Of what the database means: a restart leaves it, and members that have applied the same writes agree.
+        The hash covers the logical content: it survives a restart, and members that have applied the same writes agree.
         """
-        # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
-        # revision could differ.
+        # Commits lag behind the log, and a compaction behind its own answer: without waiting for both, two hashes of
+        # one revision could differ.
         await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
             value, _ = await scan(partial(hash_database, self._store.backend))
@@ -237,7 +238,7 @@ class MaintenanceService:
         return self._responder.answer(rpc_pb2.HashResponse(hash=value))
 
     async def _defragment(self, _request: rpc_pb2.DefragmentRequest, call: UnaryCall) -> bytes:
-        """Defragment this member alone; the answer has no header."""
+        """Defragment only this member; the answer has no header."""
 
         def is_allowed() -> bool:
             try:
@@ -258,7 +259,7 @@ class MaintenanceService:
         self._responder.applier.when_compacted(lambda: self._store.flush(lambda: done(None)))
 
     async def hash_kv(self, request: rpc_pb2.HashKVRequest, call: UnaryCall) -> bytes:
-        """Hash of the key space up to a revision; equal on all members that have it."""
+        """Return the hash of the key space up to a revision; it is equal on all members that have the revision."""
         async with self._hashes.clients_turn:
             result = await self._hashes.compute(request.revision)
         self._responder.check_again(call, Rights.check_root)

@@ -1,19 +1,19 @@
-"""Maintenance.Snapshot: the database of this member as a file that etcd's tools read, streamed.
+"""Maintenance.Snapshot: streams the database of this member as a file for etcd's tools.
 
-    call --> flush --> pin the state --> a process of its own makes the file --pipe--> call.send, when there is room
+    call --> flush --> pin the state --> a child process writes the file --pipe--> call.send, when there is space
 
-The file is made by ``raftkv.offline.etcd.export``, which reads the database beside this process: the work takes seconds
-of a core, and this loop only passes messages on, each as large as etcd's. The read transaction held here keeps LMDB
-from writing on any page of that state or of a later one, so the process needs no part in LMDB's locks. It says which
-file it found under the name: a file that was put in its place meanwhile is not the one that is pinned. One that is
-replaced afterwards is read to its end. Nothing is copied to the disk, and at most a pipe and a stream's send buffer lie
-in memory.
+The file is written by ``raftkv.offline.etcd.export``, which reads the database in a child process: the work takes
+seconds of a core, and this loop only forwards messages of etcd's size. The read transaction held here keeps LMDB from
+overwriting pages of that state or of later ones, so the child need not take part in LMDB's locks. The child compares
+the file that it finds under the name with the pinned one: a file that has replaced it meanwhile is refused. A file that
+is replaced afterwards is read to its end. Nothing is copied to the disk; memory holds at most a pipe and a stream's
+send buffer.
 
-The right is asked again when a state is pinned: what is sent from then on is as old. A call that loses its right while
-it lasts is ended (``server/auth/guard``).
+The right is checked again when a state is pinned: later messages are of the same state. A call that loses its right
+while it runs is ended (``server/auth/guard``).
 
-A client that does not read, or reads too slowly for how much is written, loses its stream: a pinned state makes the
-database grow. Every member serves it, a learner too, with or without a leader.
+A client that does not read, or reads too slowly for the rate of writes, loses its stream, because a pinned state makes
+the database grow. Every member serves snapshots, even a learner, with or without a leader.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _log = logging.getLogger(__name__)
 _PATH: Final = SERVICES["etcdserverpb.Maintenance"]["Snapshot"].path
 
 SMALL_BYTES: Final = 128 * 1024
-"""Largest database that the member exports by itself: 2,000 tiny records took 8 ms, to start a process takes 200."""
+"""Largest database that the member exports itself: 2,000 tiny records took 8 ms, starting a process takes 200 ms."""
 STREAMS_MAX: Final = 2
-"""Snapshots sent at a time: each of a larger database is a process, and takes a core for as long as it lasts."""
+"""Snapshots sent at the same time: for a larger database each is a process, which takes a core until its end."""
 STALL_MAX_S: Final = 60.0
-"""How long a client may take for one message, and the process to make the first one."""
+"""Longest time for the client to take one message, and for the process to make the first one."""
 RATE_MIN_BYTES_S: Final = 256 * 1024
-"""Slowest that a client may be on the whole: one that takes a little now and then would keep its place for ever."""
+"""Lowest average rate of a client: one that reads a little now and then would keep its place for ever."""
 GROWTH_MAX_BYTES: Final = 1 << 30
-"""How much the database may grow while one state of it is pinned."""
+"""How much the database may grow while one state is pinned."""
 ATTEMPTS_MAX: Final = 3
-"""How often a file is looked for under its name: a defragmentation may put another one there."""
+"""How often a snapshot is tried: a defragmentation may replace the file under its name."""
 OTHER_FILE_STATUS: Final = 75
-"""Exit status of the process that found another file (EX_TEMPFAIL)."""
+"""Exit status of a process that found another file (EX_TEMPFAIL)."""
 DAMAGED_STATUS: Final = 65
-"""Exit status of the process that found damage (EX_DATAERR)."""
+"""Exit status of a process that found damage (EX_DATAERR)."""
 PIPE_BYTES: Final = 256 * 1024
 
 _PROGRAM: Final = ("-P", "-m", "raftkv.offline.etcd.export")
@@ -71,21 +71,21 @@ SNAPSHOT_S: Final = doubling(0.01, 17)
 
 
 def _ignore(_error: errors.CorruptionError) -> None:
-    """Leave it at the answer to the client."""
+    """Do nothing more: the client gets the error."""
 
 
 def _allow(_call: StreamCall) -> None:
-    """Let every caller have it."""
+    """Allow every caller."""
 
 
 class SnapshotService:
     """Handler of Maintenance.Snapshot.
 
     Arguments:
-        store: what is sent.
-        backend: its database.
-        on_damage: called when it turns out to be damaged.
-        check: raises the StatusError that refuses a caller by now.
+        store: store to send.
+        backend: database of the store.
+        on_damage: called if the database turns out to be damaged.
+        check: raises the StatusError that refuses a caller under the current rights.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SnapshotService:
         self.durations = Buckets(SNAPSHOT_S)
 
     def register(self, server: Server) -> None:
-        """Serve it."""
+        """Register the handler."""
         server.stream(_PATH, self.snapshot)
 
     async def snapshot(self, call: StreamCall) -> None:
@@ -139,7 +139,7 @@ class SnapshotService:
 
 
 class _Stream:
-    """One state on its way: the read transaction that pins it, and the process that reads it."""
+    """The transfer of one state: the read transaction that pins it, and the process that reads it."""
 
     def __init__(self, backend: LMDBBackend) -> None:
         self._backend = backend
@@ -152,10 +152,10 @@ class _Stream:
         """Send the whole state.
 
         Returns:
-            False: nothing was sent, because the process found another file than the one that is pinned.
+            False: nothing was sent, because the process found another file than the pinned one.
 
         Raises:
-            SnapshotGivenUpError: it could not be sent, or the client is too slow.
+            SnapshotGivenUpError: the state could not be sent, or the client is too slow.
             CorruptionError: the database is damaged.
         """
         _log.info("sending a snapshot of the state at %d to a client", self._index)
@@ -175,7 +175,7 @@ class _Stream:
         return is_whole
 
     async def _start(self) -> asyncio.subprocess.Process:
-        # The same raftkv as this one, wherever it was found.
+        # The same installation of raftkv as this process.
         path = os.pathsep.join(filter(None, (str(Path(raftkv.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -191,7 +191,7 @@ class _Stream:
         )
 
     async def _relay(self, process: asyncio.subprocess.Process, call: StreamCall, limit: asyncio.Timeout) -> int:
-        """Pass messages on until the process has no more; returns their bytes."""
+        """Forward messages until the process has no more. Returns their bytes."""
         loop, output = asyncio.get_running_loop(), _pipe(process.stdout)
         sent_bytes, started = 0, loop.time()
         while True:
@@ -206,7 +206,7 @@ class _Stream:
             self._check_room()
 
     def _check_room(self) -> None:
-        """Give way to writes that find no room while the state is pinned."""
+        """Fail if writes need the room that the pinned state takes."""
         grown_bytes = self._backend.size_bytes - self._size_bytes
         if grown_bytes > GROWTH_MAX_BYTES:
             raise self.given_up(f"the database grew by {grown_bytes >> 20} MiB while it was sent")
@@ -214,7 +214,7 @@ class _Stream:
             raise self.given_up("the map of the database has to grow")
 
     async def _ended(self, process: asyncio.subprocess.Process) -> bool:
-        """Return whether the process did all its work; raise if it failed."""
+        """Return whether the process has completed its work; raise if it failed."""
         lines = (await _pipe(process.stderr).read()).decode(errors="replace").strip().splitlines()
         status = await process.wait()
         if status == DAMAGED_STATUS and lines:
@@ -224,12 +224,12 @@ class _Stream:
         return status == 0
 
     def given_up(self, reason: str) -> errors.SnapshotGivenUpError:
-        """Return the answer to the client, after a line in the log."""
+        """Log a line, and return the answer to the client."""
         _log.warning("gave up the snapshot at %d on its way to a client: %s", self._index, reason)
         return errors.SnapshotGivenUpError(f"{errors.SnapshotGivenUpError.text}: {reason}")
 
     async def close(self) -> None:
-        """End the process, then let go of the state."""
+        """End the process, then release the state."""
         try:
             if self._process is not None:
                 if self._process.returncode is None:

@@ -1,18 +1,18 @@
 """The metrics of a member for Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
 
-Owns which families /metrics has. The parts of a member count for themselves, in plain integers and ``Buckets``
-(``raftkv.histograms``); a collector here reads them when it is scraped and gives them their names.
+Owns the list of metric families of /metrics. The parts of a member count for themselves, in plain integers and
+``Buckets`` (``raftkv.histograms``); a collector here reads these at each scrape and adds the names.
 
-    exposition     the text of families, in slices between which the loop does other work
-    (``raftkv.replica.metrics`` has those of the replica: its collectors are registered here with the others)
+    exposition     the text of all families, built in slices with pauses for other work
+    (``raftkv.replica.metrics`` has the collectors of the replica; they are registered here with the others)
     calls          grpc_server_*, requests by client version, users, health, durations of calls (--metrics=extensive)
     peers          the other members: bytes, failures, round trips
-    budgets        what has a limit: how much of it is used
+    budgets        how much of each limit is used
 
 Laws:
 
-- A scrape waits for nothing but another scrape; a turn of the loop gives it ``loop.limiter.TEXT_SLICE_S``.
-- What the hot path counts is one increment of a plain integer, or is taken once a turn.
+- A scrape waits only for other scrapes; a loop turn spends at most ``loop.limiter.TEXT_SLICE_S`` on it.
+- Counting on the hot path is one increment of a plain integer, or one measurement per turn.
 - Every family of etcd 3.5 is here, or docs/reference/compatibility.md says why not (a test compares).
 
 Example::

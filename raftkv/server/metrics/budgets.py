@@ -1,8 +1,8 @@
-"""How much is used of what has a limit: one pair of families for all limits, so that one alert watches them all.
+"""How much of each limit is in use: one pair of families for all limits, so that one alert covers them all.
 
     raftkv_budget_used_bytes{budget="responses"} / raftkv_budget_limit_bytes{budget="responses"}
 
-The budgets are those of ``rpc.limits``, and of work that waits for the loop.
+The budgets are those of ``rpc.limits``, and those for work that waits for the loop.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class BudgetMetrics(Collector):
     """Budgets of a member.
 
     Arguments:
-        answers: of all its connections.
-        servers: its ports, by name.
-        node, hub, admission, transport: of the member.
+        answers: budget of answers of all connections.
+        servers: servers of its ports, by name.
+        node, hub, admission, transport: parts of the member.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BudgetMetrics(Collector):
         self._transport = transport
 
     def _budgets(self) -> dict[str, tuple[int, int]]:
-        """Used and limit of each, in bytes."""
+        """Return the used bytes and the limit of each budget."""
         answers = self._answers
         return {
             "responses": (answers.used_bytes, answers.limit_bytes),
@@ -57,7 +57,7 @@ class BudgetMetrics(Collector):
             "proposals": (self._node.proposals.shares.used, self._node.proposals.shares.limit),
             "unapplied": (self._node.backlog.size_bytes, self._node.settings.unapplied_max_bytes),
             "watchers": (self._hub.shares.used, self._hub.shares.limit),
-            # Each stream to a member has its own: the fullest one counts.
+            # Each stream to a member has its own budget: the fullest one is shown.
             "peer_messages": (
                 max((peer.backlog_bytes or 0 for peer in self._transport.peers.values()), default=0),
                 SEND_BUFFER_MAX_BYTES,
@@ -65,7 +65,7 @@ class BudgetMetrics(Collector):
         }
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         budgets = self._budgets()
         label = ["budget"]
         text = "Bytes that a budget of this member holds now."
@@ -106,11 +106,11 @@ class BudgetMetrics(Collector):
 
 
 class IdentityMetrics(Collector):
-    """Who uses a member. Not part of /metrics, which tells no stranger the names of users: see ``http.debug``.
+    """Use of a member by identity. Not in /metrics, which must not show user names to strangers: see ``http.debug``.
 
     Arguments:
-        node, hub: of the member.
-        leases: granted by this member, by identity.
+        node, hub: parts of the member.
+        leases: number of leases granted by this member, by identity.
     """
 
     def __init__(self, node: Node, hub: WatchHub, leases: Mapping[Identity, int]) -> None:
@@ -119,7 +119,7 @@ class IdentityMetrics(Collector):
         self._leases = leases
 
     def collect(self) -> Iterator[Metric]:
-        """Yield who uses the member; who holds something is named if it is named for its use."""
+        """Yield the use by identity. Identities that only hold watches or leases are counted as ``OTHER``."""
         named = dict(self._node.uses.figures())
         leases = totals((queue_of(identity), count) for identity, count in self._leases.items())
         held = [

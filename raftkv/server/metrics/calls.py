@@ -1,12 +1,12 @@
-"""Calls of gRPC: grpc_server_*, under the names of go-grpc-prometheus, and etcd's counts of requests and bytes.
+"""Metrics of gRPC calls: grpc_server_*, with the names of go-grpc-prometheus, and etcd's counts of requests and bytes.
 
-Every method of the client ports is there from the start, with 0 for every code, so that a rate over a series that was
-never counted is 0 and not nothing. Counts are those of the routes (``rpc.server.router.CallCounts``). A unary call has
-one message each way, so its messages are its calls.
+Every method of the client ports is there from the start, with 0 for every code, so the rate of a series that was never
+counted is 0 instead of missing. Counts are those of the routes (``rpc.server.router.CallCounts``). A unary call has
+one message in each direction, so its messages equal its calls.
 
 Users and answers to health probes are counted here too.
 
-With ``--metrics=extensive`` ``CallTimes`` is put around the handlers; else a call is not timed at all.
+With ``--metrics=extensive`` ``CallTimes`` wraps the handlers; otherwise calls are not timed.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _REQUESTS: Final = {
         for name in SERVICES["etcdserverpb.Auth"]
     },
 }
-"""Calls by the names that etcd gives to what its log carries."""
+"""Calls by etcd's names for requests in its log."""
 
 _STREAMS: Final = {"/etcdserverpb.Watch/Watch": "watch", "/etcdserverpb.Lease/LeaseKeepAlive": "lease-keepalive"}
 
 Counted = dict[tuple[str, ...], CallCounts]
-"""Method, service and type, to the counts."""
+"""Counts by method, service and type."""
 
 
 class CallMetrics(Collector):
     """Calls of the client ports.
 
     Arguments:
-        server: whose routes are counted.
-        admission: which versions clients say to be.
+        server: server whose routes are counted.
+        admission: counts the versions that clients report.
     """
 
     def __init__(self, server: Server, admission: Admission) -> None:
@@ -70,7 +70,7 @@ class CallMetrics(Collector):
         return {_labels_of(route.path): route.counts for route in self._router.routes.values()}
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         counts = self._counts()
         yield _family("started", "Total number of RPCs started on the server.", counts, lambda one: one.started)
         text = "Total number of RPCs completed on the server, regardless of success or failure."
@@ -131,17 +131,17 @@ class CallMetrics(Collector):
 
 
 class CallTimes(Collector):
-    """Times every call, for --metrics=extensive: an observer around each handler, about 2 us a call."""
+    """Times every call, for --metrics=extensive: an observer around each handler, about 2 us per call."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, ...], Buckets] = {}
         self._requests: dict[tuple[str, ...], Buckets] = {}
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a handler that times its calls (``router.Around``); it belongs inside of the audit.
+        """Return a wrapper that times the calls of a handler (``router.Around``); it belongs inside of the audit.
 
         Arguments:
-            path, kind, handler: as the server registers it.
+            path, kind, handler: as registered by the server.
         """
         buckets = self._buckets[_labels_of(path)] = Buckets(_HANDLING_S)
         if kind is not Kind.UNARY:
@@ -165,7 +165,7 @@ class CallTimes(Collector):
         return unary
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         text = "Histogram of response latency (seconds) of gRPC that had been application-level handled by the server."
         yield histogram_family("grpc_server_handling_seconds", text, self._buckets, _LABELS)
         text = "Response latency distribution in seconds for each type."
@@ -188,7 +188,7 @@ def _observe(call: ServerCall, buckets: Buckets, requests: tuple[Buckets, ...] |
 
 
 def _labels_of(path: str) -> tuple[str, str, str]:
-    """Method, service and type of a path."""
+    """Return method, service and type of a path."""
     service, _, name = path[1:].rpartition("/")
     method = SERVICES[service][name]
     sides = (method.client_streaming, method.server_streaming)
@@ -204,8 +204,8 @@ class AuthMetrics(Collector):
     """Users of the cluster, and logins at this member.
 
     Arguments:
-        auth: users and roles, as applied.
-        users: of the member.
+        auth: applied users and roles.
+        users: authentication of the member.
     """
 
     def __init__(self, auth: AuthStore, users: Users) -> None:
@@ -213,7 +213,7 @@ class AuthMetrics(Collector):
         self._users = users
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         auth, users = self._auth, self._users
         yield from gauges(
             ("etcd_debugging_auth_revision", "The current revision of auth store.", auth.revision),
@@ -230,14 +230,14 @@ class HealthMetrics(Collector):
     """Answers to health probes.
 
     Arguments:
-        http: of the member.
+        http: HTTP service of the member.
     """
 
     def __init__(self, http: HttpService) -> None:
         self._http = http
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         http = self._http
         yield from counters(
             ("etcd_server_health_success", "The total number of successful health checks", http.healthy),

@@ -1,11 +1,8 @@
-"""The text of /metrics, made in slices (2,000 samples at once would hold the loop for 10 ms), and short ways to make
-families.
-
-    yield from gauges(("etcd_server_has_leader", "Whether or not a leader exists.", 1.0))    # (name, text, value)
+"""The text of /metrics, built in slices (2,000 samples at once would hold the loop for 10 ms).
 
 The format is Prometheus's, as in its library's ``generate_latest``, with two differences that etcd has. A counter's
-name is written as it is given: the library adds ``_total``, which ``etcd_server_health_success`` must not have, so
-families of counters are made by hand. And a whole number has no fraction: 1, not 1.0.
+name is written as given: the library adds ``_total``, which ``etcd_server_health_success`` must not have, so families
+of counters are made by hand (``raftkv.histograms``). And whole numbers have no fraction: 1, not 1.0.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ class Exposition:
     """Answers scrapes.
 
     Arguments:
-        registry: whose collectors are asked.
+        registry: registry of the collectors.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -34,7 +31,7 @@ class Exposition:
         self._text = SharedText(self._families)
 
     async def __call__(self) -> bytes:
-        """Return the text of all families, as they are after this call."""
+        """Return the text of all families, as of this call or later."""
         self._under_way += 1
         try:
             text = await self._text()
@@ -58,7 +55,7 @@ class Exposition:
 
 
 def text_of(family: Metric) -> str:
-    """Write one family."""
+    """Return the text of one family."""
     name = family.name
     if family.type == "counter" and any(sample.name == f"{name}_total" for sample in family.samples):
         name += "_total"

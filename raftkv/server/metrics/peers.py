@@ -1,4 +1,4 @@
-"""The other members: bytes, failures, round trips."""
+"""Metrics of the other members: bytes, failures, round trips."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class PeerMetrics(Collector):
     """Messages between members.
 
     Arguments:
-        member_id: of this member.
-        transport: the outgoing half.
-        service: the incoming one.
+        member_id: id of this member.
+        transport: outgoing messages.
+        service: incoming messages.
     """
 
     def __init__(self, member_id: int, transport: Transport, service: PeerService) -> None:
@@ -27,7 +27,7 @@ class PeerMetrics(Collector):
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families."""
         peers = {f"{peer_id:x}": peer for peer_id, peer in sorted(self._transport.peers.items())}
         pairs = {(f"{self._member_id:x}", name): peer for name, peer in peers.items()}
         sent = {(name,): peer.sent_bytes for name, peer in peers.items()}

@@ -1,15 +1,15 @@
-"""The receiving half of the peer port: streams of Raft messages, databases for members that fell behind, and what
-other members ask of the leader.
+"""The receiving half of the peer port: streams of Raft messages, databases for members that fell behind, and requests
+of other members to the leader.
 
 A call is accepted if it names this cluster, this member, and a member as its sender; otherwise it is refused before
-anything is read. An id that is unknown here and was never removed is accepted, too, with the URLs at which it can be
-answered: it may have become a member by an entry that is not applied here yet. Otherwise a member that was away while
-others were replaced would never catch up (etcd: AddRemote). Such a peer may lead and vote; it proposes nothing, and
-asks for nothing but what a leader needs to bring this member up to date.
+anything is read. An id that is unknown here and was never removed is accepted too, with the URLs for the way back: it
+may have become a member by an entry that is not applied here yet. Otherwise a member that was away while others were
+replaced would never catch up (etcd: AddRemote). Such a peer may lead and vote. It may not propose, and may request only
+what a leader needs to bring this member up to date.
 
 Every message of a stream must carry the id of its sender, or the stream ends: one member cannot vote in the name of
-another. A removed member is refused with those words, and its open streams end with the same words. Only one question
-needs no membership: who the members are, for members that are about to join.
+another. A removed member is refused with that reason, and its open streams end with the same text. One request needs no
+membership: the list of members, for hosts that are about to join.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
 _PASSED_ON: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER))
-"""Messages that a deposed leader passes on for another member: the leader answers to that one. A leader takes them from
-members alone."""
+"""Messages that a deposed leader forwards for another member, to which the leader answers. A leader accepts them only
+from members."""
 _OF_LEADERS: Final = frozenset(_METHODS[name].path for name in ("SnapshotOffset", "HashKV"))
-"""What a leader may ask that is not known here yet."""
+"""Requests allowed to a leader that is not known here yet."""
 
 
 class PeerService:
     """Handlers of raftkvpb.Peer.
 
     Arguments:
-        cluster_id, member_id: of this member.
-        membership: who belongs to the cluster, and who has left it.
+        cluster_id, member_id: ids of this member.
+        membership: current and removed members.
         receive: takes the messages of a batch.
         snapshots: takes databases.
-        for_leader: what other members may ask this one while it leads: handlers by path.
+        for_leader: handlers, by path, of requests from other members to the leader.
         versions: learns which version a member runs.
-        for_non_members: what may be asked without an introduction: handlers by path.
-        heard_of: called with the id of a member that has connected, and its own peer URLs, as it says.
+        for_non_members: handlers, by path, of requests without an introduction.
+        heard_of: called with the id of a member that has connected, and the peer URLs that it reports.
         compares_names: whether a member must not show the certificate of another.
-        decode: makes messages of the bytes of a batch.
+        decode: decodes a batch into messages.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PeerService:
         self.received_failures: dict[int, int] = {}
 
     def register(self, server: Server) -> None:
-        """Serve the methods."""
+        """Register the methods."""
         server.stream(_METHODS["Raft"].path, self.raft)
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
         for path, handler in self._for_leader.items():
@@ -105,7 +105,7 @@ class PeerService:
             server.unary_async(path, handler)
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
-        """End the streams of those that are members no more, after the moment in which they learn it by the log."""
+        """End the streams of removed members, after the time that they need to learn of it from the log."""
         if any(sender in removed for sender in self._streams.values()):
             asyncio.get_running_loop().call_later(LEAVING_S, self._end_of_removed)
 
@@ -155,8 +155,8 @@ class PeerService:
         await self._until_removed(sender, call)
 
     async def _until_removed(self, sender: int, call: StreamCall) -> None:
-        """Wait for the end of a stream, its own or by ``follow``."""
-        if sender in self._membership.removed:  # while the stream was opened: ``follow`` did not know of it yet
+        """Wait for the end of a stream, or for ``follow`` to end it."""
+        if sender in self._membership.removed:  # removed while the stream was opened, before ``follow`` knew the stream
             raise _refusal()
         over: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._streams[over] = sender
@@ -172,7 +172,7 @@ class PeerService:
             over.cancel()
 
     async def install_snapshot(self, call: StreamCall) -> None:
-        """Take a database and the message that it belongs to."""
+        """Take a database and its message."""
         sender = self._check(call)
         self._check_certificate(call, sender)
         try:
@@ -205,7 +205,7 @@ class PeerService:
         return sender
 
     def _check_certificate(self, call: ServerCall, sender: int) -> None:
-        """Refuse a member that says to be another one, whose name is in another's certificate."""
+        """Refuse a peer that claims to be one member but shows the certificate of another."""
         if not self._compares_names or call.peer.certificate is None:
             return
         hosts = {member_id: hosts_of(member) for member_id, member in self._membership.members.items()}
@@ -216,9 +216,9 @@ class PeerService:
             raise RpcError(errors.PERMISSION_DENIED, f"raftkv: {error}") from None
 
     def _check_route(self, call: ServerCall, sender: int, message: Message) -> None:
-        """Refuse a message in another's name, or for another; what members pass on for each other is neither.
+        """Refuse a message in another member's name, or for another member, unless members may forward its type.
 
-        A snapshot has a stream of its own: without its database the member would stop, and never start again.
+        Snapshots have a stream of their own: without its database, such a message would stop the member for good.
         """
         is_member = message.type in _PASSED_ON and message.from_ in self._membership.members
         if message.to == self._member_id and is_member:
@@ -236,7 +236,7 @@ class PeerService:
         failures[sender] = failures.get(sender, 0) + 1
 
     def _refuse(self, call: ServerCall, reason: str) -> None:
-        """Log a refusal once, however often the stranger tries, and from whichever port."""
+        """Log a refusal once, however often the stranger tries, and from any port."""
         key = (str(call.peer).rpartition(":")[0], reason)
         if key not in self._refused and len(self._refused) < 1_000:
             self._refused.add(key)

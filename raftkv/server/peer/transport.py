@@ -1,17 +1,17 @@
-"""Messages to the other members: one long stream to each, over the peer port.
+"""Messages to other members: one long-lived stream to each, over the peer port.
 
-Owns the outgoing half. All messages of a loop turn to a peer leave as one ``MessageBatch``, or several if it is large.
-Raft repairs any loss, so nothing is kept for a peer that is away: its messages are dropped, the core learns that it
-is unreachable, and the connection is tried again with backoff and jitter. A peer whose stream holds more than
-``SEND_BUFFER_MAX_BYTES`` is treated as away, so that a slow one cannot grow our memory.
+Owns the outgoing half. All messages of a loop turn to a peer leave as one ``MessageBatch``, or several if they are
+large. Raft repairs any loss, so nothing is kept for a peer that is disconnected: its messages are dropped, the core
+learns that it is unreachable, and connecting is retried with backoff and jitter. A peer whose stream holds more than
+``SEND_BUFFER_MAX_BYTES`` counts as disconnected, so that a slow peer cannot grow our memory.
 
-A stream opens with metadata that names the cluster, the sender and the addressee; the other end refuses a stranger
+A stream opens with metadata that names the cluster, the sender and the receiver; the other end refuses strangers
 (``peer.service``). Messages to one peer arrive in order and at most once: a stream is never resumed.
 
-Snapshots travel beside the stream (``snapshots``).
+Snapshots are sent outside of the stream (``snapshots``).
 
-Peers come, go and move while the member runs (``Transport.follow``). One that left keeps its stream for a moment: the
-last thing that it is sent is the commit of its own removal.
+Peers are added, removed and moved while the member runs (``Transport.follow``). A removed peer keeps its stream for a
+moment, because the last message to it is the commit of its own removal.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ SEND_BUFFER_MAX_BYTES: Final = 64 * 1024 * 1024
 RECONNECT_MIN_S: Final = 0.02
 RECONNECT_MAX_S: Final = 0.5
 LOG_INTERVAL_S: Final = 1.0
-"""The log has at most one line about a peer in so long, however often its connection changes."""
+"""Shortest time between two log lines about a peer, however often its connection changes."""
 ABSENT_LOGGED_S: Final = 5.0
-"""A peer that has never been reached is logged after so long."""
+"""Time after which a peer that has never been reached is logged."""
 
 PROBE_S: Final = 4.0
-"""How often the time of a round trip to a peer is taken, as in etcd."""
+"""How often the round trip time to a peer is measured, as in etcd."""
 ROUND_TRIP_S: Final = doubling(0.0001, 16)
 
 LEAVING_S: Final = 1.0
-"""How long a peer that left is still sent to: it learns of its removal by that, and stops."""
+"""How long messages are still sent to a removed peer: they tell it of its removal, and it stops."""
 
 PEER_CHANNEL: Final = ChannelOptions(
     stream_send_buffer_bytes=SEND_BUFFER_MAX_BYTES,
@@ -65,25 +65,25 @@ PEER_CHANNEL: Final = ChannelOptions(
     keepalive_timeout_s=3.0,
     wait_for_ready=True,
 )
-"""How members connect to each other: quickly again, and a peer that stands still is noticed. Members of a machine that
-is very busy greet each other late: who gave them a second, again and again, was never connected."""
+"""Connection options between members: they reconnect fast and notice a peer that hangs. ``settings_timeout_s`` is not
+shorter because members on a very busy machine answer late: with one second they never connected."""
 
 CLUSTER_ID_KEY: Final = "raftkv-cluster-id"
 FROM_KEY: Final = "raftkv-from"
 TO_KEY: Final = "raftkv-to"
 URLS_KEY: Final = "raftkv-peer-urls"
-"""Metadata of a stream: where its sender can be answered, for a member that does not know it yet."""
+"""Metadata of a stream: URLs of the sender, for a receiver that does not know it yet."""
 
 GUESTS_MAX: Final = 16
-"""Members that connect before they are known here, and are answered. Of more the first goes that does not answer: any
-caller can claim any id on a peer port without TLS."""
+"""Members that connect before they are known here, and get a connection back. When there are more, the first one that
+does not accept ours is dropped: any caller can claim any id on a peer port without TLS."""
 
 
 def targets(urls: Iterable[str]) -> tuple[list[str], bool]:
-    """Return peer URLs as a channel wants them, and whether they ask for TLS.
+    """Return peer URLs in the form of channel targets, and whether they require TLS.
 
     Arguments:
-        urls: of one member, all of one scheme.
+        urls: URLs of one member, all with the same scheme.
     """
     parts = [split_url(url) for url in urls]
     secure = any(scheme in ("https", "unixs") for scheme, _, _ in parts)
@@ -91,11 +91,11 @@ def targets(urls: Iterable[str]) -> tuple[list[str], bool]:
 
 
 def peer_metadata(cluster_id: int, from_id: int, to_id: int) -> tuple[tuple[str, str], ...]:
-    """Make the metadata by which a member introduces itself to another.
+    """Return the metadata by which a member introduces itself to another.
 
     Arguments:
-        cluster_id: of both.
-        from_id, to_id: of the members.
+        cluster_id: cluster of both.
+        from_id, to_id: ids of the two members.
     """
     ids = ((CLUSTER_ID_KEY, f"{cluster_id:x}"), (FROM_KEY, f"{from_id:x}"), (TO_KEY, f"{to_id:x}"))
     return ids + introduction()
@@ -105,15 +105,15 @@ class Peer:
     """The stream to one other member.
 
     Arguments:
-        peer_id: of the member.
-        urls: its peer URLs, all of one scheme.
+        peer_id: id of the member.
+        urls: its peer URLs, all with the same scheme.
         metadata: our introduction.
-        ssl: for https URLs.
+        ssl: TLS policy for https URLs.
         on_unreachable: called each time messages are dropped.
-        on_refused: called with the words of the peer when it took no stream of this member, or ended one.
-        on_gone: called with its id when its port refuses connections, once until there is one again.
-        on_ended: called with its id when a stream has ended, or could not be opened.
-        on_noted: called with its id, whether it is connected and else why, each time that the log says so.
+        on_refused: called with the peer's error text when it refuses or ends a stream of this member.
+        on_gone: called with the id when the peer's port refuses connections; once until there is a connection again.
+        on_ended: called with the id when a stream has ended or could not be opened.
+        on_noted: called with the id, whether it is connected, and if not why, each time this is logged.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Peer:
         self._reason = ""
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._keep_connected())
         loop.call_later(ABSENT_LOGGED_S, self._log_absence)
@@ -164,7 +164,7 @@ class Peer:
             self.channel.time_ping(self.round_trips.observe)
 
     async def close(self) -> None:
-        """End the stream and the connection."""
+        """Close the stream and the connection."""
         for timer in (self._log_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
@@ -176,34 +176,34 @@ class Peer:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """Unsent bytes, None while there is no stream."""
+        """Unsent bytes; None while there is no stream."""
         stream = self._stream
         return None if stream is None or stream.done else stream.send_buffer_size
 
     def send(self, messages: list[Message], encoder: BatchEncoder) -> None:
-        """Send what one turn has for this peer, or drop it.
+        """Send this turn's messages for this peer, or drop them.
 
         Arguments:
-            messages: in order.
-            encoder: shared by all peers: entries that go to several are encoded once.
+            messages: messages in order.
+            encoder: shared by all peers, so that entries for several peers are encoded once.
         """
         stream = self._stream
-        # A stream may have ended without its task having run since: then there is no receiver either.
+        # A stream may have ended before its task has run: then there is no receiver either.
         if stream is None or stream.done or stream.send_buffer_size > SEND_BUFFER_MAX_BYTES:
             self._drop()
             return
         try:
-            # On the wire before this returns: followers write to their disks while this member writes to its own.
+            # Sent before this returns, so that followers write to their disks while this member writes to its own.
             batches = encoder.batches(messages)
             stream.send_at_once(batches)
             self.sent_bytes += sum(map(len, batches))
         except RpcError:
-            # The stream broke, and our own task does not know yet.
+            # The stream broke, and its task has not run yet.
             self._stream = None
             self._drop()
 
     def heard_of(self) -> None:
-        """Connect at once if there is no connection: the peer is there, it has connected to us."""
+        """Connect at once if there is no connection: the peer is there, since it has connected to us."""
         if self._stream is None:
             self.channel.reconnect_now()
             self._is_back.set()
@@ -220,7 +220,7 @@ class Peer:
                 self._reason = error.text
                 self._on_refused(error.text)
             except Exception:
-                # This task is the only way back to the peer: it must outlive every failure of a stream.
+                # Only this task reconnects to the peer: it must survive every failure of a stream.
                 _log.exception("the stream to %x failed", self.peer_id)
             if self.active_since is not None:
                 self.disconnects += 1
@@ -237,7 +237,7 @@ class Peer:
                 await self._is_back.wait()
 
     def _log_change(self) -> None:
-        """Log that the peer is found or lost; if something was logged a moment ago, what holds a moment later."""
+        """Log that the peer was found or lost. Right after another line, wait, and log the state after the wait."""
         if self._log_timer is None and self._is_logged_there != (self.active_since is not None):
             self._is_logged_there = not self._is_logged_there
             if self._is_logged_there:
@@ -263,7 +263,7 @@ class Peer:
     async def _run_stream(self) -> None:
         stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
         try:
-            # The first (empty) answer says that the other end accepted our introduction.
+            # The first (empty) answer means that the other end has accepted our introduction.
             if await stream.receive() is None:
                 return
             self._stream = stream
@@ -281,13 +281,13 @@ class Transport:
     """Streams to all other members.
 
     Arguments:
-        cluster_id, member_id: of this member.
-        ssl: for https peers.
+        cluster_id, member_id: ids of this member.
+        ssl: TLS policy for https peers.
         on_unreachable: called when messages to a peer were dropped.
-        send_snapshot: carries a SNAPSHOT message, with the database, to its addressee.
-        on_refused: called with the words of a peer that refused this member.
+        send_snapshot: sends a SNAPSHOT message, with the database, to its receiver.
+        on_refused: called with the error text of a peer that refused this member.
         on_gone: called when a member's port refuses connections, once until there is one again: its process is gone.
-        encoder: makes the bytes of messages.
+        encoder: encodes messages.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class Transport:
         """Connect to a member.
 
         Arguments:
-            peer_id: of the member.
+            peer_id: id of the member.
             urls: its peer URLs.
         """
         metadata = peer_metadata(self._cluster_id, self._member_id, peer_id)
@@ -335,8 +335,8 @@ class Transport:
         """Note that a member has connected to this one, so that connecting to it need not wait.
 
         Arguments:
-            peer_id: of the member, which may be unknown here yet.
-            urls: its peer URLs, as it says.
+            peer_id: id of the member, which may be unknown here yet.
+            urls: peer URLs that it reports.
         """
         peer = self.peers.get(peer_id)
         if peer is not None:
@@ -349,7 +349,7 @@ class Transport:
                     self.add_peer(peer_id, checked)
 
     def _has_place(self) -> bool:
-        """Whether one more guest can be answered: the first that does not answer itself gives way."""
+        """Return whether there is a place for one more guest. The first guest without a connection may lose its own."""
         if len(self._guests) < GUESTS_MAX:
             return True
         away = next((guest for guest in self._guests if self.connected_since(guest) is None), None)
@@ -360,11 +360,11 @@ class Transport:
         return True
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int] = ()) -> None:
-        """Keep streams to these members, at their present URLs, and to those that are not known yet.
+        """Keep streams to these members, at their current URLs, and to those that are not known yet.
 
         Arguments:
-            members: by id; to this one there is no stream.
-            removed: ids that have left.
+            members: members by id; there is no stream to this member.
+            removed: ids of removed members.
         """
         own = members.get(self._member_id)
         if own is not None:
@@ -383,9 +383,9 @@ class Transport:
                 self.add_peer(peer_id, member.peerURLs)
 
     def _follow_urls(self, peer: Peer, urls: tuple[str, ...]) -> None:
-        """Use other URLs of a member once the stream that stands has ended.
+        """Use the new URLs of a member once its current stream has ended.
 
-        Its process may hear of the change by this stream only, and serves the old URLs until it is started anew.
+        Its process may learn of the change only from this stream, and serves the old URLs until it is restarted.
         """
         if set(urls) == set(peer.urls):
             self._moving.pop(peer.peer_id, None)
@@ -396,7 +396,7 @@ class Transport:
                 self._move(peer.peer_id)
 
     def _move(self, peer_id: int) -> None:
-        """Connect to a member at its new URLs, if it has any."""
+        """Connect to a member at its new URLs, if there are any."""
         urls = self._moving.get(peer_id)
         if urls is not None:
             self._remove(peer_id)
@@ -418,7 +418,7 @@ class Transport:
         task.add_done_callback(self._closing.discard)
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Send the messages of a turn; those to unknown members are dropped."""
+        """Send the messages of a turn. Messages to unknown members are dropped."""
         by_peer: dict[int, list[Message]] = {}
         for message in messages:
             if message.type == MessageType.SNAPSHOT:
@@ -431,12 +431,12 @@ class Transport:
                 peer.send(group, self._encoder)
 
     def backlog_bytes(self, peer_id: int) -> int | None:
-        """Return what waits to be sent to a peer, None while it is away."""
+        """Return the unsent bytes for a peer; None while it is disconnected."""
         peer = self.peers.get(peer_id)
         return peer.backlog_bytes if peer is not None else None
 
     def connected_since(self, peer_id: int) -> float | None:
-        """Loop time since when the stream to a peer stands, None while it does not."""
+        """Return the loop time since which the stream to a peer is open; None while it is not."""
         peer = self.peers.get(peer_id)
         return peer.active_since if peer is not None else None
 

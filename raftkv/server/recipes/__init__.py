@@ -1,7 +1,7 @@
-"""Locks and elections: etcd's Lock and Election services, as clients inside the member.
+"""Locks and elections: etcd's Lock and Election services, implemented as clients inside the member.
 
-Owns the queue that both are made of. A recipe keeps no state of its own: all of it is keys, so any member serves any
-call, and what the client library does with the same keys fits in.
+Owns the queue that both are based on. A recipe has no state except keys, so any member can serve any call, and calls
+are compatible with the recipes of the client library, which use the same keys.
 
     key            create revision
     name/1f              5            holder of the lock, or leader
@@ -10,10 +10,10 @@ call, and what the client library does with the same keys fits in.
 
 Laws:
 
-- Only an entry that was still there in a read that a quorum confirmed after the last wait is first.
-- The create revision of an entry is the fencing token: it rises from holder to holder.
-- Each entry waits for the one just before it alone: a release wakes one waiter.
-- A call that ends, however, leaves no watcher and no wait behind, and deletes the entry that it made.
+- An entry is first only if it still existed in a quorum-confirmed read after the last wait.
+- The create revision of an entry is its fencing token: it rises from holder to holder.
+- Each entry waits only for its predecessor: a release wakes one waiter.
+- A call that ends, for any reason, leaves no watcher and no wait behind, and deletes the entry that it created.
 
 Example::
 
@@ -21,7 +21,7 @@ Example::
     LockService(recipe).register(server)
     ElectionService(recipe, guard).register(server)
 
-Modules: ``local_client`` (reads, writes and watches of recipes), ``lock`` (with the queue), ``election``.
+Modules: ``local_client`` (reads, writes and watches of recipes), ``lock`` (also the queue), ``election``.
 
-Leaves out: leases of holders, which end as any other (``lease``).
+Leaves out: leases of holders, which end like any other lease (``lease``).
 """

@@ -1,11 +1,11 @@
-"""The Election service: who leads something of the application's (etcd's v3election).
+"""The Election service: leaders of an application (etcd's v3election).
 
-A candidate is an entry in a queue (``recipes.lock``) whose value is what it proclaims; the first leads. The queue of
-"name" is all keys below "name/".
+A candidate is an entry in a queue (``recipes.lock``) whose value is its proclamation; the first entry leads. The queue
+of "name" has all keys below "name/".
 
-    Campaign  waits to be first        Leader   who is first now
-    Proclaim  a new value, if first    Observe  who is first now, and every change of that
-    Resign    deletes the entry
+    Campaign  wait to be first         Leader   the current first entry
+    Proclaim  set a new value          Observe  the current first entry, and every change of it
+    Resign    delete the entry
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
 
 # -- observer -------------------------------------------------------------------------------------------------------
 #
-# Election.Observe: the leader of an election, and every later leader and proclamation, in the order of revisions.
+# Election.Observe: the leader of an election, then every later leader and proclamation, in the order of revisions.
 #
 #     revision   5: a leads, value 1   7: a proclaims 2   9: a resigns, b is next   12: b resigns   15: c comes
 #     sent       (a, 1)                (a, 2)             (b, its value)            nothing         (c, ...)
 #
 # Invariants
-# - The leader at the end of each revision that touched the election is sent, so nothing is left out and nothing comes
-#   twice, however late the changes are read. (etcd asks anew after each resignation, and may skip a short-lived
-#   leader.)
-# - A client that does not read costs what ``LocalWatch`` keeps for it. Where the history that it still needed was
-#   compacted meanwhile, it goes on from the present.
+# - The leader at the end of each revision that changed the election is sent, so nothing is left out or sent twice,
+#   however late the changes are read. (etcd reads again after each resignation, and may skip a short-lived leader.)
+# - For a client that does not read, the cost is what ``LocalWatch`` keeps. If the history that it still needs is
+#   compacted meanwhile, it continues with the current state.
+#
 
 
 class Observer:
@@ -44,8 +44,8 @@ class Observer:
 
     Arguments:
         recipe: reads and writes on the member.
-        name: of the election.
-        call: where they are sent.
+        name: name of the election.
+        call: stream that they are sent on.
     """
 
     def __init__(self, recipe: Recipe, name: bytes, call: StreamCall) -> None:
@@ -60,7 +60,7 @@ class Observer:
         """Send until the call ends.
 
         Raises:
-            StatusError: the member stops, could not confirm that its state is recent, or ``stop`` was given this error.
+            StatusError: the member stops, or could not confirm that its state is recent, or ``stop`` got this error.
         """
         self._recipe.begin_wait(self.stop)
         try:
@@ -71,13 +71,13 @@ class Observer:
             self._recipe.end_wait(self.stop)
 
     def stop(self, error: errors.StatusError) -> None:
-        """End it with an error."""
+        """End the stream with an error."""
         self._error = error
         if self._watch is not None:
             self._watch.fail(error)
 
     async def _observe(self) -> None:
-        """Send who leads now and what follows; returns if history was compacted before it was read."""
+        """Send the current leader and its successors; returns if history was compacted before it was read."""
         revision, leader = await self._recipe.oldest(self._prefix, queue_of_call(self._call))
         await self._send(revision, leader)
         if self._error is not None:
@@ -96,7 +96,7 @@ class Observer:
     async def _follow(self, watch: LocalWatch) -> None:
         while True:
             response = await watch.next()
-            # A watch that is behind gets several revisions in one response.
+            # The response of a watch that is behind may have several revisions.
             for event in response.events:
                 if self._may_change_leader(event.kv.key):
                     revision = event.kv.mod_revision
@@ -104,14 +104,12 @@ class Observer:
                     await self._send(revision, leader)
 
     def _may_change_leader(self, key: bytes) -> bool:
-        """Return whether an event of this key matters: while there is a leader, changes of the candidates behind it do
-        not.
-        """
+        """Return whether an event of this key matters: while there is a leader, changes of other candidates do not."""
         leader, _ = self._sent
         return not leader or leader == key
 
     async def _send(self, revision: int, kv: kv_pb2.KeyValue | None) -> None:
-        """Send who leads at a revision, unless that was sent."""
+        """Send the leader at a revision, unless it was sent last."""
         leader = (kv.key, kv.mod_revision) if kv is not None else (b"", 0)
         if leader == self._sent:
             return
@@ -129,7 +127,7 @@ class ElectionService:
 
     Arguments:
         recipe: reads and writes on the member.
-        guard: ends streams that insist on a leader.
+        guard: ends streams that require a leader.
     """
 
     def __init__(self, recipe: Recipe, guard: LeaderGuard) -> None:
@@ -138,13 +136,13 @@ class ElectionService:
         self._queue = Queue(recipe)
 
     def register(self, server: Server) -> None:
-        """Serve the methods."""
+        """Register the methods."""
         for name in ("Campaign", "Proclaim", "Leader", "Resign"):
             self._recipe.serve(server, _METHODS[name], getattr(self, name.lower()))
         server.stream(_METHODS["Observe"].path, self.observe)
 
     async def campaign(self, call: UnaryCall, request: election_pb2.CampaignRequest) -> bytes:
-        """Wait until the candidate leads. The answer's revision is the store's when it began to wait.
+        """Wait until the candidate leads. The revision in the answer is that of the store when the wait began.
 
         Arguments:
             call: cancelled with its client.
@@ -152,7 +150,7 @@ class ElectionService:
 
         Raises:
             LeaseNotFoundError: there is no such lease.
-            ElectionNotLeaderError: the lease ended, or the candidate's key was deleted, before it led.
+            ElectionNotLeaderError: the lease ended, or the candidate's key was deleted, before it could lead.
         """
         lease_id = await self._recipe.lease(call, request.lease, LEASE_TTL_S)
         entry = await self._queue.enter(call, request.name, lease_id, request.value)
@@ -164,7 +162,7 @@ class ElectionService:
         return self._recipe.answer(entry.revision, election_pb2.CampaignResponse(leader=leader))
 
     async def _proclaim_or_resign(self, call: UnaryCall, entry: QueueEntry, lease_id: int, value: bytes) -> None:
-        """Give an entry that was found the new value. A refused caller (its lease is gone, say) loses the entry."""
+        """Set the value of an entry that existed before. If that is refused (lease gone, say), delete the entry."""
         try:
             await self._proclaim(call, entry.key, entry.create_revision, lease_id, value)
         except errors.StatusError as error:
@@ -180,7 +178,7 @@ class ElectionService:
             request: the leader's key, and its new value.
 
         Raises:
-            ElectionNotLeaderError: the key is not that leader's.
+            ElectionNotLeaderError: the key is not the leader's.
         """
         leader = await self._leader_key(call, request)
         revision = await self._proclaim(call, leader.key, leader.rev, leader.lease, request.value)
@@ -207,7 +205,7 @@ class ElectionService:
         return revision
 
     async def leader(self, call: UnaryCall, request: election_pb2.LeaderRequest) -> bytes:
-        """Return who leads.
+        """Return the leader.
 
         Arguments:
             call: cancelled with its client.
@@ -226,7 +224,7 @@ class ElectionService:
         return self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv))
 
     async def resign(self, call: UnaryCall, request: election_pb2.ResignRequest) -> bytes:
-        """Delete an entry, first or not; one that is gone already is as good.
+        """Delete an entry, first or not; a missing entry is not an error.
 
         Arguments:
             call: cancelled with its client.
@@ -242,7 +240,7 @@ class ElectionService:
         return revision
 
     async def observe(self, call: StreamCall) -> None:
-        """Send who leads, and every change of that, until the client goes."""
+        """Send the leader, and every change of it, until the client leaves."""
         message = await call.receive()
         request: election_pb2.LeaderRequest = self._recipe.admit(call, _METHODS["Observe"], message)
         observer = Observer(self._recipe, request.name, call)
@@ -258,6 +256,6 @@ class ElectionService:
 
 
 def _stop(observer: Observer, end: asyncio.Future[None]) -> None:
-    """There has been no leader for a while."""
-    end.exception()  # taken note of: it says the same as the error below
+    """End a stream: there has been no leader for a while."""
+    end.exception()  # marks the exception as retrieved: it equals the error below
     observer.stop(errors.NoLeaderError())

@@ -1,20 +1,20 @@
-"""The client of a recipe, a service built of other requests, on the member that serves it.
+"""The client of a recipe (a service built from other requests), inside the member that serves it.
 
-The Lock and Election services keep no state of their own: all of it is keys. A recipe reads and writes these through
-the same checks and the same log as any client, only without a wire between:
+The Lock and Election services keep no state except keys. A recipe reads and writes keys through the same checks and the
+same log as any client, only without a connection:
 
-    outcome = await recipe.txn(call, request)      # through the log; what is refused is raised
+    outcome = await recipe.txn(call, request)      # through the log; refusals are raised
     await recipe.confirm(queue)                    # this member is now as recent as the cluster was at the call
-    await recipe.oldest(b"name/", queue)           # the state that is applied here
+    await recipe.oldest(b"name/", queue)           # reads the state applied here
     await recipe.changed(b"name/a", b"name/b")     # one of these keys may have changed here
 
 Invariants
-- A call that ends, however, leaves no watcher and no wait behind. ``close`` ends all waits at once: the member stops.
-- Refusals arrive as UNKNOWN, as from etcd, whose recipes are clients that pass on the text of an error but
-  not its code. That the member stops, has no leader or was not in time stays UNAVAILABLE or DEADLINE_EXCEEDED here
-  (in etcd that is UNKNOWN too), since clients turn to another member by the code.
+- A call that ends, for any reason, leaves no watcher and no wait behind. ``close`` ends all waits: the member stops.
+- Refusals have the code UNKNOWN, as in etcd, whose recipes are clients that pass on the text of an error but not its
+  code. If the member stops, has no leader or times out, the code stays UNAVAILABLE or DEADLINE_EXCEEDED (etcd: UNKNOWN
+  too), since clients use it to turn to another member.
 
-Leaves out what the recipes mean: ``recipes.lock``, ``election``.
+Leaves out the recipes themselves: ``recipes.lock``, ``election``.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder
 
 KEYS_AT_ONCE: Final = 128
-"""Keys below a prefix that are looked at without a pause."""
+"""Keys below a prefix that are read without a pause."""
 
 CALLED_AT_ONCE: Final = 100
-"""Waiters that go on in a turn of the loop: about 5 ms."""
+"""Waiters that continue in one loop turn: about 5 ms."""
 
 CONFIRMED_AT_ONCE: Final = 50
-"""Recipes that go on in a turn of the loop once their read is confirmed, with 0.2 ms of reading each: one round may
-have had all observers of a member that came back."""
+"""Recipes that continue in one loop turn after their read is confirmed, with 0.2 ms of reading each. One round of
+confirmation may serve all observers of a member that came back."""
 
 BEGUN_AT_ONCE: Final = 64
-"""Txns of recipes that are made in a turn of the loop, with 0.1 ms each: the leases that they waited for were granted
-by entries which are applied together, and waiters leave together."""
+"""Transactions of recipes that are created in one loop turn, 0.1 ms each. Many may be due together: leases that they
+waited for are granted by entries applied together, and waiters leave together."""
 BYTES_AS_A_TXN: Final = 4096
-"""A txn counts as one more for so many bytes of a name, which stands in it several times."""
+"""A transaction counts as one more for each 4 KiB of its name, which it contains several times."""
 
 OPERATIONS_MAX: Final = 4
-"""No txn of a recipe has more."""
+"""Most operations in a transaction of a recipe."""
 
 _KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
 
@@ -71,8 +71,8 @@ class Recipe:
     """Reads and writes on the member that serves a recipe.
 
     Arguments:
-        responder: the member's shared parts.
-        hub: calls back when keys were changed.
+        responder: shared parts of the member.
+        hub: calls back when keys have changed.
         leases: grants leases.
     """
 
@@ -90,12 +90,12 @@ class Recipe:
 
     @property
     def waiting(self) -> int:
-        """Waits under way."""
+        """Number of waits in progress."""
         return len(self._waits)
 
     @property
     def deleting(self) -> int:
-        """Background deletions under way."""
+        """Number of background deletions in progress."""
         return len(self._deletions)
 
     def close(self) -> None:
@@ -105,17 +105,17 @@ class Recipe:
             fail(errors.StoppedError())
 
     def begin_wait(self, fail: Callable[[errors.StatusError], None]) -> None:
-        """Have a wait failed when the member stops.
+        """Register a wait, which fails when the member stops.
 
         Raises:
-            StoppedError: it does already.
+            StoppedError: the member is already stopping.
         """
         if self._closed:
             raise errors.StoppedError
         self._waits.add(fail)
 
     def end_wait(self, fail: Callable[[errors.StatusError], None]) -> None:
-        """The wait is over."""
+        """Remove a wait that has ended."""
         self._waits.discard(fail)
 
     # -- serving -----------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ class Recipe:
         """Register a unary method of a recipe.
 
         Arguments:
-            server: answers it.
-            method: of the wire contract.
+            server: server of the client ports.
+            method: method of the wire contract.
             handler: ``handler(call, request)`` returns the response's bytes or raises StatusError.
         """
 
         async def run(message: bytes, call: UnaryCall) -> bytes:
             request = self.admit(call, method, message)
-            del message  # the call may last
+            del message  # the call may be long
             with self.refusals():
                 return await handler(call, request)
 
@@ -139,10 +139,10 @@ class Recipe:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Within the block, end the call as etcd's recipes do, and hand damage and broken invariants to the member.
+        """Translate errors within the block into those of etcd's recipes; report damage and broken invariants.
 
         Raises:
-            RpcError: in place of every StatusError.
+            RpcError: replaces every StatusError.
         """
         try:
             yield
@@ -159,12 +159,12 @@ class Recipe:
         """Parse a request, and check that this member serves its caller.
 
         Arguments:
-            call: whose metadata are checked.
-            method: gives the type.
-            message: the bytes; None: there were none.
+            call: call whose metadata is checked.
+            method: method of the request.
+            message: serialized request; None: there is none.
 
         Raises:
-            RpcError: it is not one, or not served here; with the code that every service gives.
+            RpcError: the bytes are not a request, or it is not served here; with the usual codes of services.
         """
         request = parse_or_raise(method.request, message)
         with refusals():
@@ -172,11 +172,11 @@ class Recipe:
         return request
 
     def answer(self, revision: int, response: Any) -> bytes:
-        """Make the bytes of a response.
+        """Serialize a response.
 
         Arguments:
-            revision: for its header.
-            response: the message, without a header.
+            revision: revision for its header.
+            response: message without a header.
         """
         header = self.responder.header.encode(revision, self.responder.node.term)
         body: bytes = response.SerializeToString()
@@ -185,11 +185,11 @@ class Recipe:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     async def begin(self, name: bytes, queue: Identity) -> None:
-        """Wait for a turn of the loop that has room for a txn: before it is made.
+        """Wait for a loop turn with room for a transaction, before it is created.
 
         Arguments:
-            name: or key that it is about.
-            queue: of the caller (``rpc/shares``).
+            name: name or key in the transaction.
+            queue: queue of the caller (``rpc/shares``).
         """
         if self._beginnings is None:
             self._beginnings = Limiter(BEGUN_AT_ONCE)
@@ -200,16 +200,16 @@ class Recipe:
     async def txn(
         self, call: ServerCall, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None = None
     ) -> tuple[int, rpc_pb2.TxnResponse]:
-        """Execute a txn; the revision and the response.
+        """Execute a transaction. Returns the revision and the response.
 
         Arguments:
-            call: on whose behalf.
-            request: what to execute.
-            undo: called with the outcome if the caller left before it came, or gets no answer because that was too much
-                work: the txn may have happened all the same.
+            call: call of the caller.
+            request: transaction.
+            undo: called with the outcome if the caller left before it arrived, or if the answer is missing because it
+                was too much work: the transaction may have been applied all the same.
 
         Raises:
-            StatusError: it was refused, or was not applied in time, or has no answer.
+            StatusError: it was refused, or not applied in time, or has no answer.
         """
         check.check_txn(request, OPERATIONS_MAX)
         data = request.SerializeToString()
@@ -227,62 +227,63 @@ class Recipe:
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
 
     def check_size(self, size_bytes: int) -> None:
-        """Refuse a request that will be too large, before it is made. Raises RequestTooLargeError."""
+        """Refuse a request that will be too large, before it is created. Raises RequestTooLargeError."""
         self.responder.admission.check_size(size_bytes)
 
     def delete_if_same(
         self, key: bytes, create_revision: int, identity: Identity, caller: Caller | None = MEMBER
     ) -> None:
-        """Delete a key in the background unless it is gone or was made anew; retried until decided.
+        """Delete a key in the background, unless it is gone or was created again; retried until decided.
 
-        As this member, if the call has made the key: who has lost the right to a lock, or the token, may not leave a
-        waiter behind for which all others wait. As the caller, if the call has found it: then others may wait by it.
+        If the call created the key, this member deletes it: a caller that has lost its right or its token must not
+        leave behind a waiter that blocks all others. If the call found the key, the caller deletes it, since others
+        may wait with the same key.
 
         Arguments:
-            key: to be deleted.
-            create_revision: of the key that is meant.
-            identity: of the call that has ended.
-            caller: who deletes it.
+            key: key to delete.
+            create_revision: create revision of that key.
+            identity: identity of the call that has ended.
+            caller: caller in whose name it is deleted.
         """
         task = asyncio.get_running_loop().create_task(self._delete(key, create_revision, identity, caller))
         self._deletions.add(task)
         task.add_done_callback(self._deletions.discard)
 
     async def _delete(self, key: bytes, create_revision: int, identity: Identity, caller: Caller | None) -> None:
-        """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
-        await self.begin(key, queue_of(identity))  # a connection that ends may have had hundreds of waiters
+        """Propose a deletion until it is decided. Repeating it is safe: the compare makes it happen only once."""
+        await self.begin(key, queue_of(identity))  # a closed connection may have had hundreds of waiters
         request = deletion(key, create_revision)
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
                 await node.propose(Kind.TXN, data, request, caller, _ignore_outcome, identity=identity)
-                return  # a refusal too: the lease ends the key
+                return  # a refusal is a decision too: the lease will delete the key
             except errors.TooManyRequestsError:
-                return  # no room for more: the lease ends the key
+                return  # no room for more: the lease will delete the key
             except errors.StatusError:
-                pass  # it may have happened, or not
+                pass  # it may have been applied, or not
 
     async def lease(self, call: ServerCall, lease_id: int, ttl_s: int) -> int:
-        """Return the lease that was given, or grant a new one.
+        """Return the given lease, or grant a new one.
 
         Arguments:
-            call: on whose behalf.
-            lease_id: 0: none was given.
-            ttl_s: of a new one, in seconds.
+            call: call of the caller.
+            lease_id: given lease; 0: none.
+            ttl_s: TTL of a new lease, in seconds.
         """
         return lease_id or await self.leases.grant(ttl_s, call.caller, identity_of(call))
 
     def let_in(
         self, call: Any, *, reads: Iterable[tuple[bytes, bytes]] = (), writes: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Find who makes a call that came by no guard, and refuse who may not read and write intervals of keys.
+        """Set the caller of a call that passed no guard, and check its right to read and write ranges.
 
         Arguments:
-            call: has headers, and a peer with a certificate; gets its caller, and that one's identity.
-            reads, writes: the intervals, ends as on the wire.
+            call: has headers and a peer; its caller and identity are set.
+            reads, writes: ranges, with ends as on the wire.
 
         Raises:
-            StatusError: as of ``Rights``.
+            StatusError: as in ``Rights``.
         """
         if self.responder.auth.is_enabled:
             rights = self.responder.applier.rights
@@ -295,7 +296,7 @@ class Recipe:
                 call.identity = caller.user
 
     def check_reads_on(self, call: ServerCall, prefix: bytes) -> None:
-        """Refuse to show a call more of the keys below a prefix, once it may not read them. Raises as of ``Rights``."""
+        """Refuse to send a call more keys below a prefix if it may no longer read them. Raises as ``Rights``."""
         self.responder.check_on(call, lambda rights, caller: rights.check_read(caller, prefix, prefix_end(prefix)))
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -304,10 +305,10 @@ class Recipe:
         """Wait until the applied state is at least as new as now.
 
         Arguments:
-            queue: of the caller (``rpc/shares``).
+            queue: queue of the caller (``rpc/shares``).
 
         Raises:
-            RequestTimeoutError, StoppedError: it was not in time.
+            RequestTimeoutError, StoppedError: the confirmation did not arrive in time.
         """
         await self.responder.node.confirm_read()
         if self._confirmed is None:
@@ -316,19 +317,19 @@ class Recipe:
             await self._confirmed.enter(1, queue)
 
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
-        """Read the state applied here at once: of single keys, or of few."""
+        """Read a few keys of the state applied here, at once."""
         _, body = ranges.execute(self.store, request)
         return list(rpc_pb2.RangeResponse.FromString(body).kvs)
 
     async def find_all(self, request: rpc_pb2.RangeRequest, queue: Identity) -> tuple[int, list[kv_pb2.KeyValue]]:
-        """Read the state applied here, in slices if it is many keys: any client may write below a prefix.
+        """Read the state applied here, in slices if there are many keys: any client may write below a prefix.
 
         Arguments:
-            request: what to read.
-            queue: of the caller (``rpc/shares``).
+            request: range to read.
+            queue: queue of the caller (``rpc/shares``).
 
         Returns:
-            the revision of what was read, which may be an older one by now, and the keys.
+            the revision that was read, which may be outdated by now, and the keys.
         """
         size = self.store.known_count(request.key, request.range_end)
         if size <= KEYS_AT_ONCE:
@@ -341,15 +342,15 @@ class Recipe:
         return revision, list(rpc_pb2.RangeResponse.FromString(b"".join(pieces)).kvs)
 
     async def oldest(self, prefix: bytes, queue: Identity, revision: int = 0) -> tuple[int, kv_pb2.KeyValue | None]:
-        """Find the key below a prefix that was created first.
+        """Find the oldest key below a prefix, by create revision.
 
         Arguments:
             prefix: ends with a slash.
-            queue: of the caller (``rpc/shares``).
-            revision: as of this one; 0: now.
+            queue: queue of the caller (``rpc/shares``).
+            revision: revision to read at; 0: the current one.
 
         Returns:
-            the revision of the store then, and the key.
+            the current revision of the store, and the key.
         """
         request = rpc_pb2.RangeRequest(
             key=prefix,
@@ -363,7 +364,7 @@ class Recipe:
         return now, next(iter(kvs), None)
 
     async def changed(self, *keys: bytes) -> None:
-        """Wait until one of these keys may have changed in the state applied here.
+        """Wait until one of the keys may have changed in the state applied here.
 
         Raises:
             StoppedError: the member stops.
@@ -391,55 +392,55 @@ class Recipe:
                 cancel()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call back in a turn of the loop that has room for it: thousands may wait for the same key.
+        """Call back in a loop turn with room for it: thousands may wait for the same key.
 
         Arguments:
-            callback: what it makes others do should take 0.1 ms; called once, however often that was asked for.
+            callback: should cause about 0.1 ms of work; called once, however often it was added.
         """
         self._due.add(callback, MEMBER_WORK)
 
 
 def _ignore_outcome(outcome: Outcome) -> None:
-    """Ignore the outcome: the request of a caller that left may be executed all the same."""
+    """Ignore the outcome: the request of a caller that has left may be executed all the same."""
 
 
 def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:
-    """Make a compare that holds while the key is the one made at a revision.
+    """Return a compare that holds while the key is the one created at a revision.
 
     Arguments:
-        key: of the compare.
-        revision: create revision; 0: there is no such key.
+        key: key to compare.
+        revision: create revision; 0: the key does not exist.
     """
     return rpc_pb2.Compare(key=key, target="CREATE", result="EQUAL", create_revision=revision)
 
 
 def deletion(key: bytes, create_revision: int | None = None) -> rpc_pb2.TxnRequest:
-    """Make the request that deletes a key; with a create revision, only the key that was made then."""
+    """Return the transaction that deletes a key; with a create revision, only the key created then."""
     compare = [] if create_revision is None else [created_at(key, create_revision)]
     delete = rpc_pb2.DeleteRangeRequest(key=key)
     return rpc_pb2.TxnRequest(compare=compare, success=[rpc_pb2.RequestOp(request_delete_range=delete)])
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """End of the interval of keys that begin with a prefix, which ends with a slash."""
+    """Return the end of the range of keys that begin with a prefix, which ends with a slash."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def refusal(error: errors.StatusError) -> RpcError:
-    """Return the error as a recipe passes it on."""
+    """Return an error as recipes report it."""
     return RpcError(error.code if error.code in _KEPT_CODES else errors.UNKNOWN, str(error))
 
 
 # -- local_watch ----------------------------------------------------------------------------------------------------
 #
-# A watch of this process: a client's watch stream without a wire between it and the hub.
+# A watch inside this process: a client's watch stream without a connection to the hub.
 #
 #     watch = LocalWatch(hub, b"name/", b"name0", 8, recipe.soon, identity)
 #     response = await watch.next()          # rpc_pb2.WatchResponse with events
 #     watch.close()
 #
-# It is a ``WatchStream`` whose call is here, so it keeps every promise to clients: order, no gaps, catching up from
-# history. Unread responses count as bytes not sent: beyond a limit the watch falls behind and is served from history
+# ``LocalWatch`` plays the call of a ``WatchStream``, so it has every guarantee of clients: order, no gaps, catching up
+# from history. Unread responses count as unsent bytes: beyond a limit the watch falls behind and is served from history
 # later, so an idle reader costs a bounded amount of memory.
 
 _MESSAGE_MAX_BYTES: Final = 2**31 - 1
@@ -447,14 +448,14 @@ _RESPONSE_OVERHEAD_BYTES: Final = 64
 
 
 class LocalWatch:
-    """Watches an interval from within the member.
+    """Watches a range from within the member.
 
     Arguments:
-        hub: of the member.
-        key, range_end: the interval, its end as on the wire.
-        start_revision: the first revision wanted.
-        soon: calls back in a turn that has room for another reader to go on.
-        identity: in whose share it falls.
+        hub: watch hub of the member.
+        key, range_end: the range, with its end as on the wire.
+        start_revision: first revision to receive.
+        soon: calls back in a loop turn with room for another reader.
+        identity: identity whose share the watch uses.
     """
 
     def __init__(
@@ -481,8 +482,8 @@ class LocalWatch:
         """Return the next response with events.
 
         Raises:
-            CompactedError: history that was still to come is gone.
-            StatusError: the watch was ended, as by ``fail``, or refused: there is no room for another.
+            CompactedError: history that was not received yet is gone.
+            StatusError: the watch was ended, for example by ``fail``, or refused because there is no room for another.
         """
         while True:
             while not self._queue:
@@ -506,16 +507,16 @@ class LocalWatch:
         return rpc_pb2.WatchResponse.FromString(message)
 
     def fail(self, error: errors.StatusError) -> None:
-        """End the watch: ``next`` raises once what came before is taken."""
+        """End the watch. ``next`` raises the error after the earlier responses are taken."""
         self._stream.flush()
         self._error = error
         self._arrived.set()
 
     def close(self) -> None:
-        """Let go of the watch."""
+        """Close the watch."""
         self._stream.close()
 
-    # -- what the stream uses ----------------------------------------------------------------------------------------
+    # -- called by the stream ----------------------------------------------------------------------------------------
 
     @property
     def send_buffer_size(self) -> int:
@@ -524,12 +525,12 @@ class LocalWatch:
 
     @property
     def connection_send_buffer_size(self) -> int:
-        """Unread bytes: there is no connection beside this stream."""
+        """Unread bytes: there is no connection other than this stream."""
         return self._queued_bytes
 
     @property
     def crowded(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
@@ -541,5 +542,5 @@ class LocalWatch:
         self._soon(self._arrived.set)
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
-        """Call back each time something was taken; None to stop."""
+        """Call back each time a response was taken; None to stop."""
         self._on_room = callback

@@ -3,9 +3,9 @@
     Lock(name, lease)  ->  key "name/<lease in hex>", once every earlier key below "name/" is gone
     Unlock(key)        ->  the key is deleted
 
-The answer says the key's create revision: the **fencing token**. A lock alone cannot keep a holder that was paused
-for longer than its lease from going on afterwards; a resource that refuses tokens below the largest it has seen can,
-and so can a txn on this store that compares the create revision of the lock's key.
+The answer contains the key's create revision: the **fencing token**. A lock alone cannot stop a holder that was paused
+for longer than its lease from continuing afterwards. A resource that refuses tokens smaller than the largest it has
+seen can, and so can a transaction on this store that compares the create revision of the lock's key.
 """
 
 from __future__ import annotations
@@ -25,44 +25,43 @@ from raftkv.server.recipes.local_client import Recipe, created_at, deletion, pre
 
 # -- queue ----------------------------------------------------------------------------------------------------------
 #
-# The queue that locks and elections are made of: keys below one prefix, the oldest of which is first.
+# The queue behind locks and elections: keys below one prefix, of which the oldest is first.
 #
 #     name/a (created at 5, holder)   <-  name/1f (at 7)   <-  name/b (at 9)
 #                                         waits for name/a     waits for name/1f
 #
-# A caller adds a key named by its lease, and waits until every key that was created before is gone. Each waits for the
-# one just before it alone, so that a release wakes one waiter, not all. The lease deletes the key of a client that
-# dies.
+# A caller adds a key named by its lease, and waits until every key created before it is gone. Each caller waits only
+# for its predecessor, so a release wakes one waiter, not all. When a client dies, its lease deletes its key.
 #
 # Invariants
-# - Only an entry whose key was still there, with the same create revision, in a read that a quorum confirmed after the
-#   last wait is answered to be first (etcd issue 11456: a lease can end while its owner waits for the lock).
+# - An entry is reported as first only if its key still existed, with the same create revision, in a quorum-confirmed
+#   read after the last wait (etcd issue 11456: a lease can end while its owner waits for the lock).
 # - A waiter whose key is gone is answered at once, not when its turn would have come (etcd lets it wait).
-# - A waiter lasts through changes of the leader: it waits for changes that this member applies, and asks again if a
-#   read fails.
-# - A waiter that leaves deletes its key, unless that was made anew meanwhile.
+# - A waiter survives changes of the leader: it waits for changes applied on this member, and repeats a failed read.
+# - A waiter that leaves deletes its key, unless the key was created again meanwhile.
 #
 # The create revision of an entry is the fencing token: it rises from holder to holder, so a store that refuses smaller
 # numbers than it has seen is safe from a holder that was paused for longer than its lease.
 
 NAMES_IN_A_TXN: Final = 7
-"""How often the txn that makes an entry has the name of the queue (``_enter_request``)."""
+"""How often the transaction that creates an entry contains the name of the queue (``_enter_request``)."""
 
 _Range: Final = rpc_pb2.RangeRequest
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A key in a queue, and what was known of it when it was made or found.
+    """A key in a queue, and its state when it was created or found.
 
     Attributes:
-        key: of the entry.
-        create_revision: of the key; the fencing token.
-        revision: the store's when the entry was made or found.
-        value: of the key when it was made or found.
+        key: key of the entry.
+        create_revision: create revision of the key; the fencing token.
+        revision: revision of the store when the entry was created or found.
+        value: value of the key then.
         is_first: whether no entry was before it then.
-        identity: of the call that waits.
-        deleter: on whose behalf it is deleted if the call ends before its turn: this member's if the call has made it.
+        identity: identity of the waiting call.
+        deleter: caller in whose name the key is deleted if the call ends before its turn: this member if the call has
+            created the key.
     """
 
     key: bytes
@@ -75,12 +74,12 @@ class QueueEntry:
 
     @property
     def prefix(self) -> bytes:
-        """Return the prefix of all entries of its queue, made anew: thousands of calls may wait with long names."""
+        """The prefix of the queue's keys; not stored, since thousands of calls may wait with long names."""
         return self.key[: self.key.rindex(b"/") + 1]
 
 
 class Queue:
-    """Makes entries in queues and waits for their turns.
+    """Creates entries in queues, and waits for their turns.
 
     Arguments:
         recipe: reads and writes on the member.
@@ -90,28 +89,28 @@ class Queue:
         self._recipe = recipe
 
     async def enter(self, call: ServerCall, name: bytes, lease_id: int, value: bytes = b"") -> QueueEntry:
-        """Make an entry, or find the one that the lease has already.
+        """Create an entry, or find the entry that the lease already has.
 
-        If the caller leaves meanwhile, an entry that was made is deleted.
+        If the caller leaves meanwhile, a created entry is deleted.
 
         Arguments:
-            call: on whose behalf; cancelled with its client.
-            name: of the queue.
-            lease_id: to which the key is attached, and after which it is named.
-            value: of the key.
+            call: call of the caller; cancelled with its client.
+            name: name of the queue.
+            lease_id: lease of the key, which is also its name.
+            value: value of the key.
 
         Raises:
             LeaseNotFoundError: there is no such lease.
-            RequestTooLargeError: the name is so long that no txn can have it as often as it must.
+            RequestTooLargeError: the name is too long for the transaction that creates an entry.
         """
-        self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before as many copies are made
+        self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before the name is copied that often
         identity = identity_of(call)
         await self._recipe.begin(name, queue_of(identity))
         prefix = name + b"/"
         key = prefix + b"%x" % lease_id
 
         def undo(outcome: Outcome) -> None:
-            # Without an answer it may have been made: it was, if the key is of this very revision.
+            # Without an answer the key may exist: it does if its create revision is this one.
             is_unanswered = outcome.unanswered is not None
             if outcome.error is None and (is_unanswered or rpc_pb2.TxnResponse.FromString(outcome.body).succeeded):
                 self._recipe.delete_if_same(key, outcome.revision, identity)
@@ -125,10 +124,10 @@ class Queue:
         return QueueEntry(key, found.create_revision, revision, found.value, is_first, identity, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
-        """Wait until no entry is before this one; the revision at which that was confirmed, None if this entry is lost.
+        """Wait until no entry is before this one. Returns the revision that confirms it; None: this entry is lost.
 
-        If the caller leaves meanwhile the entry is deleted, so that no caller waits for it; one that was found only if
-        the caller may still delete it.
+        If the caller leaves meanwhile, the entry is deleted, so that no other caller waits for it. An entry that was
+        found, not created, is deleted only if the caller may still do so.
 
         Raises:
             StoppedError: the member stops.
@@ -143,7 +142,7 @@ class Queue:
         while self._has(entry):
             ahead = await self._just_before(entry)
             if ahead is not None:
-                # Finding it may have taken a while, in which neither was waited for.
+                # The search may have taken time in which neither key was watched.
                 if self._has(entry) and self._is_ahead(ahead, entry):
                     await self._recipe.changed(ahead, entry.key)
             elif await self._is_confirmed(queue_of(entry.identity)):
@@ -151,7 +150,7 @@ class Queue:
         return None
 
     async def _is_confirmed(self, queue: Identity) -> bool:
-        """Return whether a read was confirmed; if not, the leader was lost, and another will be found."""
+        """Return whether a read was confirmed; if not, the leader was lost, and there will be another."""
         try:
             await self._recipe.confirm(queue)
         except errors.StoppedError:
@@ -161,17 +160,17 @@ class Queue:
         return True
 
     def _has(self, entry: QueueEntry) -> bool:
-        """Return whether the entry is still the one that was made, in the state applied here."""
+        """Return whether the entry still exists unchanged in the state applied here."""
         kvs = self._recipe.find(_Range(key=entry.key))
         return bool(kvs) and kvs[0].create_revision == entry.create_revision
 
     def _is_ahead(self, key: bytes, entry: QueueEntry) -> bool:
-        """Return whether a key is there that is older than the entry, in the state applied here."""
+        """Return whether an older key still exists in the state applied here."""
         kvs = self._recipe.find(_Range(key=key, keys_only=True))
         return bool(kvs) and kvs[0].create_revision < entry.create_revision
 
     async def _just_before(self, entry: QueueEntry) -> bytes | None:
-        """Return the youngest key that is older."""
+        """Return the youngest of the older keys."""
         prefix = entry.prefix
         request = _Range(
             key=prefix,
@@ -187,9 +186,9 @@ class Queue:
 
 
 def _enter_request(prefix: bytes, key: bytes, lease_id: int, value: bytes) -> rpc_pb2.TxnRequest:
-    """Make the key unless it is there, and in the same step see who is first.
+    """Return the transaction that creates the key unless it exists, and in the same step finds the first entry.
 
-    Filled in where it is, as a part that is put into a message is copied: names may have hundreds of kilobytes.
+    Parts are filled in place, since adding a part to a message copies it: names may have hundreds of kilobytes.
     """
     request = rpc_pb2.TxnRequest()
     request.compare.append(created_at(key, 0))
@@ -206,7 +205,7 @@ def _enter_request(prefix: bytes, key: bytes, lease_id: int, value: bytes) -> rp
 
 _METHODS: Final = SERVICES["v3lockpb.Lock"]
 LEASE_TTL_S: Final = 60
-"""TTL of the lease that a caller without one is given; it is not kept alive."""
+"""TTL of a lease granted to a caller without one; it is not kept alive."""
 
 
 class LockService:
@@ -221,12 +220,12 @@ class LockService:
         self._queue = Queue(recipe)
 
     def register(self, server: Server) -> None:
-        """Serve the methods."""
+        """Register the methods."""
         self._recipe.serve(server, _METHODS["Lock"], self.lock)
         self._recipe.serve(server, _METHODS["Unlock"], self.unlock)
 
     async def lock(self, call: UnaryCall, request: lock_pb2.LockRequest) -> bytes:
-        """Wait until the lock is the lease's.
+        """Wait until the lease has the lock.
 
         Arguments:
             call: cancelled with its client.
@@ -234,7 +233,7 @@ class LockService:
 
         Raises:
             LeaseNotFoundError: there is no such lease.
-            SessionExpiredError: it ended, or the waiter's key was deleted, before the lock was free.
+            SessionExpiredError: the lease ended, or the waiter's key was deleted, before the lock was free.
         """
         lease_id = await self._recipe.lease(call, request.lease, LEASE_TTL_S)
         entry = await self._queue.enter(call, request.name, lease_id)
@@ -246,7 +245,7 @@ class LockService:
         )
 
     async def unlock(self, call: UnaryCall, request: lock_pb2.UnlockRequest) -> bytes:
-        """Delete a key; one that is missing is as good.
+        """Delete a key; a missing key is not an error.
 
         Arguments:
             call: cancelled with its client.

@@ -1,10 +1,10 @@
-"""The Cluster service: who the members are, and changes of them.
+"""The Cluster service: the list of members, and changes of it.
 
-    add, remove, update    the asked member checks (``changes``) and proposes
-    promote, replace       the leader does, because it alone knows how far a learner is
-    list                   from what is applied here, after a confirmation by a quorum if asked for
+    add, remove, update    the member that got the request checks (``changes``) and proposes
+    promote, replace       the leader does, because only it knows the progress of a learner
+    list                   from the state applied here; confirmed by a quorum first if requested
 
-The answer of a change has the members after it, and no revision. It is applied here by then.
+The answer to a change has the new list of members and no revision. The change is applied on this member by then.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _PEER: Final = SERVICES["raftkvpb.Peer"]
 _ADMIN: Final = SERVICES["raftkvpb.Admin"]
 
 CONFIRM_S: Final = 1.0
-"""How long a member that is asked by a future one waits for a quorum, before it answers with what it has."""
+"""How long a member that is asked by a future member waits for a quorum before it answers with its own state."""
 
 
 class ClusterService:
-    """Handlers of etcdserverpb.Cluster, and of what other members and future ones ask.
+    """Handlers of etcdserverpb.Cluster, and of requests from other members and future members.
 
     Arguments:
-        responder: the member's shared parts.
-        changes: checks and proposes.
+        responder: shared parts of the member.
+        changes: checks and proposes membership changes.
     """
 
     def __init__(self, responder: Responder, changes: Changes) -> None:
@@ -47,7 +47,7 @@ class ClusterService:
         self._changes = changes
 
     def register(self, server: Server) -> None:
-        """Serve clients."""
+        """Register the handlers for clients."""
         server.unary(_METHODS["MemberList"].path, self.member_list)
         self._responder.serve(server, _METHODS["MemberAdd"], self._member_add)
         self._responder.serve(server, _METHODS["MemberRemove"], self._member_remove)
@@ -56,20 +56,20 @@ class ClusterService:
         self._responder.serve(server, _ADMIN["MemberReplace"], self._member_replace)
 
     def for_members(self) -> Mapping[str, AsyncUnaryHandler]:
-        """Return what other members may ask this one while it leads: handlers by path."""
+        """Return the handlers, by path, of requests from other members to the leader."""
         return {
             _PEER["MemberPromote"].path: self._promote_for_member,
             _PEER["MemberReplace"].path: self._replace_for_member,
         }
 
     def for_non_members(self) -> Mapping[str, AsyncUnaryHandler]:
-        """Return what one may ask that is no member yet: handlers by path."""
+        """Return the handlers, by path, of requests from hosts that are not members yet."""
         return {_PEER["Members"].path: self._members}
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def member_list(self, call: UnaryCall, data: bytes) -> None:
-        """All members; linearizable only when asked, as the wire default is."""
+        """List all members; linearizable only if requested, as in the default of the wire format."""
         request = parse(call, rpc_pb2.MemberListRequest, data)
         if request is None:
             return
@@ -94,8 +94,8 @@ class ClusterService:
             self._responder.reply(call, 0, response.SerializeToString())
 
     async def _members(self, _data: bytes, _call: UnaryCall) -> bytes:
-        """Return the members, for one that is about to join: the newest that can be had in a moment."""
-        # Without a quorum, what is known here is better than nothing.
+        """Return the members to a host that is about to join: the newest list available within ``CONFIRM_S``."""
+        # Without a quorum, the list known here is better than nothing.
         with contextlib.suppress(TimeoutError, errors.StatusError):
             if self._responder.node.leader != NONE:
                 async with asyncio.timeout(CONFIRM_S):
@@ -112,7 +112,7 @@ class ClusterService:
         return self._changed(rpc_pb2.MemberAddResponse(member=member, members=members))
 
     def _new_id(self, urls: tuple[str, ...]) -> int:
-        """Return an id that no member has had: etcd's, of the URLs and the second, but without the token."""
+        """Return a new member id: etcd's, derived from the URLs and the time in seconds, but without the token."""
         removed, now_s = self._responder.applier.membership.removed, int(time.time())
         # A member removed and added again within a second gets the id of the next second; etcd refuses it.
         ids = (cluster_id.member_id(urls, "", second) for second in itertools.count(now_s))
@@ -124,11 +124,11 @@ class ClusterService:
 
     async def _member_update(self, request: rpc_pb2.MemberUpdateRequest, call: UnaryCall) -> bytes:
         if request.ID not in self._responder.applier.membership.members:
-            await self._responder.node.confirm_read()  # another member may have added it just now
+            await self._responder.node.confirm_read()  # another member may just have added it
             if request.ID not in self._responder.applier.membership.members:
                 raise errors.MemberNotFoundError
         _checked_urls(request.peerURLs)
-        # In the order in which they were given: etcd keeps it here.
+        # In the given order, which etcd keeps here.
         urls = tuple(url.strip() for url in request.peerURLs)
         members = await self._changes.update(request.ID, urls, call.caller)
         return self._changed(rpc_pb2.MemberUpdateResponse(members=members))
@@ -161,15 +161,15 @@ class ClusterService:
 
 
 URLS_MAX: Final = 64
-"""Peer URLs of a member: 20,000 were checked, compared and written in one turn of 0.2 s on each member."""
+"""Peer URLs per member. Checking, comparing and writing 20,000 took one turn of 0.2 s on each member."""
 
 
 def _checked_urls(urls: Any) -> tuple[str, ...]:
-    """Return peer URLs sorted, as ids are made of them.
+    """Return peer URLs sorted, as ids are derived from them.
 
     Raises:
-        BadMemberURLsError: there are none, or too many, or one is malformed. (etcd takes any URL in an update; its
-            members then end with a panic.)
+        BadMemberURLsError: there are none, or too many, or one is malformed. (etcd accepts any URL in an update; its
+            members then panic.)
     """
     if len(urls) > URLS_MAX or any("," in url for url in urls):
         raise errors.BadMemberURLsError

@@ -1,8 +1,9 @@
-"""Txns of so many operations that to parse them would hold the loop up: they are refused by their bytes.
+"""Refuses transactions with so many operations that parsing them would block the loop, by counting bytes.
 
-An empty operation is two bytes, so a request of 2 MiB has a million of them, and a parser makes an object of each:
-57 ms of operations, 84 ms of compares, to parse and to free, in one turn. Here they are counted as they stand, at most
-``FIELDS_MAX`` of them, before parsing: 10 to 39 ms (medians of 7). A smaller byte bound would refuse honest requests.
+An empty operation is two bytes, so a request of 2 MiB may have a million of them, and a parser makes an object of each.
+Parsing and freeing them takes 57 ms for operations and 84 ms for compares, in one turn. Here at most ``FIELDS_MAX``
+fields are counted in the raw bytes, before parsing: 10 to 39 ms (medians of 7). A lower limit on bytes would refuse
+honest requests.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from raftkv.rpc.server.router import Kind
 from raftkv.server.services.responder import fail
 
 COUNTED_BYTES: Final = 16 * 1024
-"""Smaller requests are parsed in less than a millisecond."""
+"""Smaller requests are not counted: they are parsed in less than a millisecond."""
 
 _TXN: Final = SERVICES["etcdserverpb.KV"]["Txn"].path
 _VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _OPERATIONS: Final = frozenset((2 << 3 | _LENGTH, 3 << 3 | _LENGTH))
-"""Tags of ``TxnRequest.success`` and ``failure``; a compare has nothing in it."""
+"""Tags of ``TxnRequest.success`` and ``failure``. A compare contains no operations."""
 _TXNS: Final = frozenset((4 << 3 | _LENGTH,))
 """The tag of ``RequestOp.request_txn``."""
 
 FIELDS_MAX: Final = 2 * OPERATIONS_TOTAL_MAX + 1024
-"""Each operation is a field, and has one."""
+"""Each operation is a field, and contains one."""
 
 SMALL_BYTES: Final = 128
-"""The length of a smaller field is one byte."""
+"""The length of a field below this size takes one byte."""
 
 
 def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the handler of a method, which for ``Txn`` looks at large requests first (``rpc.server.router.Around``).
+    """Return the wrapper of a handler. For ``Txn`` it counts the operations of large requests (``router.Around``).
 
     Arguments:
-        path: of the method.
+        path: method path.
         kind: how the handler is called.
         handler: takes the call and the bytes of its request.
     """
@@ -56,13 +57,13 @@ def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., 
 
 
 def has_too_many_operations(data: bytes) -> bool:
-    """Return whether a txn has more fields than all of its operations may have, those of nested txns included.
+    """Return whether a transaction, including nested ones, has more fields than its operations may have.
 
-    Bytes that are no message are left to the parser, which refuses them; a group, which these messages never have, is
-    refused here.
+    Malformed bytes are left to the parser, which refuses them. Groups, which these messages never have, are refused
+    here.
 
     Arguments:
-        data: a serialized ``TxnRequest``.
+        data: serialized ``TxnRequest``.
     """
     left = FIELDS_MAX
     parts = [(0, len(data), _OPERATIONS)]
@@ -72,10 +73,10 @@ def has_too_many_operations(data: bytes) -> bool:
             left -= 1
             tag, start = data[at], at + 2
             if tag & 0x87 == _LENGTH and start <= end and data[at + 1] < 0x80:
-                # Nearly every field: three times as fast as the general way.
+                # Nearly every field: three times as fast as the general case.
                 after = start + data[at + 1]
             elif tag & 0x87 == _LENGTH and start < end and 0 < data[start] < 0x80:
-                # As much where the length has two bytes, or three: txns nested in each other have no others.
+                # The same for lengths of two or three bytes: nested transactions have only these.
                 after = start + 1 + (data[at + 1] & 0x7F | data[start] << 7)
                 start += 1
             elif tag & 0x87 == _LENGTH and start + 1 < end and data[start] >= 0x80 and 0 < data[start + 1] < 0x80:
@@ -83,7 +84,7 @@ def has_too_many_operations(data: bytes) -> bool:
                 start += 2
             else:
                 tag, start, after = _field(data, at, end)
-                if after - at < SMALL_BYTES:  # written longer than need be: it takes four times as long
+                if after - at < SMALL_BYTES:  # an encoding longer than needed takes four times as long
                     left -= 3
             if after > end:
                 return False
@@ -98,7 +99,7 @@ def has_too_many_operations(data: bytes) -> bool:
 
 
 def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """The tag of the field at ``at``, where its content begins, and where the next begins (not later: it is none)."""
+    """Return the tag, content start and end of the field at ``at``; an end not above ``at``: it is malformed."""
     tag, start = _varint(data, at, end)
     kind = tag & 7
     if kind == _LENGTH:
@@ -112,7 +113,7 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the number at ``at`` and where it ends; 0, 0: there is none."""
+    """Return the number at ``at`` and its end; 0, 0: it is malformed."""
     value = shift = 0
     for position in range(at, min(end, at + 10)):
         octet = data[position]

@@ -40,5 +40,5 @@ def _check(call: UnaryCall, data: bytes) -> None:
 async def _watch(call: StreamCall) -> None:
     known = not parse_or_raise(health_pb2.HealthCheckRequest, await call.receive()).service
     await call.send(_SERVING if known else _UNKNOWN)
-    # The status never changes while the server runs; the stream lasts until one end leaves.
+    # The status never changes while the server runs; the stream ends when the client leaves or the server stops.
     await asyncio.get_running_loop().create_future()

@@ -1,8 +1,8 @@
-"""The KV service: reads, writes, txns, compaction.
+"""The KV service: reads, writes, transactions, compaction.
 
-Owns the way of a request through this member: parsed and checked, then proposed (writes) or confirmed with the leader
-(linearizable reads) or answered at once (serializable reads). Handlers are plain callbacks, without a task each; the
-object that waits for the outcome holds the call and answers it.
+Owns the path of a request through this member: it is parsed and checked, then proposed (writes), confirmed with the
+leader (linearizable reads) or answered at once (serializable reads). Handlers are plain callbacks, without a task per
+call; the object that waits for the outcome holds the call and answers it.
 
     Put -> check -> node.submit(bytes) ... entry applied -> PendingWrite.finish -> header + body -> call.reply
 """
@@ -31,18 +31,18 @@ _METHODS: Final = SERVICES["etcdserverpb.KV"]
 
 KEYS_AT_ONCE: Final = 128
 BYTES_AT_ONCE: Final = 512 * 1024
-"""Intervals of more keys, or with larger values, are read in slices."""
+"""Ranges with more keys, or with larger values, are read in slices."""
 KEYS_OF_TXN_AT_ONCE: Final = 8
-"""Txns of ranges that look at more keys are read in slices: each value may be as large as a request."""
+"""Read-only transactions over more keys are read in slices: each value may be as large as a request."""
 TXN_BYTES_AT_ONCE: Final = 8 * 1024
-"""Larger txns are checked in slices: there may be a thousand operations in so many bytes, which takes 3 ms."""
+"""Larger transactions are checked in slices: 8 KiB may have a thousand operations, which take 3 ms."""
 LARGE_BYTES: Final = 64 * 1024
 S_PER_BYTE: Final = 1e-9
-"""About the time that reading a large value takes: many large ones are not answered in one pass of the loop."""
+"""Approximate time for reading a byte of a large value, so that many large values are not read in one loop pass."""
 
 
 class _PendingCompaction(PendingWrite):
-    """Answers a physical compaction when the old revisions are gone from the disk."""
+    """Answers a physical compaction once the old revisions are deleted from the disk."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class KVService:
     """Handlers of etcdserverpb.KV.
 
     Arguments:
-        responder: the member's shared parts.
+        responder: shared parts of the member.
         txn_operations_max: etcd's max-txn-ops.
     """
 
@@ -79,7 +79,7 @@ class KVService:
         server.unary(_METHODS["Compact"].path, self.compact)
 
     def range(self, call: UnaryCall, data: bytes) -> None:
-        """Read an interval, here or confirmed with the leader."""
+        """Read a range from this member, confirmed with the leader if the read is linearizable."""
         get = wire.decode_get(data)
         if get is not None:
             self._read(call, get, get.serializable, self._serve_get)
@@ -89,7 +89,7 @@ class KVService:
             self._read(call, request, request.serializable, self._serve_range)
 
     def _read(self, call: UnaryCall, request: Any, serializable: bool, serve: Callable[[UnaryCall, Any], None]) -> None:
-        """Serve a read as soon as this member is recent enough for it."""
+        """Serve a read as soon as this member is recent enough."""
         try:
             staleness_s_max = self._admission.check_bounded_read(call, serializable, request)
             if serializable and staleness_s_max is None:
@@ -157,13 +157,13 @@ class KVService:
             self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, request))
 
     def delete_range(self, call: UnaryCall, data: bytes) -> None:
-        """Delete an interval."""
+        """Delete a range."""
         request = parse(call, rpc_pb2.DeleteRangeRequest, data, check.check_delete_range)
         if request is not None:
             self._responder.propose(call, Kind.DELETE_RANGE, data, PendingWrite(self._responder, call, request))
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
-        """Compare and write; a txn of ranges alone stays out of the log."""
+        """Compare and write; a read-only transaction is not logged."""
         decoded = wire.decode_txn(data, self._txn_operations_max)
         if decoded is not None and decoded.writes:
             self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, decoded))
@@ -183,7 +183,7 @@ class KVService:
         self._responder.check_in_slices(call, partial(self._check_and_take_txn, call, data, request))
 
     def _check_and_take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> Work[None]:
-        """Take a txn that is large, or has compares on intervals, once it is checked."""
+        """Check a transaction that is large or compares ranges, then execute it."""
         if call.cancelled:
             return
         intervals = yield from check.check_txn_in_pieces(request, self._txn_operations_max)
@@ -193,7 +193,7 @@ class KVService:
             self._take_txn(call, data, request)
 
     def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> None:
-        """Propose a txn that is checked, or read what it asks for."""
+        """Propose a checked transaction, or execute it as a read."""
         if not txn.is_readonly(request):
             self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
             return
@@ -224,7 +224,7 @@ class KVService:
         self._responder.reply(call, outcome.revision, outcome.body)
 
     def _txn_size(self, request: rpc_pb2.TxnRequest) -> int:
-        """About the keys that a txn of ranges looks at."""
+        """Return about how many keys a read-only transaction reads."""
         known_count = self._store.known_count
         size = sum(known_count(compare.key, compare.range_end) for compare in request.compare)
         for operations in (request.success, request.failure):
@@ -233,7 +233,7 @@ class KVService:
         return size
 
     def compact(self, call: UnaryCall, data: bytes) -> None:
-        """Discard history."""
+        """Compact the history up to a revision."""
         request = parse(call, rpc_pb2.CompactionRequest, data)
         if request is not None:
             waiter = _PendingCompaction if request.physical else PendingWrite

@@ -1,7 +1,7 @@
-"""KV.RangeStream: a range in chunks, so that neither side holds a large answer whole.
+"""KV.RangeStream: a range in chunks, so that neither side holds a large answer in one piece.
 
-The revision is pinned by the first chunk; header, more and count come with the last one, so that merging all chunks
-gives the response of Range. Chunks grow and shrink towards ``max-request-bytes``, as in etcd 3.7.
+The first chunk fixes the revision. Header, more and count come with the last chunk, so merging all chunks gives the
+response of Range. Chunk sizes are adjusted towards ``max-request-bytes``, as in etcd 3.7.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RangeStreamService:
     """Handler of KV.RangeStream.
 
     Arguments:
-        responder: the member's shared parts.
-        chunk_bytes: size that chunks aim at.
+        responder: shared parts of the member.
+        chunk_bytes: target size of chunks.
     """
 
     def __init__(self, responder: Responder, chunk_bytes: int) -> None:
@@ -41,11 +41,11 @@ class RangeStreamService:
         self._chunk_bytes = chunk_bytes
 
     def register(self, server: Server) -> None:
-        """Serve it."""
+        """Register the handler."""
         server.stream(_PATH, self.range_stream)
 
     async def range_stream(self, call: StreamCall) -> None:
-        """Read an interval in chunks."""
+        """Read a range in chunks."""
         request = parse_or_raise(rpc_pb2.RangeRequest, await call.receive())
         with refusals(self._responder.node):
             await self._serve(call, request)
@@ -58,7 +58,7 @@ class RangeStreamService:
             await self._responder.node.confirm_read(staleness_s_max)
         slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)
         revision, header_revision, count = await slices.result(partial(self._count, request), size, queue_of_call(call))
-        # Of the revision that all of it is read at: what comes later is as old.
+        # All chunks are read at this revision, so one check here covers those that are read later.
         self._responder.check_on(call, lambda rights, caller: rights.check_read(caller, request.key, request.range_end))
         limit = request.limit if 0 < request.limit < count else count
         kvs: list[bytes] = []
@@ -69,10 +69,10 @@ class RangeStreamService:
         await call.send(wire.field(1, header + wire.range_body(kvs, more, count)))
 
     def _count(self, request: rpc_pb2.RangeRequest) -> Work[tuple[int, int, int]]:
-        """The revision to read at, that of the store, and how many keys there are."""
+        """Return the revision to read at, the revision of the store, and the number of keys."""
 
         def read(view: PinnedView) -> Work[tuple[int, int, int]]:
-            # The present is that of the view: at an older revision, keys are counted by a walk.
+            # The view has the current revision. At an older revision, counting walks over the keys.
             revision = request.revision if request.revision > 0 else view.revision
             selection = Selection(count_only=True)
             _, found = yield from collect(view.select(request.key, request.range_end, selection, revision=revision))
@@ -83,7 +83,7 @@ class RangeStreamService:
     async def _send_all_but_last(
         self, call: StreamCall, request: rpc_pb2.RangeRequest, revision: int, limit: int
     ) -> list[bytes]:
-        """Send ``limit`` keys as of one revision in chunks; the last chunk, which closes the answer, is returned."""
+        """Send ``limit`` keys of one revision in chunks. Returns the last chunk, which ends the answer."""
         key, keys_max = request.key, FIRST_CHUNK_KEYS
         while True:
             selection = Selection(limit=min(keys_max, limit), keys_only=request.keys_only, counts=False)
@@ -98,9 +98,9 @@ class RangeStreamService:
             keys_max = keys_max * 2 if len(chunk) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
 
     def _page(self, key: bytes, range_end: bytes, selection: Selection, revision: int) -> Work[list[bytes]]:
-        """The next keys, until there are enough or they are large.
+        """Return the next keys, until there are enough or they are large.
 
-        Nothing is pinned between two pages: who reads slowly keeps no history, and fails when it is compacted.
+        Nothing is pinned between two pages: a slow reader keeps no history, and fails when its revision is compacted.
         """
 
         def read(view: PinnedView) -> Work[list[bytes]]:

@@ -1,10 +1,10 @@
-"""The common part of a member's services: how a request is parsed, refused, proposed and answered.
+"""The common part of a member's services: parsing, refusing, proposing and answering requests.
 
     request = parse(call, rpc_pb2.PutRequest, data)          # None: the call was refused
     responder.propose(call, Kind.PUT, data, PendingWrite(responder, call, request))
     node.read(PendingRead(call, request, serve))             # serve(call, request), when this member is recent enough
 
-Callbacks answer their call with ``fail``; coroutines raise, within ``refusals()``. Leaves out what requests mean.
+Callbacks refuse a call with ``fail``; coroutines raise, within ``refusals()``. Leaves out the meaning of requests.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from raftkv.rpc.status import RpcError
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[Any, UnaryCall], Awaitable[bytes | list[bytes]]]
-"""Returns the response to a request that was let in, or raises its refusal."""
+"""Returns the response to an admitted request, or raises its refusal."""
 
 SLOW_READ_S: Final = 1.0
-"""For a read that takes longer, from its turn to its answer, the log says whose it was."""
+"""A read that takes longer, from its start to its answer, is logged with its identity."""
 
 SMALL_ANSWER_BYTES: Final = 1024 * 1024
-"""An answer that is being put together is not given up below this size for what others take."""
+"""An answer below this size is built to its end, however much memory other answers take."""
 
 
 class PendingWrite(Waiter):
@@ -61,11 +61,11 @@ class PendingWrite(Waiter):
 
     @property
     def is_over(self) -> bool:
-        """Whether its client has left: of thousands that leave together, each turn lets some go."""
+        """Whether the client has left: if thousands leave together, each turn drops some."""
         return self.call.cancelled
 
     def has_room(self, size_bytes: int) -> bool:
-        """Count what the answer takes; False once it would not be taken in the end, or the client is gone."""
+        """Count bytes of the answer; False if the answer would be refused in the end, or the client has left."""
         growth = self._growth
         if growth is None:
             growth = self._growth = self.service.growth(self.call)
@@ -78,12 +78,12 @@ class PendingWrite(Waiter):
         return self._refusal is None and not self.call.cancelled
 
     def finish(self, outcome: Outcome) -> None:
-        """Reply, or refuse as applying refused."""
+        """Reply, or refuse with the error of apply."""
         self._end_growth()
         if outcome.error is not None:
             fail(self.call, outcome.error)
         elif self._refusal is not None:
-            # It was done all the same; only the answer is too large.
+            # The request was applied all the same; only the answer is too large.
             self.call.fail_with(self._refusal)
         elif outcome.unanswered is not None:
             fail(self.call, outcome.unanswered)
@@ -93,7 +93,7 @@ class PendingWrite(Waiter):
             self.service.reply_many(self.call, outcome.revision, outcome.pieces)
 
     def fail(self, error: errors.StatusError) -> None:
-        """Answer that no outcome will come."""
+        """Fail the call: no outcome will come."""
         self._end_growth()
         fail(self.call, error)
 
@@ -102,7 +102,7 @@ class PendingWrite(Waiter):
             self._growth.end()
 
     def cancel(self) -> None:
-        """The client is gone: forget the proposal if it is not under way yet."""
+        """Withdraw the proposal, unless it is in progress: the client has left."""
         self.service.node.withdraw(self.request_id)
 
 
@@ -118,24 +118,24 @@ class PendingRead:
 
     @property
     def is_over(self) -> bool:
-        """Return whether its client does not wait any more."""
+        """Whether the client no longer waits."""
         return self.call.cancelled
 
     def ready(self) -> None:
-        """Serve it."""
+        """Serve the read."""
         self.execute(self.call, self.request)
 
     def fail(self, error: errors.StatusError) -> None:
-        """Answer that it cannot be served."""
+        """Fail the call: the read cannot be served."""
         fail(self.call, error)
 
 
 def fail(call: UnaryCall, error: errors.StatusError) -> None:
-    """Answer with an error's own code and text.
+    """Answer with the code and text of an error.
 
     Arguments:
-        call: to be answered.
-        error: has both.
+        call: call to answer.
+        error: error of the request.
     """
     if error.trailers:
         call.fail(error.code, str(error), trailers=error.trailers)
@@ -144,12 +144,12 @@ def fail(call: UnaryCall, error: errors.StatusError) -> None:
 
 
 def parse(call: UnaryCall, message: type[Any], data: bytes, check: Callable[[Any], object] | None = None) -> Any | None:
-    """Return the request, or None after the call was refused, because its bytes are none or a check refused it.
+    """Return the request, or None after the call was refused because of malformed bytes or a failed check.
 
     Arguments:
-        call: to be refused.
+        call: call to answer.
         message: type of the request.
-        data: its bytes.
+        data: serialized request.
         check: raises StatusError for a request that can never be done.
     """
     try:
@@ -166,14 +166,14 @@ def parse(call: UnaryCall, message: type[Any], data: bytes, check: Callable[[Any
 
 
 class Growth:
-    """Counts what an answer takes while it is put together, and gives it up when it would not be taken in the end.
+    """Counts the memory of an answer while it is built, and stops building one that would be refused in the end.
 
     Arguments:
-        call: whose answer it is.
-        all_bytes: what all answers of the member take that are being put together, in one cell.
+        call: call to answer.
+        all_bytes: total of all answers of the member that are being built, in a list of one element.
 
     Attributes:
-        held_bytes: what it takes.
+        held_bytes: memory of this answer.
     """
 
     __slots__ = ("_all_bytes", "_call", "held_bytes")
@@ -184,14 +184,14 @@ class Growth:
         self.held_bytes = 0
 
     def __call__(self, size_bytes: int) -> None:
-        """Note so many bytes more. Raises RpcError when it is too much."""
+        """Count more bytes. Raises RpcError if they are too many."""
         self.held_bytes += size_bytes
         self._all_bytes[0] += size_bytes
         if self.held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
             raise RpcError(errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
 
     def end(self) -> None:
-        """The answer is made, or given up."""
+        """Stop counting: the answer is complete or dropped."""
         self._all_bytes[0] -= self.held_bytes
         self.held_bytes = 0
 
@@ -204,13 +204,13 @@ class Responder:
     """Proposes, reads and answers for the services of one member.
 
     Arguments:
-        node, applier: of the member.
-        header: makes the header of responses.
-        admission: refuses what this member cannot take.
-        check_capable: refuses what needs a version that not all members run.
+        node, applier: node and applier of the member.
+        header: encodes the header of responses.
+        admission: refuses requests that this member cannot take.
+        check_capable: refuses requests that need a version which not all members run.
 
     Attributes:
-        caller_of: finds out once more who makes a call; raises for a token that has ended.
+        caller_of: determines the current caller of a call; raises if its token has ended.
     """
 
     def __init__(
@@ -232,14 +232,14 @@ class Responder:
         self._growing_bytes = [0]
 
     def check_again(self, call: ServerCall, check: Callable[[Rights, Caller | None], None]) -> None:
-        """Refuse a read that waited, if users or rights have changed since its call was let in and forbid it now.
+        """Check a waiting read again: users or rights may have changed since it was admitted, and may forbid it now.
 
         Arguments:
-            call: to be answered.
-            check: asks the rights of a caller.
+            call: call to answer.
+            check: checks the rights of a caller.
 
         Raises:
-            StatusError: as of ``Rights``; the token has ended.
+            StatusError: as in ``Rights``, or the token has ended.
         """
         auth = self.auth
         if auth.is_enabled and (call.caller is None or call.caller.auth_revision != auth.revision):
@@ -247,13 +247,13 @@ class Responder:
             check(self.applier.rights, call.caller)
 
     def check_on(self, call: ServerCall, check: Callable[[Rights, Caller | None], None]) -> None:
-        """Refuse to go on with a call that lasts, by the users and roles of now.
+        """Refuse to continue a long call, by the current users and roles.
 
-        Where very many calls last, some time passes before all are looked at (``server/auth/guard``). As there, a
-        signed token that is older than a change of users goes on.
+        If there are very many long calls, some time passes before all have been checked (``server/auth/guard``). As
+        there, a signed token that is older than a change of users may continue.
 
         Arguments:
-            call, check: as of ``check_again``. Raises as it.
+            call, check: as in ``check_again``. Raises as it does.
         """
         if not self.auth.is_enabled:
             return
@@ -263,34 +263,34 @@ class Responder:
             check(self.applier.rights, None if caller is None else Caller(caller.user, revision))
 
     def revision(self) -> int:
-        """Current revision of the store."""
+        """Return the current revision of the store."""
         return self.applier.store.revision
 
     def present_header(self) -> bytes:
-        """Return the header of a response about this moment."""
+        """Return the header of a response with the current revision."""
         return self.header.encode(self.applier.store.revision, self.node.term)
 
     def reply(self, call: UnaryCall, revision: int, body: bytes = b"") -> None:
         """Answer with a header and a body.
 
         Arguments:
-            call: to be answered.
-            revision: for the header.
-            body: the rest of the response.
+            call: call to answer.
+            revision: revision for the header.
+            body: rest of the response.
         """
         call.reply(self.header.encode(revision, self.node.term) + body)
 
     def growth(self, call: UnaryCall) -> Growth:
-        """Return what counts the bytes of an answer that is being put together."""
+        """Return the counter for the bytes of an answer that is being built."""
         return Growth(call, self._growing_bytes)
 
     def reply_many(self, call: UnaryCall, revision: int, pieces: Sequence[bytes]) -> None:
         """Answer with a header and a body in pieces.
 
         Arguments:
-            call: to be answered.
-            revision: for the header.
-            pieces: of the body, in order.
+            call: call to answer.
+            revision: revision for the header.
+            pieces: pieces of the body, in order.
         """
         throttle = self.admission.throttle
         if throttle is not None:
@@ -304,14 +304,14 @@ class Responder:
         size: int,
         check: Callable[[Rights, Caller | None], None],
     ) -> None:
-        """Answer a call with what a long read finds in the present, however long it takes.
+        """Answer a call with the result of a long read of the current state, however long it takes.
 
         Arguments:
-            call: to be answered.
-            read: begins it on a view of the present; calls ``grow`` with the bytes that it gathers, and keeps these in
+            call: call to answer.
+            read: starts the read on a pinned view; calls ``grow`` with the bytes that it collects, and keeps these in
                 the list ``body``.
-            size: about how many keys it looks at.
-            check: asks the rights of a caller, when the read begins: it may have waited, and the present have changed.
+            size: approximate number of keys to read.
+            check: checks the rights of a caller when the read starts: it may have waited, and the state have changed.
         """
 
         def work() -> Work[None]:
@@ -320,12 +320,12 @@ class Responder:
             self.check_again(call, check)
             growth, body, began_s = self.growth(call), list[bytes](), perf_counter()
             try:
-                # A lambda: the compiled generator needs a function within it, or cannot be closed once it has ended.
+                # A lambda, since the compiled generator needs an inner function, or cannot be closed after its end.
                 revision, pieces = yield from hold(
                     self.applier.store.pin, lambda view: read(view, grow=growth, body=body)
                 )
             except BaseException:
-                # It is given up, or its caller has gone.
+                # The read was stopped, or its caller has left.
                 if growth.held_bytes > wire.DROPPED_BYTES:
                     self.slices.run(partial(wire.drop, body), _cannot_be, 0, queue_of_call(call))
                 raise
@@ -346,24 +346,24 @@ class Responder:
             call.on_cancel(job.cancel)
 
     def check_in_slices(self, call: UnaryCall, check: Callable[[], Work[None]]) -> None:
-        """Check a request for as long as it takes, and go on with it, or answer why not.
+        """Check a request, however long it takes, and continue with it, or answer why not.
 
         Arguments:
-            call: to be answered.
-            check: begins it; nothing may be written before its last piece.
+            call: call to answer.
+            check: starts the check; must not write before its last piece.
         """
         job = self.slices.run(check, partial(self.refuse_read, call), 0, queue_of_call(call))
         if not job.is_over:
             call.on_cancel(job.cancel)
 
     def refuse_read(self, call: UnaryCall, error: Exception) -> None:
-        """Answer a read that failed: as it says; what is to be done about damage that it found is not its business.
+        """Answer a read that failed. Damage that it found is reported to the node.
 
-        A read changes nothing, so an unforeseen failure is this request's alone.
+        A read changes nothing, so an unexpected failure affects only this request.
 
         Arguments:
-            call: to be answered.
-            error: what ended the read.
+            call: call to answer.
+            error: error that ended the read.
         """
         if isinstance(error, errors.StatusError):
             fail(call, error)
@@ -382,18 +382,18 @@ class Responder:
             _log.error("a read failed", exc_info=error)
 
     async def propose_versioned(self, kind: int, request: Any, caller: Caller | None, identity: Identity) -> Outcome:
-        """Put a request into the log, in an entry of a kind that not every version knows.
+        """Propose an entry of a kind that not every version knows.
 
         Arguments:
-            kind: of the entry.
-            request: its message.
-            caller, identity: whose it is.
+            kind: kind of the entry.
+            request: message of the entry.
+            caller, identity: caller and identity of the request.
 
         Returns:
-            Its outcome, which is no refusal.
+            The outcome; never a refusal.
 
         Raises:
-            StatusError: not all members are known to run a version that knows it, or it was refused.
+            StatusError: some member may run a version that does not know the kind, or the request was refused.
         """
         self._check_capable(FIRST_KNOWN_IN[kind])
         body = versioned(kind, request.SerializeToString())
@@ -402,11 +402,11 @@ class Responder:
         return outcome
 
     def serve(self, server: Server, method: Method, handler: Handler, *, confirms: bool = False) -> None:
-        """Serve a method by a coroutine: its request is parsed, a learner refuses it, and refusals are raised.
+        """Serve a method with a coroutine: the request is parsed, a learner refuses it, and raised refusals are sent.
 
         Arguments:
-            server: of the client ports.
-            method: of the wire contract.
+            server: server of the client ports.
+            method: method of the wire contract.
             handler: ``await handler(request, call)`` returns the response.
             confirms: whether the state must be as recent as the call.
         """
@@ -422,16 +422,16 @@ class Responder:
         server.unary_async(method.path, handle)
 
     def answer(self, response: Any) -> bytes:
-        """Return a response about this moment, with its header."""
+        """Return a serialized response with the current header."""
         body: bytes = response.SerializeToString()
         return self.present_header() + body
 
     def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
-        """Put a request into the log, or answer why not.
+        """Propose a request, or answer why not.
 
         Arguments:
-            call: to be answered.
-            kind, data: the request.
+            call: call to answer.
+            kind, data: kind and bytes of the request.
             waiter: answers the call with the outcome.
         """
         try:

@@ -1,11 +1,11 @@
-"""Keep-alives that wait for an answer: those of a client's stream, and those that another member passed on.
+"""Keep-alives that wait for an answer: those of a client's stream, and those forwarded by another member.
 
-A stream has no task that waits for each message: requests are handed to a callback, and all answers that a turn has
-for a stream leave in one write.
+A stream needs no task that waits for each message: requests are passed to a callback, and all answers of a turn for a
+stream leave in one write.
 
     bytes of a request -> KeepAliveStream.receive -> lessor.keep_alive -> answer -> end of the turn: flush
 
-Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a request mean (``service``).
+Leaves out: how a keep-alive is answered (``lessor``), and how requests are parsed (``lease``).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 _pack: Final = PREFIX.pack
 UNANSWERED_MAX: Final = 100_000
-"""Keep-alives that one stream may have under way."""
+"""Unanswered keep-alives of one stream."""
 
 WAITING_MAX: Final = 200_000
-"""Keep-alives of one identity that wait for the leader or for an entry of the log, 210 bytes each; all identities
-together have a seventh more."""
+"""Keep-alives of one identity that wait for the leader or for an entry of the log, 210 bytes each. Another seventh is
+for all other identities together."""
 
 UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Answers that may wait for a client that does not read."""
+"""Answers that may wait for a client that does not read, in bytes."""
 
 
 class _ClientKeepAlive(PendingKeepAlive):
@@ -50,10 +50,10 @@ class _ClientKeepAlive(PendingKeepAlive):
         self.stream = stream
         self.head = head
         self.auth_revision = stream.auth_revision
-        """Revision of the users and roles by which it was let in."""
+        """Revision of the users and roles under which it was admitted."""
 
     def refusal(self) -> errors.StatusError | None:
-        """Check it again if users or roles have changed."""
+        """Check the right again if users or roles have changed."""
         revision = self.stream.auth_revision
         if self.auth_revision == revision:
             return None
@@ -74,8 +74,8 @@ class KeepAliveStream:
     """One client's stream of keep-alives.
 
     Arguments:
-        service: knows requests, and renews leases.
-        call: the RPC, which this is the listener of.
+        service: parses requests, and renews leases.
+        call: stream that this object listens to.
     """
 
     def __init__(self, service: LeaseService, call: ListenedCall) -> None:
@@ -90,12 +90,12 @@ class KeepAliveStream:
 
     @property
     def auth_revision(self) -> int:
-        """Return the revision of users and roles; 0: users are not asked for."""
+        """Return the revision of users and roles; 0: authentication is off."""
         return self._auth.revision if self._auth.is_enabled else 0
 
     def refusal(self, lease_id: int) -> errors.StatusError | None:
-        """Return why a lease may not be kept alive by now; None: it may."""
-        if self._call.done:  # and what the client has shown is known no more
+        """Return why a lease may no longer be kept alive; None: it may."""
+        if self._call.done:  # and the client's credential is gone
             return errors.PermissionDeniedError()
         try:
             left = self._service.check_lease(self._call, lease_id)
@@ -107,7 +107,7 @@ class KeepAliveStream:
         """Take one request.
 
         Raises:
-            RpcError: the bytes are no request, or this one is too many.
+            RpcError: the bytes are not a request, or too many requests are unanswered.
         """
         if self._unanswered >= UNANSWERED_MAX:
             raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
@@ -125,7 +125,7 @@ class KeepAliveStream:
         if self._ended:
             return
         service = self._service
-        # The header says how things stood before the renewal, as etcd's does.
+        # The header has the state before the renewal, as etcd's does.
         head = service.header() + id_field
         ttl_s = service.renew_at_once(lease_id)
         if ttl_s:
@@ -140,7 +140,7 @@ class KeepAliveStream:
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
     def _check_lease(self, lease_id: int) -> Left:
-        if self._call.done:  # and what the client has shown is known no more
+        if self._call.done:  # and the client's credential is gone
             return None
         try:
             return self._service.check_lease(self._call, lease_id)
@@ -148,33 +148,33 @@ class KeepAliveStream:
             raise RpcError(error.code, str(error)) from None
 
     def settled(self) -> None:
-        """Note that a keep-alive waits no more."""
+        """Note that a keep-alive no longer waits."""
         self._service.waiting.give_back(self._identity, 1)
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """Note that a keep-alive is about to be answered.
 
         Arguments:
-            lease_id, ttl_s: as answered.
-            grace_ms: as asked for, in milliseconds.
+            lease_id, ttl_s: values of the answer.
+            grace_ms: requested grace in milliseconds.
         """
         if not self._ended:
             self._service.graces.answered(self, lease_id, grace_ms, ttl_s, self._call.caller)
 
     def released(self) -> None:
-        """The call is over, in any way. A client that had sent all before it left is not missed."""
+        """End: the call is over. The grace does not begin if the client had sent all its requests before it left."""
         self._ended = True
         self._service.leader_guard.forget(self._call)
         self._service.graces.stream_ended(self, severed=self._call.severed and not self._half_closed)
 
     def answer(self, message: bytes) -> None:
-        """Queue one response; it leaves at the end of the turn."""
+        """Queue one response, which leaves at the end of the turn."""
         if not self._out:
             self._service.cork.touch(self)
         self._out.append(_pack(0, len(message)) + message)
 
     def flush(self) -> None:
-        """Send what the turn has gathered."""
+        """Send the responses of this turn."""
         out, self._out = self._out, []
         if not out:
             return
@@ -189,7 +189,7 @@ class KeepAliveStream:
             self._call.fail_with(RpcError(errors.RESOURCE_EXHAUSTED, text))
 
     def fail(self, error: errors.StatusError) -> None:
-        """End the stream: what one request met, the others would meet too."""
+        """End the stream: the other requests would fail for the same reason."""
         if self._ended:
             return
         self.flush()
@@ -197,18 +197,18 @@ class KeepAliveStream:
         self._call.fail_with(RpcError(error.code, str(error)))
 
     def half_closed(self) -> None:
-        """The client has said all."""
+        """Note that the client sends no more requests."""
         self._half_closed = True
         if not self._unanswered:
             self._call.finish()
 
 
 class MemberBatch:
-    """Keep-alives that another member passed on: answered together.
+    """Keep-alives forwarded by another member, which are answered together.
 
     Arguments:
-        lease_ids: in the order of the request.
-        refusal: returns why they may not be renewed by now; None: they may.
+        lease_ids: leases in the order of the request.
+        refusal: returns why they may no longer be renewed; None: they may.
     """
 
     def __init__(
@@ -224,22 +224,22 @@ class MemberBatch:
         self._unanswered = len(lease_ids)
 
     def answer(self, position: int, ttl_s: int) -> None:
-        """Note the answer to one of them; all are answered with the last."""
+        """Store the answer to one of them; the batch is answered with the last."""
         self._ttls[position] = ttl_s
         self._unanswered -= 1
         if not self._unanswered and not self.answered.done():
-            self.pending = []  # each of which holds this
+            self.pending = []  # they refer to this batch
             self.answered.set_result(self._ttls)
 
     def fail(self, error: errors.StatusError) -> None:
-        """Fail all of them: what one met, the others would meet too."""
+        """Fail all of them: the others would fail for the same reason."""
         if not self.answered.done():
             self.pending = []
             self.answered.set_exception(error)
 
 
 class _MemberKeepAlive(PendingKeepAlive):
-    """One keep-alive that another member passed on."""
+    """One keep-alive forwarded by another member."""
 
     __slots__ = ("batch", "position")
 

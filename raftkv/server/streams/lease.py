@@ -1,12 +1,12 @@
 """The Lease service: grant, revoke, keep alive, time to live, leases.
 
-Owns the way of a request through this member, and what other members may ask of it while it leads (``for_members``);
-the lessor does the work.
+Owns the path of a request through this member, and the requests that other members send it while it leads
+(``for_members``); the lessor does the work.
 
     grant, revoke        through the log, like any write
-    keep alive           ``keep_alives``: one callback a message, no task
-    time to live         the leader's answer, wherever the client is connected
-    leases               what is applied here
+    keep alive           ``keep_alives``: one callback per message, no task
+    time to live         answered by the leader, wherever the client is connected
+    leases               from the state applied here
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from raftkv.server.streams.keep_alives import WAITING_MAX, KeepAliveStream, Memb
 
 T = TypeVar("T", bound=Any)
 LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]
-"""Does what only the leader can: from the request to the pieces of the response."""
+"""Does work that only the leader can do. Returns the pieces of the response."""
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
 LEASES_PER_PIECE: Final = 64
-"""Leases of a list that are looked at between two pauses: 1 ms."""
+"""Leases of a list that are checked between two pauses: 1 ms."""
 KNOWN_MAX: Final = 100_000
-"""Requests whose meaning is remembered: a client sends the same few bytes again and again."""
+"""Parsed requests that are remembered: a client sends the same few bytes again and again."""
 
 KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
-"""An id, and a grace of up to months, each behind its tag: what an ordinary request has."""
+"""Size of an ordinary request: an id, and a grace of up to months, each with its tag."""
 
 
 class _Keys(list[bytes]):
-    """The keys of a lease, shared by all who ask for them at one revision: a million take 16 ms to list."""
+    """The keys of a lease, shared by all requests for them at one revision: listing a million takes 16 ms."""
 
 
 class LeaseService:
-    """Handlers of etcdserverpb.Lease, and of what other members pass on.
+    """Handlers of etcdserverpb.Lease, and of requests that other members forward.
 
     Arguments:
-        responder: the member's shared parts.
-        lessor: of the member.
-        guard: ends streams that insist on a leader.
+        responder: shared parts of the member.
+        lessor: lessor of the member.
+        guard: ends streams that require a leader.
         cork: flushes streams at the end of a turn.
-        live: whether a client may keep a lease alive; None: callers are not authenticated.
+        live: checks whether a client may keep a lease alive; None: callers are not authenticated.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LeaseService:
         self._listed_at = -1
 
     def register(self, server: Server) -> None:
-        """Serve clients."""
+        """Register the handlers for clients."""
         server.unary(_METHODS["LeaseGrant"].path, self.grant)
         server.unary(_METHODS["LeaseRevoke"].path, self.revoke)
         self._responder.serve(server, _METHODS["LeaseTimeToLive"], self.time_to_live)
@@ -104,8 +104,8 @@ class LeaseService:
         """Grant a lease.
 
         Arguments:
-            call: to be answered.
-            data: a LeaseGrantRequest.
+            call: call to answer.
+            data: serialized LeaseGrantRequest.
         """
         asked = parse(call, rpc_pb2.LeaseGrantRequest, data)
         if asked is None:
@@ -124,8 +124,8 @@ class LeaseService:
         """End a lease and delete its keys.
 
         Arguments:
-            call: to be answered.
-            data: a LeaseRevokeRequest.
+            call: call to answer.
+            data: serialized LeaseRevokeRequest.
         """
         request = parse(call, rpc_pb2.LeaseRevokeRequest, data)
         if request is not None:
@@ -134,20 +134,20 @@ class LeaseService:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     async def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest, call: UnaryCall) -> list[bytes]:
-        """Return how long a lease has left, and its keys, as the leader sees it."""
+        """Return the remaining time of a lease, and its keys, as known to the leader."""
         encode = _lease_key
         if self.auth.is_enabled:
             rights, caller = self._responder.applier.rights, self._responder.caller_of(call)
             encode = partial(_readable_key, rights, caller)
         pieces = await self._time_left(request, encode, queue_of_call(call))
         if self.auth.is_enabled:
-            if encode is _lease_key:  # users were not asked for when the call came
+            if encode is _lease_key:  # authentication was off when the call came
                 raise errors.AuthOldRevisionError
             self._responder.applier.rights.check_user(self._responder.caller_of(call))
         return [self.header(), *pieces]
 
     async def leases(self, _request: rpc_pb2.LeaseLeasesRequest, call: UnaryCall) -> list[bytes]:
-        """Return the ids of all leases, as this member knows them, the first to end first."""
+        """Return the ids of all leases known to this member, the first to end first."""
         times = self._lessor.times
         ends: Iterable[tuple[float, int]] = times.ends()
         if self.auth.is_enabled:
@@ -159,13 +159,13 @@ class LeaseService:
     def when_checked(
         self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None], queue: Identity
     ) -> None:
-        """Do what is left of a check.
+        """Do the rest of a check.
 
         Arguments:
             left: the rest.
             done: called at its end.
             failed: called with the refusal instead.
-            queue: of the caller (``rpc/shares``).
+            queue: queue of the caller (``rpc/shares``).
         """
 
         def work() -> Work[None]:
@@ -186,9 +186,9 @@ class LeaseService:
         *,
         is_local: bool = True,
     ) -> list[bytes]:
-        """The pieces of a response without its header.
+        """Return the pieces of a response without its header.
 
-        The keys of a lease may be very many, and calls for them too: they are looked at when it is a call's turn.
+        A lease may have very many keys, and there may be many calls for them: they are listed when a call's turn comes.
         """
         found = await self._lessor.time_to_live(request, is_local=is_local)
         if isinstance(found, bytes):
@@ -204,7 +204,7 @@ class LeaseService:
         return await self._responder.slices.result(work, size, queue)
 
     async def _checked_keys(self, found: bytes, encode: Callable[[bytes], bytes], queue: Identity) -> list[bytes]:
-        """The pieces of the leader's response, whose keys are checked by users and roles no older than it is."""
+        """Return the pieces of the leader's response, with its keys checked by users and roles at least as recent."""
         await self._responder.node.confirm_read()
         response = rpc_pb2.LeaseTimeToLiveResponse.FromString(found)
         keys = list(response.keys)
@@ -226,10 +226,10 @@ class LeaseService:
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
     def keep_alives(self, call: ListenedCall) -> None:
-        """Renew leases until the client has said all.
+        """Renew leases until the client has sent all its requests.
 
         Arguments:
-            call: to be listened to.
+            call: stream of keep-alives.
         """
         try:
             self._admission.check_read(call, serializable=False)
@@ -239,14 +239,14 @@ class LeaseService:
         call.listen(KeepAliveStream(self, call))
 
     def check_lease(self, call: ServerCall, lease_id: int) -> Left:
-        """Refuse to keep a lease alive where users are asked for. Raises StatusError; returns what is left to check."""
+        """Check whether a client may keep a lease alive. Returns the rest of the check; raises StatusError."""
         return None if self._live is None else self._live.of(call).check_lease(lease_id)
 
     def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
-        """Lease id of a request, the field of the response that repeats it, and the grace that it asks for.
+        """Return the lease id of a request, the response field that repeats it, and the requested grace.
 
         Raises:
-            RpcError: the bytes are no request.
+            RpcError: the bytes are not a request.
         """
         request = parse_or_raise(rpc_pb2.LeaseKeepAliveRequest, data)
         parsed = request.ID, integer(2, request.ID), request.disconnect_grace_ms
@@ -259,7 +259,7 @@ class LeaseService:
     # -- for other members -------------------------------------------------------------------------------------------
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
-        """Return what other members may ask this one while it leads: handlers by path, for the peer port."""
+        """Return the handlers, by path, of requests from other members to the leader, for the peer port."""
         handlers: dict[Method, LeaderHandler] = {
             RENEW: self._renew,
             TIME_TO_LIVE: self._time_to_live,
@@ -271,7 +271,7 @@ class LeaseService:
         auth = self.auth
 
         def refusal() -> errors.StatusError | None:
-            """Leave it to the sender, once it knows the users and roles of now, whether its clients still may."""
+            """Leave the decision to the sender, once it knows the current users and roles."""
             is_old = not request.asks_users or request.auth_revision < auth.revision
             return errors.AuthOldRevisionError() if auth.is_enabled and request.auth_revision and is_old else None
 
@@ -286,7 +286,7 @@ class LeaseService:
     async def _shorten(self, request: raft_pb2.LeaseShortenRequest) -> list[bytes]:
         now = self._loop.time()
         named = zip(request.users, request.auth_revisions, strict=False)
-        # A member of an earlier version names no users. A user without a name would be a member.
+        # A member of an earlier version names no users. An empty user name would stand for a member.
         callers = chain((Caller(user, revision) if user else None for user, revision in named), repeat(None))
         lost = [
             ConnectionLost(lease_id, grace_ms / 1000, now - age_us / 1_000_000, caller)
@@ -305,12 +305,12 @@ async def _handle(method: Method, handler: LeaderHandler, data: bytes, _call: Un
 
 
 def _listed(head: bytes, items: Iterable[T], encode: Callable[[T], bytes]) -> Work[list[bytes]]:
-    """Put a response with a list of any length together, with pauses.
+    """Build a response with a list of any length, with pauses.
 
     Arguments:
-        head: the response without the list.
-        items: the list, in any order.
-        encode: makes an element of the response's field of an item.
+        head: response without the list.
+        items: items in any order.
+        encode: returns the response field of one item.
     """
     ordered = yield from in_order(items)
     return [head, *(yield from encoded(ordered, encode))]
@@ -329,7 +329,7 @@ def _lease_key(key: bytes) -> bytes:
 def _readable(
     rights: Rights, caller: Caller | None, ends: Iterable[tuple[float, int]]
 ) -> Work[list[tuple[float, int]]]:
-    """The ends of leases, with pauses, for a caller that may read all keys of all of them: else it sees none."""
+    """Return the ends of leases, with pauses, if the caller may read the keys of all leases; raises otherwise."""
     seen: list[tuple[float, int]] = []
     for end in ends:
         left = rights.check_lease(caller, end[1], write=False)
@@ -346,6 +346,6 @@ def _report(error: Exception) -> None:
 
 
 def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:
-    """Return the same, if the caller may read the key: it may have been attached since the call was let in."""
+    """Return the encoded key, if the caller may read it: it may have been attached after the call was admitted."""
     rights.check_read(caller, key, b"")
     return _lease_key(key)

@@ -1,8 +1,8 @@
-"""The Watch RPC: one stream of requests in, one of responses out, any number of watchers on it.
+"""The Watch RPC: one stream of requests in, one of responses out, with any number of watchers.
 
-Owns time: when the hub's work for watchers that are behind is done (never more than half of the loop's time), and when
-progress notifications are due. A client that half-closes keeps its watchers, as in etcd: the stream ends when the
-client cancels it, when the connection goes, or when it insists on a leader and there is none.
+Owns timing: when the hub works for watchers that are behind (never more than half of the loop's time), and when
+progress notifications are due. A client that half-closes keeps its watchers, as in etcd. The stream ends when the
+client cancels it, when the connection is lost, or when the client requires a leader and there is none.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from raftkv.server.auth.guard import LiveCalls
 
 _PATH: Final = SERVICES["etcdserverpb.Watch"]["Watch"].path
 REQUESTS_PER_PASS: Final = 200
-"""Requests that all watch streams together may make in one pass of the loop; more wait, unread."""
+"""Requests that all watch streams together may make in one pass of the loop; further ones wait, unread."""
 BYTES_AS_A_REQUEST: Final = 8 * 1024
-"""A request counts as one more for so many bytes: to parse 2 MB of numbers takes 10 ms."""
+"""A request counts as one more for each 8 KiB: parsing 2 MB of numbers takes 10 ms."""
 PROGRESS_JITTER: Final = 0.1
 PROGRESS_DEFAULT_S: Final = 600.0
 PROGRESS_MIN_S: Final = 0.1
 
 
 OnRefused = Callable[[StreamCall, bytes, bytes, str], None]
-"""Gets the call, the interval's key and end, and why it is refused."""
+"""Takes the call, the key and end of the range, and the reason of the refusal."""
 
 
 class WatchService:
     """Handler of etcdserverpb.Watch.
 
     Arguments:
-        hub: of the member.
+        hub: watch hub of the member.
         admission: checks the metadata of the call.
-        guard: ends streams that insist on a leader.
-        live: what a client may watch, and that it may no more; None: callers are not authenticated.
+        guard: ends streams that require a leader.
+        live: checks whether clients may begin and continue to watch; None: callers are not authenticated.
         fragment_bytes: size above which responses are split for watchers that allow it.
         progress_interval_s: time between progress notifications.
-        on_refused: hears of intervals that a client may not watch; its stream goes on.
+        on_refused: called for ranges that a client may not watch; its stream continues.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class WatchService:
         if live is not None:
             live.on_changed.append(hub.rights_changed)
         self._fragment_bytes = fragment_bytes
-        # As etcd: zero is the default, and no client needs more than ten a second.
+        # As in etcd: zero means the default, and no client needs more than ten a second.
         self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
         self._loop = asyncio.get_running_loop()
         self._requests = Limiter(REQUESTS_PER_PASS)
-        """Streams that have a request for a later pass: there may be 60,000."""
+        """Streams with a request for a later pass: there may be 60,000."""
 
     def register(self, server: Server) -> None:
-        """Serve it."""
+        """Register the handler."""
         server.stream(_PATH, self.watch)
 
     async def watch(self, call: StreamCall) -> None:
@@ -113,7 +113,7 @@ class WatchService:
         return noted
 
     def _limited(self, call: StreamCall, refusal: Refusal) -> Refusal:
-        """Refuse also what an operator's limits do not allow."""
+        """Also apply the operator's limits."""
 
         def limited(key: bytes, range_end: bytes) -> str:
             reason, throttle = refusal(key, range_end), self._admission.throttle
@@ -141,7 +141,7 @@ class WatchService:
         return stream
 
     async def _receive(self, call: StreamCall, stream: WatchStream, end: asyncio.Future[None]) -> None:
-        """Take the client's requests: many fit in what a pass of the loop receives, so it takes only some of them."""
+        """Take the client's requests, a limited number per pass of the loop: one pass may receive many."""
         try:
             while (data := await call.receive()) is not None:
                 weight = 1 + len(data) // BYTES_AS_A_REQUEST

@@ -1,11 +1,12 @@
-"""Certificates, keys and lists of revoked certificates as files: whether they can be read, and when they end.
+"""Files of certificates, keys and revocation lists: whether they can be read, and when they expire.
 
 Revocation lists are those of ``--client-crl-file`` and ``--peer-crl-file``: one PEM file with any number of lists, or
-one list in DER. A certificate is revoked when a list of its issuer has its serial number; every certificate of a chain
-is looked at. A list is checked against its authority when it is read. An overdue list still holds for what it names, as
-in etcd, and ``warn`` says that it is overdue.
+one list in DER. A certificate is revoked if a list of its issuer has its serial number; every certificate of a chain is
+checked. The signature of a list is checked when the list is loaded. An overdue list is still used, as in etcd, and
+``warn`` logs that it is overdue.
 
-Certificates and lists that end soon are logged at each start, reload and day, and exported as metrics.
+Certificates and lists that expire soon are logged at each start, at each reload and once a day, and exported as
+metrics.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """Turn every refusal of cryptography to decode something in the block into ValueError.
+    """Turn every decoding error of cryptography within the block into ValueError.
 
-    It decodes a field when it is read, and some of its refusals are plain ``Exception`` (``InvalidVersion``).
+    cryptography decodes a field when it is read, and some of its errors are plain ``Exception`` (``InvalidVersion``).
 
     Raises:
-        ValueError: with what cryptography says.
+        ValueError: with cryptography's text.
     """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -56,14 +57,14 @@ _OTHERS_READ: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 def is_open_to_others(path: str) -> bool:
-    """Tell whether others than its owner may read a private key, by the mode of its file.
+    """Return whether other users may read a private key, by the permissions of its file.
 
-    A group may read root's, as where the system keeps keys for its services; a file without a readable mode counts as
-    closed. A key that others may read is used, with a line in the log: etcd takes it, and volumes of secrets have mode
-    0644 unless configured otherwise. ``--secure`` does not start with one.
+    A group may read root's keys, since some systems share keys with services this way. A file whose permissions cannot
+    be read counts as closed. A key that others may read is used, with a line in the log: etcd accepts it, and secret
+    volumes have mode 0644 by default. ``--secure`` does not start with such a key.
 
     Arguments:
-        path: of the key.
+        path: path of the key.
     """
     try:
         found = os.stat(path)
@@ -80,11 +81,11 @@ class Revocations:
     """Revoked certificates, by issuer and serial number.
 
     Arguments:
-        path: of the file with the lists.
+        path: file of the lists.
         trusted_ca_file: authorities, in PEM.
 
     Attributes:
-        next_update_s: when the first of the lists ought to be renewed, Unix time; None: none says.
+        next_update_s: when the first of the lists should be renewed, in Unix time; None: no list says.
 
     Raises:
         ConfigError: the file cannot be read, or a list in it is forged or damaged.
@@ -110,13 +111,13 @@ class Revocations:
         self.next_update_s = min((date.timestamp() for date in dates if date is not None), default=None)
 
     def revoked(self, tls: ssl.SSLObject) -> str:
-        """Return the serial number (hexadecimal) of a certificate of the other end that is revoked; empty: none is.
+        """Return the serial number (hexadecimal) of a revoked certificate of the peer; empty: none is revoked.
 
         Arguments:
-            tls: of a finished handshake.
+            tls: TLS object of a finished handshake.
 
         Raises:
-            ValueError: a certificate cannot be decoded: OpenSSL takes more than cryptography does.
+            ValueError: a certificate cannot be decoded: OpenSSL accepts more than cryptography does.
         """
         from cryptography import x509
 
@@ -129,10 +130,10 @@ class Revocations:
 
 
 def chain_of(tls: ssl.SSLObject) -> list[bytes]:
-    """Return the certificates of the other end in DER, its own first; empty: it has shown none.
+    """Return the peer's certificates in DER, its own first; empty: it has shown none.
 
     Arguments:
-        tls: of a finished handshake.
+        tls: TLS object of a finished handshake.
     """
     if hasattr(tls, "get_verified_chain"):  # from Python 3.13 on
         chain: list[bytes] = tls.get_verified_chain()
@@ -148,7 +149,7 @@ def authorities_of(path: str) -> frozenset[bytes]:
     """Return the certificates of a PEM file in DER.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the file cannot be decoded.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -169,7 +170,7 @@ def _parts(data: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """One list, decoded whole: cryptography decodes a field when it is read, so any of them could raise later."""
+    """One list, decoded completely: cryptography decodes a field when it is read, so later reads could raise."""
 
     signed: x509.CertificateRevocationList
     issuer: x509.Name
@@ -186,7 +187,7 @@ def _decoded(data: bytes) -> _List:
 
 
 def _check(found: _List, known: list[x509.Certificate], path: str) -> None:
-    """Refuse a list that says to be of a known authority, and is not."""
+    """Refuse a list that names a known authority as its issuer but was not signed by it."""
     from cryptography.exceptions import InvalidSignature
 
     for authority in known:
@@ -202,17 +203,17 @@ def _check(found: _List, known: list[x509.Certificate], path: str) -> None:
 
 
 WARNING_S: Final = 30 * 86_400.0
-"""Certificates are warned of so long before their end."""
+"""How long before their expiry certificates are logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a certificate, an authority or a list of revoked certificates.
+    """The expiry of a certificate, an authority or a revocation list.
 
     Attributes:
-        what: in words.
-        path: of the file.
-        time_s: Unix time.
+        what: description of the item.
+        path: path of the file.
+        time_s: Unix time of the expiry.
     """
 
     what: str
@@ -221,11 +222,11 @@ class End:
 
 
 def ends_of(files: TLSFiles, revocations: Revocations | None) -> dict[str, End]:
-    """Return what ends when, by use; of several certificates of a file the first to end.
+    """Return the expiries by use; of several certificates in a file, the earliest.
 
     Arguments:
-        files: that have been loaded already.
-        revocations: of ``files.crl_file``.
+        files: files that have been loaded before.
+        revocations: revocations in ``files.crl_file``.
     """
     named = {
         "server": ("certificate", files.cert_file),
@@ -250,10 +251,10 @@ def _end_of(path: str) -> float:
 
 
 def warn(ends: Mapping[str, End]) -> None:
-    """Log what ends within ``WARNING_S``.
+    """Log what expires within ``WARNING_S``.
 
     Arguments:
-        ends: by use.
+        ends: expiries by use.
     """
     now_s = time.time()
     for end in dict.fromkeys(ends.values()):

@@ -2,11 +2,11 @@
 
 Invariants:
 
-1. An authority implies verification: where one is configured, or ``client_cert_auth`` is on, every client shows a
-   certificate of it. Nothing in between exists, so a certificate that a connection has is always a verified one.
-2. A configured authority is the only one: the system's are trusted where none is configured, and by those that
-   connect alone.
-3. No session is resumed: every connection is verified by the certificates of its moment.
+1. A configured authority implies verification: if there is one, or ``client_cert_auth`` is on, every client must show a
+   certificate of it. There is nothing in between, so the certificate of a connection is always a verified one.
+2. A configured authority is the only one. The system's authorities are trusted only if none is configured, and only for
+   outgoing connections.
+3. Sessions are not resumed: every connection is verified with the current certificates.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from raftkv.rpc.tls import CLIENT_PROTOCOLS, SERVER_PROTOCOLS
 
 # -- ciphers --------------------------------------------------------------------------------------------------------
 #
-# Cipher suites by the names that Go and etcd use, and what OpenSSL calls them. Those of TLS 1.3 cannot be chosen, there
-# as here: all of them are always on, and naming them changes nothing. Suites that Go lists as insecure are refused.
+# Cipher suites by the names of Go and etcd, and OpenSSL's names for them. Suites of TLS 1.3 cannot be chosen, as in Go:
+# all of them are always on, and naming them has no effect. Suites that Go lists as insecure are refused.
 
 _TLS_1_3: Final = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
 _TLS_1_2: Final = {
@@ -59,13 +59,13 @@ _INSECURE: Final = frozenset(
 
 
 def openssl_names(suites: Iterable[str]) -> list[str]:
-    """Return OpenSSL's names of the suites up to TLS 1.2 among these; empty if all are of TLS 1.3.
+    """Return OpenSSL's names of the given suites up to TLS 1.2; empty if all are TLS 1.3 suites.
 
     Arguments:
         suites: Go's names.
 
     Raises:
-        ConfigError: a name that is not known, or is of a suite that is not safe.
+        ConfigError: a name is unknown, or its suite is not safe.
     """
     found = []
     for name in suites:
@@ -83,7 +83,7 @@ _VERSIONS: Final = {"TLS1.2": ssl.TLSVersion.TLSv1_2, "TLS1.3": ssl.TLSVersion.T
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """TLS settings of every connection, begun by either side.
+    """TLS settings of every connection, incoming or outgoing.
 
     Attributes:
         min_version, max_version: TLS1.2 or TLS1.3; no maximum if empty.
@@ -96,14 +96,14 @@ class Rules:
 
 
 def server_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
-    """Make a context for listening.
+    """Create a context for listening.
 
     Arguments:
-        files: certificates; there is one to show.
-        rules: of the member.
+        files: certificate files; there must be a certificate to show.
+        rules: TLS rules of the member.
 
     Raises:
-        ConfigError: a file cannot be read or used; one line for the user.
+        ConfigError: a file cannot be read or used; a one-line message for the user.
     """
     context = _new(ssl.PROTOCOL_TLS_SERVER, rules, SERVER_PROTOCOLS)
     context.num_tickets = 0
@@ -116,19 +116,19 @@ def server_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
 
 
 def client_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
-    """Make a context for connecting. Whom it connects to must show a certificate for the name that it was asked for.
+    """Create a context for connecting. The server must show a certificate for the name that the client connects to.
 
     Arguments:
-        files: certificates.
-        rules: of the member.
+        files: certificate files.
+        rules: TLS rules of the member.
 
     Raises:
-        ConfigError: as ``server_context``.
+        ConfigError: as in ``server_context``.
     """
     context = _new(ssl.PROTOCOL_TLS_CLIENT, rules, CLIENT_PROTOCOLS)
     context.hostname_checks_common_name = False
     if files.self_signed:
-        # The authority of a certificate that its member made for itself is unknown to others.
+        # A self-signed certificate has no authority that others know.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif files.trusted_ca_file:
@@ -147,7 +147,7 @@ def _new(protocol: int, rules: Rules, alpn: tuple[str, ...]) -> ssl.SSLContext:
     if rules.max_version:
         context.maximum_version = _VERSIONS[rules.max_version]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    # As in Go, every certificate in the file of authorities is one, an intermediate one too.
+    # As in Go, every certificate in the file of authorities is trusted, even an intermediate one.
     context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
     if rules.cipher_suites:
         _choose_suites(context, rules)

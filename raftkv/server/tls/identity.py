@@ -1,11 +1,11 @@
-"""Whose certificate it is: the names in it, and whether they are let in.
+"""Names in certificates, and whether their owners are admitted.
 
     names = names_of(connection.getpeercert())
     names.fit("db1.example.org")
 
-Owns etcd's rules for peers: a certificate names the address that the connection comes from, or (here) the host of a
-member's peer URL, so that a certificate of the right authority for another purpose does not make a member. It leaves
-out whether the certificate is valid, which OpenSSL has said before.
+Owns etcd's rules for peers: a certificate must name the address that the connection comes from, or (in raftkv) the host
+of a member's peer URL, so a certificate of the same authority for another purpose does not admit its owner as a member.
+Leaves out the validity of certificates, which OpenSSL has checked before.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.tls import RefusedPeerError, common_name_of
 
 NAMES_RESOLVED_MAX: Final = 16
-"""Names of a certificate that are looked up to find the address of a peer among theirs."""
+"""Names of a certificate that are resolved to compare a peer's address with."""
 RESOLVE_TIMEOUT_S: Final = 2.0
 
 Hosts = Callable[[], Collection[str]]
-"""Hosts of the peer URLs of all members, as they are now."""
+"""Returns the current hosts of the peer URLs of all members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Names:
     addresses: tuple[str, ...]
 
     def fit(self, host: str) -> bool:
-        """Return whether the certificate is one for a host (name or IP address)."""
+        """Return whether the certificate names a host (name or IP address)."""
         address = _address(host)
         if address:
             return address in self.addresses
@@ -53,17 +53,17 @@ class Names:
 
 
 def names_of(certificate: Mapping[str, Any]) -> Names:
-    """Return the names in a certificate, as ``ssl`` decodes it. The common name is none of them."""
+    """Return the alternative names in a certificate, as ``ssl`` decodes it, without its common name."""
     found = certificate.get("subjectAltName", ())
     dns = tuple(value.lower().rstrip(".") for kind, value in found if kind == "DNS")
     return Names(dns, tuple(_address(value) for kind, value in found if kind == "IP Address"))
 
 
 def check_allowed(certificate: Mapping[str, Any], files: TLSFiles) -> None:
-    """Check a certificate against the names that the flags allow; none given: all are.
+    """Check a certificate against the names allowed by flags; without these flags all names are allowed.
 
     Raises:
-        RefusedPeerError: it has none of them.
+        RefusedPeerError: it has none of the allowed names.
     """
     if files.allowed_cn and common_name_of(certificate) not in files.allowed_cn:
         raise RefusedPeerError(f"common name {common_name_of(certificate)!r} is not an allowed one")
@@ -72,15 +72,15 @@ def check_allowed(certificate: Mapping[str, Any], files: TLSFiles) -> None:
 
 
 async def check_peer(certificate: Mapping[str, Any], address: str, hosts: Collection[str]) -> None:
-    """Check that a certificate is a member's: it names where the connection comes from, or a member's host.
+    """Check that a certificate is a member's: it must name the peer's address, or a member's host.
 
     Arguments:
-        certificate: as ``ssl`` decodes it.
-        address: ``host:port`` of the other end.
-        hosts: of the members' peer URLs.
+        certificate: certificate as ``ssl`` decodes it.
+        address: ``host:port`` of the peer.
+        hosts: hosts of the members' peer URLs.
 
     Raises:
-        RefusedPeerError: it is not.
+        RefusedPeerError: the certificate is not a member's.
     """
     names = names_of(certificate)
     remote = _address(address.rpartition(":")[0])
@@ -93,7 +93,7 @@ async def check_peer(certificate: Mapping[str, Any], address: str, hosts: Collec
 
 
 def hosts_of(member: rpc_pb2.Member) -> set[str]:
-    """Return the hosts of a member's peer URLs; URLs that cannot be read have none."""
+    """Return the hosts of a member's peer URLs; malformed URLs are skipped."""
     hosts: set[str] = set()
     for url in member.peerURLs:
         with contextlib.suppress(ConfigError, ValueError):
@@ -103,17 +103,18 @@ def hosts_of(member: rpc_pb2.Member) -> set[str]:
 
 
 def check_sender(certificate: Mapping[str, Any] | None, sender: int, hosts: Mapping[int, Collection[str]]) -> None:
-    """Check that a certificate is not that of another member than the one it is shown for.
+    """Check that a member does not show the certificate of another member.
 
-    One for all members is, and so is one that names none of them (it fits the address, or names are not compared).
+    A certificate shared by all members passes. So does one that names no member, if it fits the address or names are
+    not compared.
 
     Arguments:
-        certificate: verified; None: none was asked for.
-        sender: id of the member that its owner says to be.
-        hosts: of the members' peer URLs, by id.
+        certificate: verified certificate; None: none was required.
+        sender: id of the member that the peer claims to be.
+        hosts: hosts of the members' peer URLs, by id.
 
     Raises:
-        RefusedPeerError: it names other members only.
+        RefusedPeerError: the certificate names only other members.
     """
     own = hosts.get(sender)
     if certificate is None or own is None:
@@ -127,7 +128,7 @@ def check_sender(certificate: Mapping[str, Any] | None, sender: int, hosts: Mapp
 
 
 async def _resolve_to(dns: Collection[str], remote: str) -> bool:
-    """Whether one of the names belongs to an address, as the resolver says: forwards, or backwards for wildcards."""
+    """Return whether one of the names resolves to an address, or for wildcards, whether the address has such a name."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
@@ -143,7 +144,7 @@ async def _resolve_to(dns: Collection[str], remote: str) -> bool:
 
 
 def _address(host: str) -> str:
-    """Return an IP address in its one spelling; empty: it is none."""
+    """Return an IP address in canonical form; empty: it is not one."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

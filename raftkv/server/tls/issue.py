@@ -1,10 +1,10 @@
-"""New certificates: of an authority, of what it signs, and of members that sign their own.
+"""Creates certificates: of authorities, signed by authorities, and self-signed ones of members.
 
     authority = Authority.make("raftkv ca", days=3650)
     member = authority.issue("a", hosts=["10.0.0.1", "a.example.org"], days=365)
     write_pair(member, Path("a.crt"), Path("a.key"))
 
-Keys are of elliptic curves (P-256), in files that their owner alone may read. Nothing is ever written over.
+Keys are elliptic curve keys (P-256), in files that only their owner may read. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OTHER_USES: Final = (
     *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
 )
 _BACKDATED: Final = datetime.timedelta(minutes=5)
-"""How much earlier a certificate begins than it was made: clocks differ."""
+"""How much before its creation a certificate becomes valid: clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Pair:
     """A certificate and its key.
 
     Attributes:
-        certificate: of whom.
+        certificate: the certificate.
         key: its private key.
     """
 
@@ -55,12 +55,12 @@ class Pair:
 
     @property
     def certificate_pem(self) -> bytes:
-        """The certificate as its file has it."""
+        """The certificate in PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """The key as its file has it, not encrypted."""
+        """The key in PEM, not encrypted."""
         return self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -68,21 +68,21 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The authority that signs.
+    """An authority that signs certificates.
 
     Attributes:
-        pair: its certificate and key.
+        pair: certificate and key of the authority.
     """
 
     pair: Pair
 
     @classmethod
     def make(cls, name: str, days: int) -> Authority:
-        """Make a new one.
+        """Create a new authority.
 
         Arguments:
             name: common name.
-            days: that it is valid.
+            days: validity in days.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(name, None, key, days, is_authority=True)
@@ -91,10 +91,10 @@ class Authority:
 
     @classmethod
     def load(cls, certificate: Path, key: Path) -> Authority:
-        """Read one from its files.
+        """Read an authority from its files.
 
         Raises:
-            ConfigError: they are none.
+            ConfigError: the files are not an authority.
         """
         try:
             loaded = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -111,10 +111,10 @@ class Authority:
         """Sign a new certificate.
 
         Arguments:
-            name: common name; of a client the user that it is.
-            days: that it is valid, but never longer than the authority.
-            hosts: names and addresses at which it is reached.
-            purposes: ``SERVER`` where it is shown to clients, ``CLIENT`` where it is shown to servers.
+            name: common name; for a client certificate, the name of its user.
+            days: validity in days, limited by that of the authority.
+            hosts: names and addresses of the server.
+            purposes: ``SERVER`` to be shown to clients, ``CLIENT`` to be shown to servers.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self.pair.certificate
@@ -127,11 +127,11 @@ class Authority:
 
 
 def self_signed(hosts: Sequence[str], days: int) -> Pair:
-    """Make a certificate that its own key has signed: it encrypts, and proves nothing.
+    """Create a self-signed certificate: it allows encryption, and proves nothing.
 
     Arguments:
         hosts: names and addresses of the server.
-        days: that it is valid.
+        days: validity in days.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder("raftkv", None, key, days).add_extension(_purposes((SERVER, CLIENT)), critical=False)
@@ -140,15 +140,15 @@ def self_signed(hosts: Sequence[str], days: int) -> Pair:
 
 
 def with_self_signed(config: ServerConfig) -> ServerConfig:
-    """Return the settings with the certificates that ``--auto-tls`` and ``--peer-auto-tls`` ask for, made if missing.
+    """Return the settings with the certificates of ``--auto-tls`` and ``--peer-auto-tls``, created if missing.
 
-    As in etcd they lie in ``fixtures`` below the data directory, and stay. Ones that have expired are made again.
+    As in etcd they are stored in ``fixtures`` below the data directory, and kept. Expired ones are replaced.
 
     Arguments:
-        config: of the member.
+        config: settings of the member.
 
     Raises:
-        ConfigError, StorageError: they cannot be written.
+        ConfigError, StorageError: the files cannot be written.
     """
     client, peer = config.client_tls, config.peer_tls
     if client.self_signed:
@@ -186,32 +186,32 @@ def _hosts(*urls: Iterable[str]) -> list[str]:
 
 
 def write_pair(pair: Pair, certificate: Path, key: Path) -> None:
-    """Write both files, readable by their owner alone, and durable.
+    """Write both files durably, readable only by their owner.
 
     Arguments:
-        pair: what to write.
-        certificate, key: where to; nothing is there yet.
+        pair: certificate and key.
+        certificate, key: paths of the files, which must not exist.
 
     Raises:
-        ConfigError: something is there, or cannot be written.
+        ConfigError: a file exists, or cannot be written.
     """
     write_new(key, pair.key_pem)
     try:
         write_new(certificate, pair.certificate_pem)
     except ConfigError:
-        key.unlink(missing_ok=True)  # it belongs to nothing, and would be in the way
+        key.unlink(missing_ok=True)  # a key without a certificate would only be in the way
         raise
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet.
+    """Write a file that does not exist yet.
 
     Arguments:
-        path: of the file.
-        data: its contents.
+        path: path of the file.
+        data: contents of the file.
 
     Raises:
-        ConfigError: it is there, or cannot be written.
+        ConfigError: the file exists, or cannot be written.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -231,19 +231,19 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def private_directory(path: str | Path) -> Path:
-    """Make a directory that only its owner may use, and those above it; return where it is."""
+    """Create a directory that only its owner may use, with its parents; return its path."""
     return Path(ensure_private_directory(path))
 
 
 def name_directory(made: Path, path: Path) -> None:
-    """Give a directory of new files its name, durably.
+    """Rename a directory of new files durably.
 
     Arguments:
-        made: the directory.
-        path: its name; nothing is there yet.
+        made: current path of the directory.
+        path: new path, which must not exist.
 
     Raises:
-        ConfigError: it cannot have that name.
+        ConfigError: the directory cannot be renamed.
     """
     try:
         made.rename(path)
@@ -253,13 +253,13 @@ def name_directory(made: Path, path: Path) -> None:
 
 
 def replace_files(files: Mapping[Path, bytes]) -> None:
-    """Put new files, in this order, in the places of old ones; each is the old or the new one, whole, at any moment.
+    """Replace files, in this order. At any moment each path has the whole old file or the whole new one.
 
     Arguments:
         files: contents by path.
 
     Raises:
-        ConfigError: one cannot be written.
+        ConfigError: a file cannot be written.
     """
     for path, data in files.items():
         new = path.with_name(path.name + _NEW)
@@ -278,7 +278,7 @@ def _builder(
     *,
     is_authority: bool = False,
 ) -> x509.CertificateBuilder:
-    """Begin a certificate: of whom (None: issued by itself), for how long, and whether it signs others or traffic."""
+    """Begin a certificate: for an authority or for traffic. Without an issuer it is self-signed."""
     try:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     except ValueError as error:
@@ -313,10 +313,10 @@ def _alternative_names(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """Return a name or address as a certificate has it.
+    """Return a host name or address in the form of a certificate.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the host is neither.
     """
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]").partition("%")[0]))

@@ -1,13 +1,13 @@
-"""The TLS of both kinds of ports of a member, as its settings ask for it: contexts, admission, expiry, failures.
+"""The TLS of a member's client and peer ports, according to its settings: contexts, admission, expiry, failures.
 
-OPEN CONNECTIONS of one kind of port: each ends when its certificate is revoked, or at the end of its time.
+OPEN CONNECTIONS of one kind of port: each ends when its certificate is revoked or expires.
 
-    forget = connections.add(tls, "10.0.0.7:4711", cut)     # let in a moment ago
-    connections.check_all()                                 # what is revoked or trusted has changed
-    connections.look()                                      # each second: whose time is over?
+    forget = connections.add(tls, "10.0.0.7:4711", cut)     # just admitted
+    connections.check_all()                                 # the revocation list or the authorities have changed
+    connections.look()                                      # each second: end connections with expired certificates
 
-A handshake looks at a certificate once, and a watch, a peer's stream or a pool of connections may stay open for months.
-So what a handshake would refuse now ends here. Few connections are looked at in a turn of the loop.
+A handshake checks a certificate once, but a watch, a peer's stream or a pooled connection may stay open for months. So
+this module ends connections that a handshake would refuse now. A few connections are checked per loop turn.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from raftkv.server.tls.identity import Hosts, check_allowed, check_peer, hosts_o
 _log = logging.getLogger(__name__)
 
 CHECKED_A_TURN: Final = 16
-"""Connections that a turn of the loop looks at, 0.1 ms each."""
+"""Connections checked in one loop turn, 0.1 ms each."""
 
 
 class _Open:
-    """One connection; to call it is to look at it."""
+    """One connection; calling the object checks it."""
 
     __slots__ = ("_connections", "address", "cut", "ends_at", "tls")
 
@@ -58,12 +58,12 @@ class _Open:
 
 
 class OpenConnections:
-    """Those whose other end has shown a certificate that was verified.
+    """The open connections with a verified certificate of the peer.
 
     Arguments:
-        check: raises RefusedPeerError if a certificate is not let in any more.
-        ended: told the address and the reason when a connection ends here.
-        wall_clock: Unix time in seconds.
+        check: raises RefusedPeerError if a certificate is no longer accepted.
+        ended: called with address and reason when a connection is ended here.
+        wall_clock: returns Unix time in seconds.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class OpenConnections:
         return len(self._open)
 
     def add(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
-        """Note a connection that was checked in this turn of the loop.
+        """Register a connection that was checked in this loop turn.
 
         Arguments:
-            tls, address: of the connection.
-            cut: ends it.
+            tls, address: TLS object of the connection, and address of the peer.
+            cut: ends the connection.
 
         Returns:
-            Forgets it: to be called when it has ended, for any reason.
+            A function to be called when the connection has ended, for any reason.
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
             return nothing
@@ -100,18 +100,18 @@ class OpenConnections:
         self._open.pop(opened, None)
 
     def check_all(self) -> None:
-        """End the connections that would not be let in now."""
+        """End the connections that would be refused now."""
         self._checks.begin(list(self._open))
 
     def look(self) -> None:
-        """End the connections whose certificates have ended."""
+        """End the connections whose certificates have expired."""
         now = self._wall_clock()
         if now >= self._first_end:
             self._first_end = min((opened.ends_at for opened in self._open if opened.ends_at > now), default=math.inf)
             self._checks.begin([opened for opened in self._open if opened.ends_at <= now])
 
     def check(self, opened: _Open) -> None:
-        """End a connection if it may not stay."""
+        """End a connection if its certificate is no longer accepted."""
         if opened not in self._open:
             return
         try:
@@ -131,10 +131,10 @@ class OpenConnections:
 
 
 def end_of(tls: ssl.SSLObject) -> float:
-    """Return when the first certificate of the other end's chain ends, Unix time.
+    """Return when the first certificate of the peer's chain expires, in Unix time.
 
     Arguments:
-        tls: of a finished handshake that verified the chain.
+        tls: TLS object of a finished handshake that verified the chain.
     """
     from cryptography import x509
 
@@ -142,14 +142,14 @@ def end_of(tls: ssl.SSLObject) -> float:
         with decoding():
             chain = map(x509.load_der_x509_certificate, chain_of(tls))
             return min((one.not_valid_after_utc.timestamp() for one in chain), default=math.inf)
-    except ValueError:  # OpenSSL takes more than cryptography does
+    except ValueError:  # OpenSSL accepts more than cryptography does
         own = (tls.getpeercert() or {}).get("notAfter")
         return float(ssl.cert_time_to_seconds(own)) if isinstance(own, str) else math.inf
 
 
 # -- security -------------------------------------------------------------------------------------------------------
 #
-# PortSecurity: the TLS of one port, and of the connections to other members, following the files that it is made of.
+# PortSecurity: the TLS of one kind of port, and of connections to other members. It reloads changed files.
 #
 #     security = PortSecurity("peer", config.peer_tls, rules)
 #     await server.listen(host, port, security.listening)
@@ -157,15 +157,15 @@ def end_of(tls: ssl.SSLObject) -> float:
 #
 # Invariants:
 #
-# 1. A replaced file counts from the next handshake on, without a restart: each handshake looks at the times of the
-#    files (a few microseconds). Contexts are made anew and exchanged whole.
-# 2. New files that cannot be used change nothing: the old ones stay in use, and the log has one line about it.
-#    Certificate and key are two files, so the moment between their replacements is such a case. Loading is tried again
-#    each ``RETRY_S``, because the cause may lie outside the files: they belong to another user for a moment, or the
-#    process has no descriptor left.
+# 1. A replaced file is used from the next handshake on, without a restart: each handshake checks the times of the
+#    files (a few microseconds). New contexts are created and replace the old ones as a whole.
+# 2. New files that cannot be used change nothing: the old ones stay in use, and one line is logged. This includes the
+#    moment between the replacements of the certificate and of its key, which are two files. Loading is retried every
+#    ``RETRY_S``, since the cause may be outside of the files: they may belong to another user for a moment, or the
+#    process may have no free descriptor.
 # 3. Revoked certificates are refused by all ports that listen with the same files, and by all connections that this
-#    member opens. Open connections with them end (``OpenConnections``); so do open connections whose certificate ends
-#    or whose authority is taken away.
+#    member opens. Open connections with them are ended (``OpenConnections``), and so are open connections whose
+#    certificate expires or whose authority is removed.
 
 
 RETRY_S: Final = 10.0
@@ -176,26 +176,27 @@ _ABSENT: Final = (0, 0, 0, 0)
 
 
 class PortSecurity:
-    """Certificates of one kind of port, as they are now.
+    """The current certificates of one kind of port.
 
     Arguments:
-        kind: ``client`` or ``peer``; it stands in the log and in metrics.
-        files: where they are; there is a certificate, or something to connect with.
-        rules: of the member.
-        hosts: of the members' peer URLs, for a peer port whose callers must be members; None: names are not compared.
-        clock: monotonic seconds.
-        wall_clock: Unix time in seconds.
+        kind: ``client`` or ``peer``, for the log and the metrics.
+        files: paths of the files; without a certificate to show, nothing can listen.
+        rules: TLS rules of the member.
+        hosts: returns the hosts of the members' peer URLs, for a peer port whose callers must be members; None: names
+            are not compared.
+        clock: returns monotonic seconds.
+        wall_clock: returns Unix time in seconds.
 
     Attributes:
-        listening: for listeners; None: there is no certificate to show.
-        dialing: for connecting.
-        ends: when the files' contents end, by use.
-        rejected, failed: failed handshakes that others began, and that this member began.
-        ended: connections that were open when their certificate was revoked, or ended.
-        connections: those that are open.
+        listening: security of listeners; None: there is no certificate to show.
+        dialing: security of outgoing connections.
+        ends: expiries of the files' contents, by use.
+        rejected, failed: failed handshakes begun by others, and by this member.
+        ended: connections that were open when their certificate was revoked or expired.
+        connections: open connections.
 
     Raises:
-        ConfigError: the files cannot be used as they are.
+        ConfigError: the files cannot be used.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class PortSecurity:
         self._stamp = _stamp_of(self._paths)
         self._clock = clock
         self._failure = ""
-        """Why the present files cannot be used; empty: they are in use."""
+        """Why the changed files cannot be used; empty: the current files are in use."""
         self._retry_at = 0.0
         self._load()
         self.rejected = FailureLog(f"rejected a connection from %s to a {kind} port: %s", clock)
@@ -235,12 +236,12 @@ class PortSecurity:
         revocations = Revocations(files.crl_file, files.trusted_ca_file) if files.crl_file else None
         ends = ends_of(files, revocations)
         trusted = authorities_of(files.trusted_ca_file) if files.trusted_ca_file else None
-        # All or nothing: unusable files have raised by now.
+        # All or nothing: unusable files have raised before this line.
         self.server, self._client, self.revocations, self.ends = server, client, revocations, ends
         self._trusted = trusted
 
     def refresh(self) -> None:
-        """Load the files again if one has changed; what cannot be used is logged once, and tried again later."""
+        """Reload the files if one has changed. Files that cannot be used are logged once, and tried again later."""
         stamp = _stamp_of(self._paths)
         if stamp == self._stamp and not (self._failure and self._clock() >= self._retry_at):
             return
@@ -261,16 +262,16 @@ class PortSecurity:
 
     @property
     def client(self) -> ssl.SSLContext:
-        """The context for connecting; without files it is made at first use, with the system's authorities."""
+        """The context for connecting; without files it is created at first use, with the system's authorities."""
         if self._client is None:
             self._client = client_context(self._files, self._rules)
         return self._client
 
     def check(self, tls: ssl.SSLObject) -> None:
-        """Refuse whom the lists and the allowed names do not let in.
+        """Refuse a peer by the revocation lists and the allowed names.
 
         Raises:
-            RefusedPeerError: it is not let in.
+            RefusedPeerError: the peer is refused.
         """
         if self.revocations is not None:
             try:
@@ -282,7 +283,7 @@ class PortSecurity:
         check_allowed(tls.getpeercert() or {}, self._files)
 
     def _check_open(self, tls: ssl.SSLObject) -> None:
-        """Refuse what a handshake would refuse now. Raises as ``check``."""
+        """Refuse a connection that a handshake would refuse now. Raises as ``check``."""
         self.check(tls)
         chain = chain_of(tls)
         if self._trusted is not None and len(chain) > 1 and chain[-1] not in self._trusted:
@@ -295,13 +296,13 @@ class PortSecurity:
 
 
 class Side:
-    """The security of a listener, or of the channels that show the same certificate (``rpc.tls.Security``).
+    """The security of a listener, or of channels that show the same certificate (``rpc.tls.Security``).
 
     Arguments:
-        security: of the port.
-        context: of the present files; None: there is no certificate to show.
-        failures: logs what has failed on this side.
-        hosts: see ``PortSecurity``; None: names are not compared.
+        security: security of the port.
+        context: returns the context of the current files; None: there is no certificate to show.
+        failures: logs failures of this side.
+        hosts: as in ``PortSecurity``; None: names are not compared.
     """
 
     def __init__(
@@ -318,7 +319,7 @@ class Side:
         self.opened = security.connections.add
 
     def context(self) -> ssl.SSLContext:
-        """Return the context of the files as they are now."""
+        """Return the context of the current files."""
         self._security.refresh()
         context = self._context()
         if context is None:
@@ -326,11 +327,11 @@ class Side:
         return context
 
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
-        """Refuse certificates that are revoked, or not of an allowed name, or (on a peer port) not a member's."""
+        """Refuse certificates that are revoked, have no allowed name, or (on a peer port) belong to no member."""
         self._security.check(tls)
         if self._hosts is not None:
             await check_peer(tls.getpeercert() or {}, address, self._hosts())
-            self._security.check(tls)  # names were looked up meanwhile, and the lists may be others
+            self._security.check(tls)  # the lists may have changed during the lookup of names
 
 
 def _stamp_of(paths: Iterable[str]) -> Stamp:
@@ -347,15 +348,15 @@ def _stat(path: str) -> tuple[int, int, int, int]:
 
 WARN_INTERVAL_S: Final = 86_400.0
 LOOK_INTERVAL_S: Final = 1.0
-"""Time between looks at the files and at the ends of the certificates of open connections: a few microseconds."""
+"""Time between checks of the files and of expired certificates of open connections: a few microseconds each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ports(Collector):
-    """The security of the ports for clients and for members, and what ``/metrics`` tells of it.
+    """The security of the client and peer ports, and its metrics.
 
     Attributes:
-        client, peer: their security.
+        client, peer: security of the client ports and of the peer ports.
     """
 
     client: PortSecurity
@@ -363,14 +364,14 @@ class Ports(Collector):
 
     @classmethod
     def of(cls, config: ServerConfig, hosts: Hosts | None = None) -> Ports:
-        """Make them from the settings of a member.
+        """Create them from the settings of a member.
 
         Arguments:
-            config: of the member; certificates of its own are made already (``issue.with_self_signed``).
-            hosts: of the members' peer URLs; None: nothing listens.
+            config: settings of the member; its self-signed certificates exist already (``issue.with_self_signed``).
+            hosts: returns the hosts of the members' peer URLs; None: nothing listens.
 
         Raises:
-            ConfigError: files that cannot be used; one line for the user.
+            ConfigError: files cannot be used; a one-line message for the user.
         """
         rules = rules_of(config)
         return cls(
@@ -378,7 +379,7 @@ class Ports(Collector):
         )
 
     async def watch(self) -> None:
-        """Follow the files, end connections whose certificates have ended, and warn of what ends soon, once a day."""
+        """Reload files, end connections with expired certificates, and warn once a day of certificates that expire."""
         loop = asyncio.get_running_loop()
         warn_at = loop.time()
         while True:
@@ -392,7 +393,7 @@ class Ports(Collector):
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def collect(self) -> Iterable[Metric]:
-        """Ends of certificates, and counts of handshakes that failed."""
+        """Yield expiries of certificates, and counts of failed handshakes."""
         text = "When a certificate, or a list of revoked ones, ends: seconds of Unix time."
         ends = GaugeMetricFamily("raftkv_certificate_expires_seconds", text, labels=("port", "use"))
         text = "Connections that failed over TLS: by port, and whether the other end (in) or this one (out) began."
@@ -406,7 +407,7 @@ class Ports(Collector):
 
 
 def rules_of(config: ServerConfig) -> Rules:
-    """Return what the settings of a member say of TLS on every connection.
+    """Return the TLS rules in the settings of a member, for all connections.
 
     Raises:
         ConfigError: no cipher suite is left.
@@ -418,16 +419,16 @@ def peer_hosts(members: Mapping[int, rpc_pb2.Member]) -> Collection[str]:
     """Return the hosts of the peer URLs of members.
 
     Arguments:
-        members: by id.
+        members: members by id.
     """
     return set().union(*map(hosts_of, members.values()))
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
 #
-# Failed TLS handshakes share log lines, because any host can cause them: one line for a remote host and reason in
-# ``INTERVAL_S``, which says how many more there were, and ``REMEMBERED_MAX`` of these pairs, beyond which failures
-# share a line. All are counted in the metrics.
+# Any host can cause failed TLS handshakes, so they share log lines. A remote host and a reason get one line per
+# ``INTERVAL_S``, which also counts the others. Only ``REMEMBERED_MAX`` of these pairs are kept apart; further failures
+# share one line. All are counted in the metrics.
 
 INTERVAL_S: Final = 10.0
 REMEMBERED_MAX: Final = 256
@@ -435,15 +436,15 @@ _OTHERS: Final = ("", "")
 
 
 class FailureLog:
-    """Failed handshakes of one kind of port.
+    """Counts and logs failed handshakes of one kind of port.
 
     Arguments:
-        text: the line, with ``%s`` for the address and for the reason.
-        clock: monotonic seconds.
+        text: log line, with ``%s`` for the address and for the reason.
+        clock: returns monotonic seconds.
 
     Attributes:
-        count: of all failures.
-        listener: hears of each that has a line, address and reason; None: no listener.
+        count: number of all failures.
+        listener: called with address and reason of each logged failure; None: no listener.
     """
 
     def __init__(self, text: str, clock: Callable[[], float]) -> None:
@@ -454,11 +455,11 @@ class FailureLog:
         self.listener: Callable[[str, str], None] | None = None
 
     def note(self, address: str, reason: str) -> None:
-        """Count a failure, and tell of it unless the same was told a moment ago.
+        """Count a failure, and log it unless the same was logged a moment ago.
 
         Arguments:
-            address: of the other end.
-            reason: in a few words.
+            address: address of the peer.
+            reason: a few words.
         """
         self.count += 1
         now_s = self._clock()

@@ -1,12 +1,12 @@
-"""Tracing of one member, put together: the only way in.
+"""Creates and connects the parts of a member's tracing; other packages use only this module.
 
     tracing = make_tracing(config, registry)     # None: off, and nothing of opentelemetry is imported
     Server(..., around=(..., tracing.calls.around)); Node(..., stages=tracing.stages)
     await asyncio.to_thread(tracing.thread.close)
 
-``TracedCalls`` is around every handler. A call is traced if its client records the trace (the flag ``sampled`` of
-``traceparent``), and else, if it brings no trace, with the probability of ``--distributed-tracing-sampling-rate``:
-etcd's rule.
+``TracedCalls`` wraps every handler. A call is traced if its client records the trace (the flag ``sampled`` of
+``traceparent``). A call without a trace is traced with the probability of ``--distributed-tracing-sampling-rate``. This
+is etcd's rule.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TracedCalls:
 
     Arguments:
         export: takes recordings of calls that have ended.
-        sampling_rate: of a million calls that bring no trace.
+        sampling_rate: number of traced calls per million calls without a trace.
     """
 
     def __init__(self, export: Export, sampling_rate: int) -> None:
@@ -46,7 +46,7 @@ class TracedCalls:
         self._share = sampling_rate / SAMPLING_WHOLE
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a handler that traces its calls (``router.Around``)."""
+        """Return a wrapper that traces the calls of a handler (``router.Around``)."""
         name = path[1:]
         if kind is Kind.LISTENED:
 
@@ -60,7 +60,7 @@ class TracedCalls:
             async def handle_stream(call: StreamCall) -> None:
                 recording = self._begin(call, name)
                 if recording is not None:
-                    # The task is this call's own, and ends with it.
+                    # The task belongs to this call, and ends with it.
                     current.set(recording)
                 await handler(call)
 
@@ -80,7 +80,7 @@ class TracedCalls:
         return handle
 
     def _begin(self, call: ServerCall, name: str) -> Recording | None:
-        """Begin to record a call; None if it is not traced."""
+        """Begin to record a call; None if the call is not traced."""
         context = parse(call.headers)
         if not (random() < self._share if context is None else context.is_sampled):
             return None
@@ -108,13 +108,13 @@ MISSING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MemberTracing:
-    """The parts of a member that trace.
+    """The tracing parts of a member.
 
     Attributes:
         thread: sends spans.
         calls: wraps handlers.
-        stages: hears from the node.
-        encoder, decode: for the messages of members.
+        stages: called by the node.
+        encoder, decode: for messages between members.
     """
 
     thread: SpanThread
@@ -125,7 +125,7 @@ class MemberTracing:
 
 
 def check_installed() -> None:
-    """Import what tracing needs, before the loop begins to turn: it takes 0.2 s.
+    """Import the modules for tracing before the loop starts: this takes 0.2 s.
 
     Raises:
         ConfigError: the extra ``tracing`` is not installed.
@@ -137,11 +137,11 @@ def check_installed() -> None:
 
 
 def make_tracing(config: ServerConfig, registry: CollectorRegistry) -> MemberTracing:
-    """Begin to trace.
+    """Start tracing.
 
     Arguments:
-        config: of the member, with tracing enabled.
-        registry: of its metrics.
+        config: settings of the member, with tracing enabled.
+        registry: registry of its metrics.
 
     Raises:
         ConfigError: the extra ``tracing`` is not installed.

@@ -1,11 +1,11 @@
-"""The thread that makes spans of recordings and sends them to the collector.
+"""The thread that turns recordings into spans and sends them to the collector.
 
     loop: add(recording) -> queue, ``WAITING_MAX`` at most -> thread: spans -> OTLP over gRPC -> collector
 
-The loop appends and goes on; when the queue is full, because the collector is away or slow, recordings are dropped and
-counted. That a collector does not answer is one line in the log, and that it answers again another one.
+The loop only appends. When the queue is full, because the collector is away or slow, recordings are dropped and
+counted. One line is logged when the collector stops answering, and one when it answers again.
 
-Importing this module imports opentelemetry and grpc: only ``setup`` does, when tracing is on.
+Importing this module imports opentelemetry and grpc, so only ``assembly`` does, when tracing is enabled.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from raftkv.server.tracing.recording import CLIENT, INTERNAL, SERVER, Recording
 _log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 4096
-"""Recordings that may wait, of some ten spans each: about 10 MiB."""
+"""Recordings that may wait, with some ten spans each: about 10 MiB."""
 
 BATCH: Final = 256
-"""Recordings of one request to the collector."""
+"""Recordings in one request to the collector."""
 
 GATHER_S: Final = 0.2
-"""How long recordings are gathered for one request."""
+"""How long recordings are collected for one request."""
 
 EXPORT_TIMEOUT_S: Final = 5.0
-"""How long a batch is tried before it is given up."""
+"""How long a batch is tried before it is dropped."""
 
 CLOSE_S: Final = 1.0
 """Longest wait, at a stop, for a collector that does not answer."""
@@ -54,20 +54,20 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _FAULTS: Final = frozenset(
     (*(Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL), *(Code.UNAVAILABLE, Code.DATA_LOSS))
 )
-"""Codes that are a server's fault (OpenTelemetry's conventions for gRPC): its span is marked as an error."""
+"""Codes that are the server's fault (OpenTelemetry's conventions for gRPC): the span is marked as an error."""
 
 
 class SpanThread(Collector):
-    """Takes recordings on the loop and has their spans sent.
+    """Takes recordings on the loop, and sends their spans from a thread.
 
     Arguments:
-        exporter: sends spans; used by the thread alone.
-        settings: which service the spans are of.
+        exporter: sends spans; used only by the thread.
+        settings: names the service of the spans.
         member: name of the member.
 
     Attributes:
-        dropped: recordings that found the queue full, or whose batch was given up.
-        sent: recordings whose spans the collector has taken.
+        dropped: recordings that found the queue full.
+        sent: recordings whose spans the collector has accepted.
     """
 
     def __init__(self, exporter: SpanExporter, settings: Tracing, member: str) -> None:
@@ -86,10 +86,10 @@ class SpanThread(Collector):
         self._thread.start()
 
     def add(self, recording: Recording) -> None:
-        """Have the spans of a recording sent, or drop it if too many wait.
+        """Queue a recording, or drop it if too many wait.
 
         Arguments:
-            recording: that has ended.
+            recording: recording that has ended.
         """
         if len(self._waiting) >= WAITING_MAX:
             self.dropped += 1
@@ -99,14 +99,14 @@ class SpanThread(Collector):
             self._wake.set()
 
     def close(self) -> None:
-        """Send what waits, for a moment, and end the thread; to be called off the loop."""
+        """Send waiting recordings for a moment, and end the thread. Call it off the loop."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_S)
         self._exporter.shutdown()
 
     def collect(self) -> Iterator[Metric]:
-        """Requests whose spans were sent, and those that were dropped."""
+        """Yield the numbers of recordings sent, and of those dropped here or not accepted by the collector."""
         yield CounterMetricFamily("raftkv_tracing_sent", "Traced requests sent to the collector.", float(self.sent))
         dropped = float(self.dropped + self._lost)
         yield CounterMetricFamily("raftkv_tracing_dropped", "Traced requests that the collector lacks.", dropped)
@@ -119,7 +119,7 @@ class SpanThread(Collector):
             self._wake.wait()
             is_closing = self._closing.wait(GATHER_S)
             self._wake.clear()
-            with contextlib.suppress(MemoryError):  # the thread goes on, without some spans
+            with contextlib.suppress(MemoryError):  # the thread continues, without some spans
                 while self._waiting:
                     batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                     self._send(batch)
@@ -129,7 +129,7 @@ class SpanThread(Collector):
             spans = [span for recording in batch for span in self._spans(recording)]
             has_sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
-            # Any error of the exporter, which is another project's: the member goes on without these spans.
+            # Any error of the exporter, which is another project's: the member continues without these spans.
             _log.debug("spans cannot be sent", exc_info=error)
             has_sent = False
         if has_sent:
@@ -187,7 +187,7 @@ def _resource(settings: Tracing, member: str) -> Resource:
 
 
 def _attributes(recording: Recording) -> dict[str, str | int]:
-    """Attributes of OpenTelemetry's conventions for RPCs."""
+    """Return attributes of OpenTelemetry's conventions for RPCs."""
     service, _, method = recording.name.partition("/")
     attributes: dict[str, str | int] = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
     if recording.code >= 0:
@@ -204,11 +204,11 @@ def _status(code: int) -> Status:
 
 
 def make_exporter(address: str) -> SpanExporter:
-    """Return what sends spans to a collector, in plain text as etcd does.
+    """Return an exporter that sends spans to a collector, in plain text as etcd does.
 
     Arguments:
         address: ``host:port``.
     """
-    # Its own words about each try that failed would fill the log; ``SpanThread`` says once what matters.
+    # Its own log lines about each failed attempt would fill the log; ``SpanThread`` logs once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return OTLPSpanExporter(endpoint=address, insecure=True, timeout=EXPORT_TIMEOUT_S)

@@ -1,9 +1,9 @@
-"""Contexts of traces between members: beside the messages of a batch, never in them.
+"""Trace contexts between members: beside the messages of a batch, never in them.
 
-    follower: encoder.batches([PROPOSE, ...])   -> messages, and TraceContext for each traced request in them
+    follower: encoder.batches([PROPOSE, ...])   -> messages, and a TraceContext for each traced request in them
     leader:   decode(batch)                     -> the same messages; its part of those requests begins
 
-A member that traces nothing makes and reads batches as ever (``peer.codec``); the field is unknown to it, or skipped.
+A member that traces nothing encodes and decodes batches as usual (``replica.codec``), and ignores the field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raftkv.server.tracing.recording import STATE_BYTES_MAX, Context, Recording
 from raftkv.server.tracing.stages import SUBJECT, TracedStages
 
 CONTEXTS_MAX: Final = 64
-"""Contexts in one batch; requests beyond that are traced on the member that was asked alone."""
+"""Contexts in one batch; further requests are traced only on the member that received them."""
 
 _TRACES_FIELD: Final = 2
 _SUBJECT_BYTES: Final = 8
@@ -27,7 +27,7 @@ _TRACE_ID_BYTES: Final = 16
 
 
 class TracedEncoder(BatchEncoder):
-    """Encodes messages, and beside those that pass requests on the contexts of their traces.
+    """Encodes messages, and next to forwarded requests the contexts of their traces.
 
     Arguments:
         stages: knows which requests are traced.
@@ -38,7 +38,7 @@ class TracedEncoder(BatchEncoder):
         self._stages = stages
 
     def batches(self, messages: Iterable[Message]) -> list[bytes]:
-        """Return what ``BatchEncoder`` does; the first batch has all contexts."""
+        """Return the batches of ``BatchEncoder``; the first one has all contexts."""
         if self._stages.is_idle:
             return super().batches(messages)
         messages = list(messages)
@@ -74,7 +74,7 @@ def _encode(subject: bytes, recording: Recording, span_id: int) -> raft_pb2.Trac
 
 
 def decoder(stages: TracedStages) -> Callable[[bytes], list[Message]]:
-    """Return what decodes a batch, as ``peer.codec.decode``, and begins this member's part of traced requests in it.
+    """Return a function that decodes a batch, as ``replica.codec.decode``, and begins this member's traces for it.
 
     Arguments:
         stages: takes the contexts.
@@ -94,7 +94,7 @@ def decoder(stages: TracedStages) -> Callable[[bytes], list[Message]]:
 
 
 def _context(trace: raft_pb2.TraceContext) -> Context | None:
-    """Return the context that another member has sent; None for one that is none: it is not worth a connection."""
+    """Return the context sent by another member; None if it is malformed, which is no reason to end a connection."""
     trace_id, span_id = int.from_bytes(trace.trace_id, "big"), int.from_bytes(trace.span_id, "big")
     sizes = len(trace.subject), len(trace.trace_id), len(trace.span_id)
     if sizes != (_SUBJECT_BYTES, _TRACE_ID_BYTES, 8) or not trace_id or not span_id:

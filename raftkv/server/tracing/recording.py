@@ -1,11 +1,11 @@
-"""The recording of one traced request on one member: times, until a thread makes spans of them.
+"""The recording of one traced request on one member: a list of times, which a thread turns into spans.
 
-    context = parse(call.headers)                    # of the client; None: it traces nothing
+    context = parse(call.headers)                    # the client's context; None: the client traces nothing
     recording = Recording("etcdserverpb.KV/Put", context, SERVER, time_ns())
     recording.add("raftkv.check", began_ns, ended_ns)
     recording.end(time_ns())
 
-Times are nanoseconds since the epoch. Ids are drawn here and need not be secret.
+Times are nanoseconds since the epoch. Ids are random and need not be secret.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from random import getrandbits
 from typing import Final, NamedTuple
 
 INTERNAL, SERVER, CLIENT = range(3)
-"""Kinds of spans: within a process; the answering end; the asking end."""
+"""Kinds of spans: inside a process; on the answering side; on the asking side."""
 
 STATE_BYTES_MAX: Final = 512
 """A longer ``tracestate`` is dropped, as W3C Trace Context allows."""
 
 SPANS_MAX: Final = 64
-"""Spans of one recording: a call that proposes more often (a lock that waits long) shows its first ones."""
+"""Spans of one recording: of a call with more proposals (a lock that waits for long) the first ones are kept."""
 
 _PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED: Final = 1
@@ -34,8 +34,8 @@ class Context(NamedTuple):
 
     Attributes:
         trace_id, span_id: 128 and 64 bits.
-        state: text of ``tracestate``, passed on as it is.
-        is_sampled: whether its maker records it.
+        state: text of ``tracestate``, forwarded unchanged.
+        is_sampled: whether the sender records the trace.
     """
 
     trace_id: int
@@ -45,10 +45,10 @@ class Context(NamedTuple):
 
 
 def parse(headers: Iterable[tuple[bytes, bytes]]) -> Context | None:
-    """Return the context that a request brings, None if there is none or it cannot be read (W3C Trace Context).
+    """Return the context of a request; None if there is none or it is malformed (W3C Trace Context).
 
     Arguments:
-        headers: of the request.
+        headers: headers of the request.
     """
     parent = state = b""
     for name, value in headers:
@@ -80,26 +80,26 @@ class Span(NamedTuple):
 
 
 def new_id() -> int:
-    """Draw the id of a span."""
+    """Return a random span id."""
     return getrandbits(64) or 1
 
 
 class Recording:
-    """One traced request, or one part of a request of another member.
+    """One traced request, or one member's part of a forwarded request.
 
     Arguments:
-        name: of its span.
-        parent: where it belongs; None: a trace begins here.
-        kind: of its span.
-        began_ns: when it began.
+        name: name of its span.
+        parent: parent span; None: a trace begins here.
+        kind: kind of its span.
+        began_ns: begin of its span.
 
     Attributes:
-        spans: those below it that have ended.
-        asked_ns: when it last asked for something to be proposed or confirmed, or began.
-        done_ns: when what it asked for was there; 0: not yet.
-        code: of gRPC, once it has ended; -1 for a part that has none.
-        address: of the client.
-        is_over: whether it has ended; nothing more is added then.
+        spans: child spans that have ended.
+        asked_ns: when it last requested a proposal or a confirmation; initially its begin.
+        done_ns: when that request was fulfilled; 0: not yet.
+        code: gRPC code, once it has ended; -1 for a part without one.
+        address: address of the client.
+        is_over: whether it has ended, after which nothing is added.
     """
 
     __slots__ = (
@@ -134,28 +134,28 @@ class Recording:
         self.is_over = False
 
     def add(self, name: str, began_ns: int, ended_ns: int, kind: int = INTERNAL, span_id: int = 0) -> None:
-        """Note a span below this one.
+        """Add a child span.
 
         Arguments:
             name, kind: of the span.
-            began_ns, ended_ns: its times.
-            span_id: of the span, if others know it already; 0: draw one.
+            began_ns, ended_ns: times of the span.
+            span_id: id of the span, if others know it already; 0: a random one.
         """
         if not self.is_over and len(self.spans) < SPANS_MAX:
             self.spans.append(Span(name, span_id or new_id(), self.span_id, began_ns, ended_ns, kind))
 
     def end(self, ended_ns: int, code: int = -1) -> None:
-        """Note the end; what comes later is not added.
+        """End the recording; later spans are not added.
 
         Arguments:
-            ended_ns: when.
-            code: of gRPC.
+            ended_ns: time of the end.
+            code: gRPC code.
         """
         self.ended_ns, self.code, self.is_over = ended_ns, code, True
 
 
 current: ContextVar[Recording | None] = ContextVar("raftkv_recording", default=None)
-"""The traced call whose handler runs, in its own code and in its tasks."""
+"""The recording of the current traced call, in its handler and in its tasks."""
 
 Export = Callable[[Recording], None]
-"""Has a recording that has ended sent, or drops it."""
+"""Sends a recording that has ended, or drops it."""

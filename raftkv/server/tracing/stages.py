@@ -1,7 +1,7 @@
-"""The moments of a traced request on its way through the node: ``node.waits.Stages`` for one that traces.
+"""The stages of a traced request on its way through the node: implements ``node.waits.Stages``.
 
-Knows requests by the eight bytes that name them in every entry, message and log (request id, context of a read round).
-While nothing is traced each hook is one look at an empty dict.
+Requests are identified by the eight bytes that name them in every entry, message and log (request id, or context of a
+read round). While nothing is traced, each hook costs one look at an empty dict.
 
     submitted -> proposed -> appended -> durable, committed (either first) -> applied
 """
@@ -21,17 +21,17 @@ from raftkv.server.tracing.recording import CLIENT, SERVER, Context, Export, Rec
 T = TypeVar("T")
 
 OPEN_MAX: Final = 1024
-"""Traced requests under way at a time, of each kind; the oldest is forgotten for a new one."""
+"""Traced requests of each kind at the same time; a new one replaces the oldest."""
 
 ROUNDS_MAX: Final = 256
-"""Read rounds under way with a traced reader."""
+"""Read rounds in progress with a traced reader."""
 
 SUBJECT: Final = slice(1, 9)
-"""Where the data of an entry names its request (``apply.wire``)."""
+"""The part of an entry's data that names its request (``apply.wire``)."""
 
 
 class Passage:
-    """The way of one proposal: what is known of it so far. 0 and None: not yet."""
+    """The stages reached by one proposal. 0 and None: not yet."""
 
     __slots__ = ("appended_ns", "committed_ns", "durable_ns", "forward_id", "index", "passed_ns", "recording")
 
@@ -43,7 +43,7 @@ class Passage:
 
 
 class TracedReader:
-    """A reader whose wait is a span."""
+    """A reader whose wait becomes a span."""
 
     __slots__ = ("_is_served", "_reader", "began_ns", "recording", "span_id")
 
@@ -56,16 +56,16 @@ class TracedReader:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it waits no more."""
+        """Whether it no longer waits."""
         return self._is_served or self._reader.is_over
 
     def ready(self) -> None:
-        """Note that the state is recent enough, and let it read."""
+        """End the span, and let the reader read: the state is recent enough."""
         self._end()
         self._reader.ready()
 
     def fail(self, error: errors.StatusError) -> None:
-        """Note that it is not, and pass the reason on."""
+        """End the span, and pass the error on to the reader."""
         self._end()
         self._reader.fail(error)
 
@@ -76,29 +76,29 @@ class TracedReader:
 
 
 class TracedStages:
-    """Notes when traced requests of this member, and of its followers, reach each stage.
+    """Notes when traced requests of this member and its followers reach each stage.
 
     Arguments:
-        export: takes the parts of requests that other members have passed on.
+        export: takes the recordings of requests that other members have forwarded.
     """
 
     def __init__(self, export: Export) -> None:
         self._export = export
         self._open: OrderedDict[bytes, Passage] = OrderedDict()
-        """Proposals, until they are applied; those of others, until they are committed."""
+        """Proposals, until they are applied; those of other members, until they are committed."""
         self._by_index: dict[int, tuple[bytes, Passage]] = {}
-        """Those in the log."""
+        """Proposals that are in the log, by index."""
         self._readers: list[TracedReader] = []
-        """Those that no round has yet, of the last pass of the loop."""
+        """Readers of the last pass of the loop that no round has yet."""
         self._rounds: OrderedDict[bytes, TracedReader] = OrderedDict()
-        """One reader of each round that has a traced one."""
+        """One traced reader of each round that has any."""
         self._asked: OrderedDict[bytes, Recording] = OrderedDict()
         """Rounds of followers."""
 
     # -- for the node ------------------------------------------------------------------------------------------------
 
     def submitted(self, request_id: int) -> None:
-        """Note that the call under way has put a proposal into the queue."""
+        """Note that the current call has queued a proposal."""
         recording = current.get()
         if recording is None or recording.is_over:
             return
@@ -108,11 +108,11 @@ class TracedStages:
         self._add(request_id.to_bytes(8, "big"), Passage(recording))
 
     def proposed(self, datas: Iterable[bytes], passed_on: bool) -> None:
-        """Note that the core took these.
+        """Note proposals taken by the core.
 
         Arguments:
-            datas: of the entries to be.
-            passed_on: whether they go to the leader.
+            datas: data of the future entries.
+            passed_on: whether they are forwarded to the leader.
         """
         if not self._open or not passed_on:
             return
@@ -124,7 +124,7 @@ class TracedStages:
                 passage.recording.add("raftkv.propose", passage.recording.asked_ns, now_ns)
 
     def appended(self, entries: Sequence[Entry]) -> None:
-        """Note that these are in the log in memory, and on their way to the disk."""
+        """Note entries that are in the log in memory, and on their way to the disk."""
         if not self._open:
             return
         for entry in entries:
@@ -143,7 +143,7 @@ class TracedStages:
                 recording.add("raftkv.propose", recording.asked_ns, now_ns)
 
     def durable(self, index: int) -> None:
-        """Note that this member's log has everything up to an entry for good."""
+        """Note that this member's log is durable up to an entry."""
         for _, passage in self._up_to(index):
             if not passage.durable_ns:
                 passage.durable_ns = time_ns()
@@ -151,7 +151,7 @@ class TracedStages:
                 self._end_of_part(passage)
 
     def committed(self, index: int) -> None:
-        """Note that everything up to an entry is committed."""
+        """Note that all entries up to an index are committed."""
         for _, passage in self._up_to(index):
             if not passage.committed_ns:
                 passage.committed_ns = time_ns()
@@ -159,7 +159,7 @@ class TracedStages:
                 self._end_of_part(passage)
 
     def applied(self, index: int) -> None:
-        """Note that everything up to an entry is in the state; its callers are answered next."""
+        """Note that all entries up to an index are applied; their callers are answered next."""
         for subject, passage in self._up_to(index):
             recording, now_ns = passage.recording, time_ns()
             recording.add("raftkv.apply", passage.committed_ns or now_ns, now_ns)
@@ -168,7 +168,7 @@ class TracedStages:
             self._by_index.pop(passage.index, None)
 
     def reading(self, reader: Reader) -> Reader:
-        """Return the reader, in a wrap that notes its wait if the call under way is traced."""
+        """Return the reader; if the current call is traced, in a wrapper that records its wait."""
         recording = current.get()
         if recording is None or recording.is_over:
             return reader
@@ -178,9 +178,9 @@ class TracedStages:
         return traced
 
     def asking(self, ask: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return what begins a read round, and notes which traced reader is in it.
+        """Return a function that begins a read round, and notes its traced reader.
 
-        A round that is asked again, under a fresh id, is not followed to the leader any more.
+        A round that is repeated, under a new id, is not traced on the leader.
         """
 
         def begin(context: bytes) -> None:
@@ -195,29 +195,29 @@ class TracedStages:
         if readers:
             _put(self._rounds, context, readers[0], ROUNDS_MAX)
 
-    # -- for what travels between members ----------------------------------------------------------------------------
+    # -- for messages between members ----------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is traced at present."""
+        """Whether nothing is traced now."""
         return not (self._open or self._rounds or self._asked)
 
     def forwarded(self, data: bytes) -> tuple[Recording, int] | None:
-        """Return the trace of a proposal that is passed on, and the span below which the leader's part belongs."""
+        """Return the trace of a forwarded proposal, and the span that is the parent of the leader's part."""
         passage = self._open.get(data[SUBJECT])
         return (passage.recording, passage.forward_id) if passage is not None and passage.forward_id else None
 
     def round_of(self, context: bytes) -> tuple[Recording, int] | None:
-        """Return the trace of a reader in a round that the leader is asked for, and the span of its wait."""
+        """Return the trace of a reader in a round sent to the leader, and the span of its wait."""
         reader = self._rounds.pop(context, None)
         return (reader.recording, reader.span_id) if reader is not None and not reader.is_over else None
 
     def received(self, subject: bytes, context: Context, *, is_read: bool) -> None:
-        """Begin this member's part of a request that another has passed on.
+        """Begin this member's part of a request forwarded by another member.
 
         Arguments:
-            subject: names the request.
-            context: the span on the other member.
+            subject: bytes that name the request.
+            context: span on the other member.
             is_read: whether it is a read round.
         """
         if is_read:
@@ -226,14 +226,14 @@ class TracedStages:
             self._add(subject, Passage(Recording("raftkv.Peer/Propose", context, SERVER, time_ns())))
 
     def answered(self, context: bytes) -> None:
-        """End this member's part of a read round of another: the answer leaves."""
+        """End this member's part of another member's read round: the answer is sent."""
         recording = self._asked.pop(context, None)
         if recording is not None:
             recording.end(time_ns())
             self._export(recording)
 
     def _end_of_part(self, passage: Passage) -> None:
-        """The leader's part of another's proposal ends when it is committed, and in its own log."""
+        """End the leader's part of a forwarded proposal once it is committed, and durable in the leader's own log."""
         recording = passage.recording
         if recording.name != "raftkv.Peer/Propose" or not passage.durable_ns or not passage.committed_ns:
             return
@@ -241,7 +241,7 @@ class TracedStages:
         self._export(recording)
 
     def _forget_replaced(self, index: int) -> None:
-        """An entry of another leader takes the place of one that was never committed."""
+        """Forget an entry that was never committed: an entry of another leader replaces it."""
         _, replaced = self._by_index.pop(index, (b"", None))
         if replaced is not None:
             replaced.index = 0

@@ -1,4 +1,4 @@
-"""The figures of all members together: this member's, and the answers of the others.
+"""The figures of all members: this member's own, and the answers of the others.
 
     record = await ClusterFigures(...).collect()
 
@@ -6,9 +6,9 @@
      "members": [{"id": "8e9e05c52164694d", "name": "a", "client_urls": [...], "learner": false, "reachable": true,
                   "lag": 0, "puts_per_s": 12.0, ..., and the fields of ``figures``}]}
 
-Members are asked side by side over the connections that they have anyway (``raftkvpb.Peer/Figures``), and not waited
-for longer than ``ANSWER_MAX_S``. Rates are differences of two answers of one member, over this member's clock; one that
-was started again between them has none.
+Members are asked concurrently over their existing connections (``raftkvpb.Peer/Figures``), for at most
+``ANSWER_MAX_S``. Rates are differences of two answers of one member, measured with this member's clock. A member that
+was restarted between the two answers has no rates.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from raftkv.server.ui.figures import COUNTERS, Figures
 
 FIGURES: Final = SERVICES["raftkvpb.Peer"]["Figures"]
 ANSWER_MAX_S: Final = 0.8
-"""Longest wait for the others, so that a record leaves each second."""
+"""Longest wait for the other members, so that a record leaves each second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which member this is.
+    """Names of this member and its cluster.
 
     Attributes:
-        cluster_id, member_id: shown to people in hex.
-        name: in its settings.
+        cluster_id, member_id: ids, shown in hex.
+        name: name in the settings.
     """
 
     cluster_id: int
@@ -51,14 +51,14 @@ class Identity:
 
 
 class ClusterFigures:
-    """Makes records of the whole cluster.
+    """Creates records of the whole cluster.
 
     Arguments:
-        figures: of this member.
-        applier: members and alarms, as applied.
-        identity: of this member.
-        channel: to a member, None if it is unknown.
-        introduction: metadata that a member wants to see.
+        figures: figures of this member.
+        applier: applied members and alarms.
+        identity: identity of this member.
+        channel: returns the channel to a member; None if it is unknown.
+        introduction: returns the metadata by which this member introduces itself to a member.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ClusterFigures:
         self._before: dict[int, tuple[float, dict[str, Any]]] = {}
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
-        """Handlers of what other members ask, by path."""
+        """Return the handlers, by path, of requests from other members."""
         return {FIGURES.path: self._answer}
 
     async def _answer(self, _data: bytes, _call: UnaryCall) -> bytes:
@@ -85,7 +85,7 @@ class ClusterFigures:
         return raft_pb2.FiguresResponse(json=body).SerializeToString()
 
     def close(self) -> None:
-        """Measure nothing any more: the member stops."""
+        """Stop measuring: the member stops."""
         self._figures.close()
 
     async def collect(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class ClusterFigures:
         }
 
     async def _ask(self, member_id: int) -> dict[str, Any] | None:
-        """Return the figures of a member; None: it does not answer, {}: it runs a version that has none."""
+        """Return the figures of a member; None: it does not answer; {}: its version has none."""
         if member_id == self._identity.member_id:
             return self._figures.take()
         channel = self._channel(member_id)
@@ -143,12 +143,12 @@ class ClusterFigures:
             return row | {"progress": seen.get("state")}
         before = self._before.get(member.ID)
         self._before[member.ID] = (now, figures)
-        # A member does not say who it is.
+        # The figures of a member must not override its identity.
         return figures | row | rates(before, now, figures) | {"progress": seen.get("state")}
 
 
 def are_figures(found: Any) -> bool:
-    """Return whether the figures of a member, which may be of any version, have the kinds that are reckoned with."""
+    """Return whether figures, which may be of any version, have the types needed for calculations."""
     if not isinstance(found, dict) or not isinstance(found.get("peers", {}), dict):
         return False
     peers = found.get("peers", {}).values()
@@ -161,28 +161,28 @@ def _match_of(peer: Any) -> Any:
 
 
 def _no_number(name: str) -> NoReturn:
-    """Refuse what is JSON to Python alone: no page could read the record of any member."""
+    """Refuse numbers that only Python accepts as JSON: no page could read a record with one."""
     raise ValueError(name)
 
 
 def _lag(figures: dict[str, Any] | None, seen: dict[str, Any], leader: dict[str, Any] | None) -> int | None:
-    """Entries of the leader's log that a member does not have yet; None: unknown."""
+    """Return how many entries of the leader's log a member lacks; None: unknown."""
     if leader is None:
         return None
     if figures is leader:
         return 0
-    # A new leader begins with 0 and does not know better until the member answers.
+    # A new leader begins with 0, until the member answers.
     match = seen.get("match")
     return None if not match else max(0, leader.get("index", 0) - match)
 
 
 def rates(before: tuple[float, dict[str, Any]] | None, now: float, figures: dict[str, Any]) -> dict[str, float | None]:
-    """Return what a member did a second since the last answer; None: unknown.
+    """Return what a member did per second since the last answer; None: unknown.
 
     Arguments:
-        before: when the last answer came, and what it was.
+        before: time and content of the last answer.
         now: monotonic seconds.
-        figures: the answer of now.
+        figures: current answer.
 
     >>> rates((1.0, {"puts": 10, "uptime_s": 5}), 3.0, {"puts": 30, "uptime_s": 7})["puts_per_s"]
     10.0

@@ -1,16 +1,16 @@
-"""The figures of a member as one flat record: counters since its start, sizes, its place in the log, latencies.
+"""The figures of a member as one flat record: counters since its start, sizes, its position in the log, latencies.
 
     figures = Figures(replica, transport.peers, connections, events)
     figures.take()          # a dict of plain values, ready for JSON
 
-Counters and gauges are those that the member keeps anyway. Latencies are measured on demand: ``take`` turns
-that on, and ``MEASURED_S`` after the last call it is turned off again, so a member without viewers does no such work.
+Counters and gauges are those that the member keeps anyway. Latencies are measured on demand: ``take`` enables that, and
+``MEASURED_S`` after the last call it is disabled again, so a member without viewers does no such work.
 
     fsync    each sync of the log
     write    from the arrival of a write here until it is applied here
-    read     of one linearizable read a second, which is made for it: a round to a quorum
+    read     one linearizable read a second, made for this purpose: a round to a quorum
 
-EVENTS of a member since its start: leaders, members, alarms, connections, defragmentations; the newest few.
+EVENTS: leaders, members, alarms, connections, defragmentations of a member; the newest few since its start.
 
     events = Events(replica, transport.on_noted)
     events.newest()         # [[1763869000000, "leader", "8e9e05c52164694d", "4"], ...], the oldest first
@@ -22,8 +22,8 @@ EVENTS of a member since its start: leaders, members, alarms, connections, defra
     connected, lost         of the other member  why the connection was lost
     defragmented            of this member       bytes before, bytes after, seconds
 
-Each member keeps its own list in memory, with times of its own clock; a page merges the lists of all. What is noted is
-rare: no call and no entry adds anything.
+Each member keeps its own list in memory, with times of its own clock; a page merges the lists of all members. Events
+are rare: calls and entries add none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from raftkv.replica.replica import Replica
 from raftkv.server.peer.transport import Peer
 
 EVENTS_MAX: Final = 25
-"""Kept of one member: each record of the dashboard carries them."""
+"""Events kept per member; each record of the dashboard contains them."""
 TEXT_MAX: Final = 120
 
 Event = tuple[int, str, str, str]
@@ -54,9 +54,9 @@ class Events:
     """The events of one member.
 
     Arguments:
-        replica: tells of leaders, members, alarms and its database.
-        on_noted: of ``Transport``: tells of connections to other members.
-        clock: seconds since 1970.
+        replica: reports leaders, members, alarms and defragmentations.
+        on_noted: ``Transport.on_noted``, which reports connections to other members.
+        clock: returns seconds since 1970.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Events:
         on_noted.append(self._connection_changed)
 
     def newest(self) -> list[Event]:
-        """Return them, the oldest first."""
+        """Return the events, the oldest first."""
         return list(self._newest)
 
     def _add(self, kind: str, member_id: int, text: str = "") -> None:
@@ -107,13 +107,13 @@ class Events:
 
 
 MEASURED_S: Final = 5.0
-"""How long latencies are measured after the last question."""
+"""How long latencies are measured after the last call of ``take``."""
 
 WINDOW_S: Final = 30.0
-"""How far back quantiles look."""
+"""Period of the quantiles."""
 
 SAMPLES_MAX: Final = 4096
-"""Samples of one kind; when there are more in the window, the newest count."""
+"""Samples of one kind; if the period has more, the newest count."""
 
 COUNTERS: Final = (
     "puts",
@@ -126,33 +126,33 @@ COUNTERS: Final = (
     "leader_changes",
     "slow_reads",
 )
-"""Fields that only grow while a member runs: a page, or another member, makes rates of them."""
+"""Fields that only grow while a member runs; pages and other members derive rates from them."""
 
 
 class Latencies:
-    """Durations of the last while. ``observe`` may be called by another thread than the rest."""
+    """Recent durations. ``observe`` may be called on another thread than the other methods."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
 
     def observe(self, seconds: float) -> None:
-        """Note one."""
+        """Add a duration."""
         self._samples.append((self._clock(), seconds))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all durations."""
         self._samples.clear()
 
     def quantiles(self) -> list[float] | None:
-        """Return p50 and p99 in seconds; None: there was none."""
+        """Return p50 and p99 in seconds; None: there are no samples."""
         since = self._clock() - WINDOW_S
         recent = sorted(seconds for at, seconds in list(self._samples) if at >= since)
         return [_round(quantile(recent, 0.5)), _round(quantile(recent, 0.99))] if recent else None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the least value that a share of the values does not exceed.
+    """Return the smallest value that at least the given share of all values does not exceed.
 
     >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5), quantile([1.0, 2.0, 3.0, 4.0], 0.99)
     (2.0, 4.0)
@@ -164,11 +164,11 @@ class Figures:
     """The figures of one member.
 
     Arguments:
-        replica: has them.
+        replica: replica of the member.
         peers: streams to the other members, by id.
-        connections: how many clients are connected.
-        events: what happened to the member.
-        clock: monotonic seconds.
+        connections: returns the number of connected clients.
+        events: events of the member.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Figures:
         self.fsync, self.write, self.read = (Latencies(self._clock) for _ in range(3))
 
     def take(self) -> dict[str, Any]:
-        """Return the figures now, and measure latencies for a while."""
+        """Return the current figures, and measure latencies for a while."""
         self._measure()
         replica = self._replica
         node, store, hub, leases = replica.node, replica.store, replica.hub, replica.lessor.times
@@ -233,7 +233,7 @@ class Figures:
         }
 
     def _peers(self) -> dict[str, dict[str, Any]]:
-        """The other members as this one sees them: connected, and, while it leads, how much of the log they have."""
+        """Return the other members as seen here: connected, and on a leader, how much of the log they have."""
         node = self._replica.node
         progress = node.raw.raft.tracker.progress if node.role == StateRole.LEADER else {}
         found: dict[str, dict[str, Any]] = {}
@@ -270,7 +270,7 @@ class Figures:
             self.close()
 
     def close(self) -> None:
-        """Measure nothing any more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

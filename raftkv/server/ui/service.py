@@ -1,44 +1,44 @@
-"""The paths of the dashboard on the client port, and who may use them.
+"""The paths of the dashboard on the client port, and their access rules.
 
     GET /             -> /ui/, for browsers
     GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    everyone
-    GET /ui/about     which member this is, whether users are on             everyone; where others are: not with users
-    GET /ui/live      figures, a record a second (``Live``)                  with users on: any user, as for Status
-    GET /ui/watchers  who watches which keys (``Watching``)                  with users on: root
+    GET /ui/about     this member, and whether authentication is on          everyone; members only while it is off
+    GET /ui/live      figures, a record a second (``Live``)                  authentication on: any user, as for Status
+    GET /ui/watchers  watchers and their keys (``Watching``)                 authentication on: root
 
 Only ``Authorization`` names the user, as for ``/v3``: a certificate may be that of a proxy, which says nothing about
-its users (CVE-2018-16886). A page asks for all other data on ``/v3``, in its own user's name.
+its users (CVE-2018-16886). A page gets all other data from ``/v3``, in its own user's name.
 
 FILES
 
-All are read and compressed at the first request, on a thread, and kept (they are a few hundred kilobytes). A request is
-a lookup in a dictionary: no path of a request ever reaches a file system. An ETag, the digest of the file, lets a
-browser keep what has not changed; it asks each time, so pages and modules of one version come together after an
-upgrade.
+All files are read and compressed at the first request, on a thread, and kept (a few hundred kilobytes). A request is a
+lookup in a dictionary: no path of a request ever reaches a file system. An ETag, the digest of the file, lets a browser
+keep unchanged files. The browser revalidates them each time, so pages and modules of one version are used together
+after an upgrade.
 
 >>> sorted(read_all())[:2]
 ['frame/app.js', 'frame/bytes.js']
 
-LIVE FIGURES: one record a second to all viewers, encoded once.
+LIVE FIGURES: one record a second for all viewers, encoded once.
 
     GET /ui/live      text/event-stream: "data: {...}\\n\\n" each second
 
     while there are viewers, each second:   own figures + those of the other members -> one record -> every viewer
 
 Invariants
-- Without viewers there is no task, no timer and no question to another member.
-- A viewer holds one record, the newest: a slow reader misses some, and costs no memory.
+- Without viewers there is no task, no timer and no request to another member.
+- A viewer holds one record, the newest: a slow reader misses some records, and costs no more memory.
 - At most ``VIEWERS_MAX`` viewers at a time, in shares (``rpc/shares``): the oldest page of the greediest identity ends.
-- The right of each is checked again with every record: a viewer that signs out, or loses its token or user, is cut off
-  within a second.
+- The right of each viewer is checked again with every record: a viewer that signs out, or loses its token or user, is
+  disconnected within a second.
 
-WATCHERS of this member, for root: streams, where they come from, which keys, how far behind.
+WATCHERS of this member, for root: their streams, clients, keys, and how far they are behind.
 
-    GET /ui/watchers      with users on: root alone, since keys that others watch are theirs
+    GET /ui/watchers      with authentication on: only root, since watched keys may be secret
 
-A question looks at ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in all,
-and shows ``SHOWN_BYTES_MAX`` of a key: its cost is bounded, however many there are, and however long their keys. That
-is still 30 ms, so the list is built in slices and shared by concurrent requests.
+A request reads at most ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in
+all, and shows ``SHOWN_BYTES_MAX`` of a key: its cost is bounded, however many watchers there are, and however long
+their keys. That is still 30 ms, so the list is built in slices and shared by concurrent requests.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ SAFE_HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file.
+    """One file of the bundle.
 
     Attributes:
-        body: its bytes.
-        content_type: by its name.
-        digest: of its bytes.
-        packed: its bytes, compressed.
+        body: content of the file.
+        content_type: derived from its name.
+        digest: digest of its content.
+        packed: compressed content.
     """
 
     body: bytes
@@ -119,10 +119,10 @@ class Bundle:
         self._by_path: dict[str, File] | None = None
 
     async def find(self, path: str) -> File | None:
-        """Return the file of a path below /ui/; the empty path is the page.
+        """Return the file at a path below /ui/; the empty path is the page.
 
         Arguments:
-            path: without a slash before it.
+            path: path without a leading slash.
         """
         if self._by_path is None:
             self._by_path = await asyncio.to_thread(read_all)
@@ -130,17 +130,17 @@ class Bundle:
 
 
 def read_all() -> dict[str, File]:
-    """Return all files of the bundle, by the path below /ui/."""
+    """Return all files of the bundle, by their path below /ui/."""
     return dict(_read(files("raftkv.ui").joinpath("static"), ""))
 
 
 def answer(file: File, request: HttpRequest, others: Iterable[str]) -> HttpResponse:
-    """Return a file, or that the browser has it.
+    """Return a file, or 304 if the browser has it.
 
     Arguments:
-        file: that is asked for.
-        request: may name what the browser has.
-        others: client URLs of the other members, which a page may look for when this one is lost.
+        file: requested file.
+        request: may name the version that the browser has.
+        others: client URLs of the other members, which a page may try when this member is lost.
     """
     takes_packed = "gzip" in request.header("accept-encoding")
     etag = f'"{file.digest}-gzip"' if takes_packed else f'"{file.digest}"'
@@ -161,7 +161,7 @@ def answer(file: File, request: HttpRequest, others: Iterable[str]) -> HttpRespo
 
 
 def policy(others: Iterable[str]) -> str:
-    """Return what the page may load and whom it may ask: this member, and whether other members answer.
+    """Return the content security policy: a page may load from this member, and probe the other members.
 
     >>> policy(["http://b:2379", "http://c:1; script-src *"])[:54]
     "default-src 'self'; connect-src 'self' http://b:2379; "
@@ -187,19 +187,19 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 VIEWERS_MAX: Final = 64
-"""Open pages that look at one member: a few for each of its people, and a wall or two."""
+"""Open pages that may show one member: a few for each operator, and one or two wall displays."""
 
 
 class TooManyViewersError(Exception):
-    """The limit of viewers is reached, and this identity has its share; the text says so."""
+    """The limit of viewers is reached, and this identity has its share, as the text says."""
 
 
 class Viewer:
-    """One page that looks.
+    """One page that shows live figures.
 
     Arguments:
-        may_look: raises what refuses it, or returns False: no longer.
-        identity: in whose share it falls.
+        may_look: returns whether it still may.
+        identity: identity whose share it uses.
     """
 
     def __init__(self, may_look: Callable[[], bool], identity: Identity) -> None:
@@ -210,17 +210,17 @@ class Viewer:
         self.is_over = False
 
     def offer(self, record: bytes) -> None:
-        """Give it the newest record, in place of one that it has not read yet."""
+        """Set the newest record, which replaces one that has not been read."""
         self._record = record
         self._has_news.set()
 
     def end(self) -> None:
-        """Give it nothing more."""
+        """End the stream of records."""
         self.is_over = True
         self._has_news.set()
 
     async def records(self) -> AsyncIterator[bytes]:
-        """Yield records as they come, until it may look no longer."""
+        """Yield records as they come, until the viewer is ended or may look no longer."""
         while True:
             await self._has_news.wait()
             self._has_news.clear()
@@ -235,7 +235,7 @@ class Live:
     """Sends records to viewers.
 
     Arguments:
-        collect: makes a record; called each second while there are viewers.
+        collect: returns a record; called each second while there are viewers.
     """
 
     def __init__(self, collect: Callable[[], Awaitable[dict[str, Any]]]) -> None:
@@ -247,18 +247,18 @@ class Live:
 
     @property
     def is_running(self) -> bool:
-        """Whether records are made."""
+        """Whether records are being collected."""
         return self._task is not None
 
     def look(self, may_look: Callable[[], bool], identity: Identity) -> AsyncIterator[bytes]:
         """Return the records from now on, as server-sent events.
 
         Arguments:
-            may_look: whether the viewer still may; asked before each record.
-            identity: in whose share the page falls.
+            may_look: returns whether the viewer still may; called before each record.
+            identity: identity whose share the page uses.
 
         Raises:
-            TooManyViewersError: others have to close their pages first.
+            TooManyViewersError: there is no room: some open page has to be closed first.
         """
         if self._is_closed or not self._shares.make_room(identity, 1, self._end_oldest):
             raise TooManyViewersError(refusal(identity, f"{self._shares.limit} pages that may look at one member"))
@@ -276,7 +276,7 @@ class Live:
             self._shares.give_back(viewer.identity, 1)
 
     async def _serve(self, viewer: Viewer) -> AsyncIterator[bytes]:
-        # Here and not in ``look``: a page that left before the first byte was never a viewer.
+        # Not in ``look``: a page that left before the first byte never became a viewer.
         if self._is_closed or not self._shares.make_room(viewer.identity, 1, self._end_oldest):
             return
         self._viewers[viewer] = None
@@ -304,7 +304,7 @@ class Live:
             try:
                 record = encode(await self._collect())
             except Exception:
-                # A figure that cannot be read is no reason to stop: the page says that it hears nothing.
+                # A figure that cannot be read is no reason to stop: the page shows that it gets no data.
                 _log.exception("the dashboard's figures could not be read")
             else:
                 for viewer in self._viewers:
@@ -320,7 +320,7 @@ class Live:
 
 
 def encode(record: dict[str, Any]) -> bytes:
-    """Return a record as an event of a stream.
+    """Return a record as a server-sent event.
 
     >>> encode({"at": 1})
     b'data: {"at":1}\\n\\n'
@@ -331,9 +331,9 @@ def encode(record: dict[str, Any]) -> bytes:
 STREAMS_MAX: Final = 200
 WATCHERS_MAX: Final = 4_000
 RANGES_MAX: Final = 20
-"""Ranges that are named of one stream, those with the most watchers."""
+"""Ranges shown for one stream, those with the most watchers."""
 SHOWN_BYTES_MAX: Final = 256
-"""Bounds what is shown of a key; one that is cut says so."""
+"""Shown bytes of a key; ``is_cut`` marks longer ones."""
 
 _encoded: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -342,13 +342,13 @@ class Watching:
     """Lists the watchers.
 
     Arguments:
-        hub: of the member.
+        hub: watch hub of the member.
     """
 
     def __init__(self, hub: WatchHub) -> None:
         self._hub = hub
         self.text = SharedText(self._parts)
-        """The list as JSON, made on demand."""
+        """The list as JSON, built on demand."""
 
     def _parts(self) -> Iterator[str]:
         hub = self._hub
@@ -409,11 +409,11 @@ _READING: Final = ("GET", "HEAD")
 
 
 class Gate:
-    """Access to more than the files.
+    """Access checks for everything except the files.
 
     Arguments:
         users: authenticates requests.
-        applier: whether users are asked for, and what they may.
+        applier: knows whether authentication is on, and the rights of users.
     """
 
     def __init__(self, users: Users, applier: Applier) -> None:
@@ -423,11 +423,11 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether users are off: no login is needed."""
+        """Whether authentication is off: no login is needed."""
         return not self._auth.is_enabled
 
     def check_user(self, request: HttpRequest) -> bytes:
-        """Return the name of the user, empty while users are off. Raises StatusError: no user, or an unknown one."""
+        """Return the user's name; empty while authentication is off. Raises StatusError: no user, or an unknown one."""
         if self.is_open:
             return b""
         caller = self._users.caller_over_http(request)
@@ -435,19 +435,19 @@ class Gate:
         return b"" if caller is None else caller.user
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user. Raises StatusError: it does not have the role root."""
+        """Return the user's name. Raises StatusError: the user does not have the role root."""
         return self._users.check_root(request)
 
 
 class Dashboard:
-    """Answers what is asked below ``/ui``, and hands on all else.
+    """Answers requests below ``/ui``; others go to the next handler.
 
     Arguments:
-        identity: of this member.
+        identity: identity of this member.
         cluster: figures of all members.
-        applier: members, users and rights, as applied.
+        applier: applied members, users and rights.
         users: authenticates requests.
-        hub: of the watches.
+        hub: watch hub of the member.
     """
 
     def __init__(
@@ -462,10 +462,10 @@ class Dashboard:
         self.live = Live(cluster.collect)
 
     def around(self, otherwise: HttpHandler) -> HttpHandler:
-        """Return the handler that serves the dashboard, and all else by another.
+        """Return a handler that serves the dashboard, and passes other requests on.
 
         Arguments:
-            otherwise: answers what is not the dashboard's.
+            otherwise: answers all other requests.
         """
 
         async def handle(request: HttpRequest) -> HttpResponse:
@@ -495,7 +495,7 @@ class Dashboard:
                 case "watchers":
                     self._gate.check_root(request)
                     text = await self._watching.text()
-                    return HttpResponse(200, text, _JSON, self._gate.check_root(request))  # it may have taken a while
+                    return HttpResponse(200, text, _JSON, self._gate.check_root(request))  # checked again: it waited
         except errors.StatusError as error:
             return _refused(error)
         file = await self._bundle.find(name)
@@ -519,7 +519,7 @@ class Dashboard:
         return True
 
     def _members(self) -> list[rpc_pb2.Member]:
-        """Return the members while users are off."""
+        """Return the members while authentication is off, else nothing."""
         return self._membership.list() if self._gate.is_open else []
 
     def _about(self) -> dict[str, Any]:
@@ -547,7 +547,7 @@ def _json(body: dict[str, Any]) -> HttpResponse:
 
 
 def _refused(error: errors.StatusError) -> HttpResponse:
-    """Refuse as the gateway does: 401 without a user, 403 without the right."""
+    """Refuse like the gateway: 401 without a user, 403 without the right."""
     status = 403 if isinstance(error, errors.PermissionDeniedError) else 401
     code = errors.PERMISSION_DENIED if status == 403 else errors.UNAUTHENTICATED
     body = {"error": str(error), "message": str(error), "code": int(code)}
