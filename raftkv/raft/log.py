@@ -476,7 +476,10 @@ class RaftLog:
             if index > self.last_index:
                 if index > INDEX_MAX:
                     raise InvalidMessage(f"commit {index} is beyond any log")
-                raise LogLostError(index, self.last_index)
+                raise LogLostError(
+                    f"the log ends at {self.last_index}, but entries up to {index} were committed with it: "
+                    "it was corrupted, truncated or lost, or is an older copy"
+                )
             self.committed = index
 
     def restore(self, snapshot: SnapshotMeta) -> None:
