@@ -524,7 +524,7 @@ class Job:
         for item in sorted(others.items.values(), key=lambda item: item.mod_revision):
             key = item.key.decode(errors="replace")
             daemon_id, replica_id = self._keys.parse_member(key)
-            if daemon_id == self._daemon_id:
+            if daemon_id == self._daemon_id or not item.lease:  # without one it is no daemon's, and would stay for ever
                 continue
             try:
                 ask = MemberRecord.decode(item.value).to_ask()

@@ -515,5 +515,17 @@ def test_record_of_a_member_speaks_for_its_own_key(play):
     play(story)
 
 
+def test_member_without_a_lease_is_not_there(play):
+    """Copies of keys, as a mirror of another cluster writes them, were most of the job: no quorum came together."""
+
+    async def story(stage: Stage) -> None:
+        for name in "cde":
+            await stage.kv.put(JobKeys(JOB).member("other", name), MemberRecord().encode())
+        replica = stage.replica("a", await stage.daemon(min_replicas=1))
+        assert names(await replica.quorum()) == "a"
+
+    play(story)
+
+
 def _member(name: str) -> bytes:
     return torchft_pb2.QuorumMember(replica_id=name).SerializeToString()
