@@ -31,6 +31,7 @@ from raftkv.client.operations import (
     delete,
     get,
     get_range,
+    lease_of,
     mod_revision,
     put,
     version,
@@ -260,7 +261,7 @@ async def collect(
     garbage = [key for key in await chunk_keys(control, keys) if key.rpartition("/")[2] not in live]
     if dry_run:
         return Collected(tuple(dropped), len(garbage))
-    none_publishes = create_revision(keys.publishings, prefix=True) == 0
+    none_publishes = lease_of(keys.publishings, prefix=True) == 0  # a key without one would stay for ever
     for at in range(0, len(garbage), BATCH):
         batch = garbage[at : at + BATCH]
         if not await _delete(control, [unmoved, none_publishes], batch):

@@ -286,6 +286,17 @@ def test_nothing_is_collected_during_a_publication(world: World) -> None:
     assert list(world.dataset().next_pass()) == entries(range(100))
 
 
+def test_publisher_without_a_lease_hinders_no_collection(world: World) -> None:
+    """A copy of its key, as a mirror of another cluster writes it, kept all chunks for ever."""
+    data = world.dataset()
+    for last in (100, 200, 300, 400):
+        data.publish(entries(range(last - 100, last)), cut=SMALL, keep_s=0)
+    world.put(f"{data.keys.publishings}ghost", b"{}")
+    found = data.collect()
+    assert (found.hindered, found.versions) == ("", (1, 2))
+    assert found.chunks > 0
+
+
 class Interposed:
     """A control beside which something happens after its first txn: what it has read is old by then."""
 
