@@ -144,8 +144,8 @@ async def copies_of(control: Control, keys: RegistryKeys, attempt: AttemptRecord
 
 
 async def holders(control: Control, keys: RegistryKeys) -> list[HolderRecord]:
-    """Return the nodes of a run that keep copies, by name."""
-    return readable(HolderRecord, await _all(control, keys.holders))
+    """Return the nodes of a run that keep copies, by name; a key without a lease is none's."""
+    return readable(HolderRecord, [item for item in await _all(control, keys.holders) if item.lease])
 
 
 async def _all(control: Control, prefix: str) -> Sequence[KeyValue]:

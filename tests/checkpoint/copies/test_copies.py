@@ -181,6 +181,19 @@ def test_what_ends_with_its_lease_is_no_copy_and_a_living_holder_announces_it_ag
 # ---- commits in memory
 
 
+def test_holder_without_a_lease_is_none() -> None:
+    """A copy of its key, as a mirror of another cluster writes it, cost every save a connection that never came."""
+
+    async def story() -> None:
+        world = World()
+        async with nodes(world, "a") as (holder,):
+            ghost = replace(holder.shelf.record, holder="ghost")
+            world.put(KEYS.holder("ghost"), ghost.encode())
+            assert [found.holder for found in await world.registry().holders()] == ["node-a"]
+
+    play(story())
+
+
 def test_a_commit_in_memory_replaces_the_one_before_and_is_no_latest() -> None:
     async def story() -> None:
         world = World()
