@@ -532,10 +532,10 @@ class StoreLifetime:
 
     async def _announce(self) -> bool:
         here = aio.put(self._key, lease=self._session)
-        # Holds for an interval without keys, and for no other. Its own key, if an earlier attempt came through, counts:
-        # a copy that was held up must not delete what clients have written since.
+        # Holds where no gateway has a key, for theirs have leases. Its own, if an earlier attempt came through,
+        # counts: a copy that was held up must not delete what clients have written since.
         mine = aio.create_revision(self._key) == 0
-        alone = [mine] if self._fresh else [aio.create_revision("g/", prefix=True) == 0]
+        alone = [mine] if self._fresh else [aio.lease_of("g/", prefix=True) == 0]
         clear = [aio.delete(part, prefix=True) for part in _PARTS]
         return (await self._kv.txn().when(*alone).then(*clear, here).otherwise(here).commit()).succeeded
 

@@ -261,6 +261,25 @@ def test_a_late_copy_of_a_fresh_beginning_deletes_nothing(raftkv_cluster: LocalC
     asyncio.run(run())
 
 
+def test_gateway_without_a_lease_keeps_no_store_alive(raftkv_cluster: LocalCluster) -> None:
+    """A copy of its key, as a mirror of another cluster writes it, had each job meet the store of the one before."""
+
+    async def run() -> None:
+        async with aio.connect(raftkv_cluster.endpoints) as kv:
+            await kv.put("s/g/ghost", b"")
+            store = ReplicatedStore(kv, "s/")
+            await store.set_many([(b"of the job before", b"1")])
+            lifetime = StoreLifetime(kv, "s/", 60)
+            assert await lifetime.begin()
+            assert await store.keys() == []
+            other = StoreLifetime(kv, "s/", 60)
+            assert not await other.begin()
+            for each in (lifetime, other):
+                await each.end()
+
+    asyncio.run(run())
+
+
 @pytest.mark.long
 def test_a_store_can_be_kept_in_etcd_too() -> None:
     async def wait_and_write(endpoints: list[str]) -> None:
