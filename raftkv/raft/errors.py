@@ -81,15 +81,4 @@ class InvariantError(RaftError):
 
 
 class LogLostError(InvariantError):
-    """An entry is committed that the log of this member had, by the leader's count, and no longer has.
-
-    Arguments:
-        index: index of the entry.
-        last_index: index of the last entry of the log.
-    """
-
-    def __init__(self, index: int, last_index: int) -> None:
-        super().__init__(
-            f"the log ends at {last_index}, but entries up to {index} were committed with it: "
-            "it was corrupted, truncated or lost, or is an older copy"
-        )
+    """An entry is committed that the log of this member had, by the leader's count, and no longer has."""
