@@ -3,12 +3,12 @@
     python -m bench.compare [--rounds 3] [--scale 1.0] [--rows put-c100,...] [--write]
     python -m bench.compare --tls --rows put-c100,range-linearizable-c100     all under TLS, with certificates
 
-Each round starts a fresh cluster of three members of one program, measures every row, stops it, and does the same with
-the other program, so that both meet the same moods of the machine; the median over the rounds counts. Both programs
-get the same flags, the same disk and the same load generator (`raftkvctl bench`), which runs on the same cores: rates
-are those of this machine with all that on it, and only the ratios mean something elsewhere.
+Each round starts a fresh cluster of three members of one program, measures every row and stops the cluster; then the
+same with the other program, so that both meet similar conditions on the machine. The median over the rounds counts.
+Both programs get the same flags, the same disk and the same load generator (`raftkvctl bench`), which runs on the same
+cores. So absolute rates are those of this machine under all this load; only the ratios can be compared elsewhere.
 
-`--write` keeps `bench/results.json`, `docs/reference/bench.png` and the table of `docs/reference/performance.md`.
+`--write` updates `bench/results.json`, `docs/reference/bench.png` and the table of `docs/reference/performance.md`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FASTER, SLOWER = "#2a6f97", "#bc6c25"
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: the words of `raftkvctl bench`, and how many calls make a few seconds of it.
+    """One measurement: the arguments of `raftkvctl bench`, and the number of calls that take a few seconds.
 
     Attributes:
-        kind: which table it belongs to.
-        rate, latency: the name of the rate, and the beginning of the names of latencies, in what the generator prints.
+        kind: table that the row belongs to.
+        rate, latency: name of the rate, and prefix of the latencies' names, in the generator's output.
     """
 
     name: str
@@ -74,7 +74,7 @@ ROWS = (
 
 
 def measure(row: Row, endpoints: Sequence[str], scale: float, files: Files | None = None) -> dict[str, Any]:
-    """Run one row against a cluster; return what the generator printed."""
+    """Run one row against a cluster; return the generator's output."""
     flags = [f"--processes={row.processes}", *(files.client_flags if files else ())]
     flags += ["--val-size=256", "--key-size=8"] if row.kind == "keys" else []
     total = max(row.clients, int(row.total * scale))
@@ -91,7 +91,7 @@ def measure(row: Row, endpoints: Sequence[str], scale: float, files: Files | Non
 def run_round(
     program: Program, rows: Sequence[Row], scale: float, files: Files | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Run all rows against a fresh cluster of one program; with certificates, all is under TLS."""
+    """Run all rows against a fresh cluster of one program; with certificates, everything runs under TLS."""
     results = {}
     with secured(Cluster(program, 3, files.server_flags)) if files else Cluster(program, 3) as cluster:
         for row in rows:
@@ -101,7 +101,7 @@ def run_round(
 
 
 def compare(rounds: int, rows: Sequence[Row], measure_round: Any) -> dict[str, Any]:
-    """Return the medians of all rounds, and their ratios: above 1 raftkv is better."""
+    """Return the medians of all rounds, and their ratios: above 1, raftkv is better."""
     seen = alternate(rounds, measure_round)
     found = []
     for row in rows:
@@ -135,7 +135,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def plot(results: dict[str, Any]) -> None:
-    """Draw bars of the ratios, from the line of etcd on: to the right faster, to the left slower."""
+    """Draw the ratios as bars that start at etcd's value: to the right faster, to the left slower."""
     what = "rate of raftkv as a multiple of etcd's (1 is etcd; left of it etcd is faster)"
     ratios = {row["row"]: row["ratio"] for row in results["rows"]}
     bars = [(name, ratio, f"{ratio:.2f}", FASTER if ratio >= 1 else SLOWER) for name, ratio in ratios.items()]

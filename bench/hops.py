@@ -1,12 +1,12 @@
-"""How many files of raftkv one request crosses on its way through a member, and how often it changes file.
+"""The number of raftkv files that one request crosses in a member, and how often control changes file.
 
     python -m bench.hops [--list put] [--rounds 30]
 
 One member runs in this process, interpreted, alone in its cluster, with a client in another thread. `sys.setprofile`
-notes each call of a Python function on the loop's thread while one request is under way and for a moment after its
-answer. A *hop* is a call whose function is in another file than the function that was called before. Ticks and timers
-run meanwhile too, so of many rounds the one with the fewest hops counts. A reader of the code has to follow the files
-and hops; a processor pays for the calls.
+records each call of a Python function on the loop's thread while one request is in progress and shortly after its
+answer. A *hop* is a call of a function in another file than the previously called function. Ticks and timers also run
+in this time, so the round with the fewest hops counts. A reader of the code has to follow the files and hops; a
+processor pays for the calls.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.procs import ROOT, free_port
 
 KINDS: Final = ("put", "range", "event", "keep-alive")
 SETTLE_S: Final = 0.03
-"""Rest before a request, and after its answer."""
+"""Idle time before a request and after its answer, in seconds."""
 _KV: Final = "/etcdserverpb.KV/"
 
 Ask = Callable[[], Awaitable[Any]]
 
 
 class Calls:
-    """The calls of the thread that made this, while they are noted; ``file:function`` each."""
+    """The recorded calls of the thread that created this object, each as ``file:function``."""
 
     def __init__(self) -> None:
         self.seen: list[str] | None = None
@@ -53,19 +53,19 @@ class Calls:
 
 @functools.cache
 def _relative(path: str) -> str:
-    """Return the path of a file of raftkv from the root of the sources; empty: it is no such file."""
+    """Return the path of a raftkv file from the root of the sources; empty for other files."""
     relative = os.path.relpath(path, ROOT)
     return relative if relative.startswith(("raftkv/", "storage/")) else ""
 
 
 def hops_of(calls: list[str]) -> int:
-    """Return how often the file changes in a sequence of ``file:function``."""
+    """Return the number of file changes in a sequence of ``file:function``."""
     files = [call.partition(":")[0] for call in calls]
     return sum(one != other for one, other in pairwise(files))
 
 
 async def _asks(channel: Channel) -> dict[str, Ask]:
-    """Return what asks for one of each kind; the streams are open."""
+    """Return a function for each kind of request that sends one request; the streams are open."""
 
     def unary(method: str, request: Any) -> Ask:
         data = request.SerializeToString()
@@ -94,7 +94,7 @@ async def _asks(channel: Channel) -> dict[str, Ask]:
 
 
 async def _measure(endpoint: str, calls: Calls, rounds: int) -> dict[str, list[str]]:
-    """Return the calls of the round with the fewest hops, by kind."""
+    """Return the calls of the round with the fewest hops, for each kind of request."""
     least: dict[str, list[str]] = {}
     async with Channel(endpoint) as channel:
         asks = await _asks(channel)
@@ -111,7 +111,7 @@ async def _measure(endpoint: str, calls: Calls, rounds: int) -> dict[str, list[s
 
 
 def measure(rounds: int) -> dict[str, list[str]]:
-    """Run a member, and return the calls that each kind of request makes in it."""
+    """Run a member, and return the calls of each kind of request in it."""
     found: dict[str, list[str]] = {}
     client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
 
@@ -137,7 +137,7 @@ def measure(rounds: int) -> dict[str, list[str]]:
             initial_advertise_peer_urls=(peer,),
             initial_cluster=f"default={peer}",
             log_outputs=(f"{directory}/log",),
-            unsafe_no_fsync=True,  # or the pace of the disk would decide about the way of a sync
+            unsafe_no_fsync=True,  # otherwise the disk's speed would decide which path a sync takes
         )
         try:
             server.serve(config, on_ready=on_ready)

@@ -1,17 +1,18 @@
-"""From the death of a rank to the next collective of those that are left, which keep their processes.
+"""The time from the death of a rank to the next collective of the surviving ranks, which keep their processes.
 
     python -m bench.inprocess_recovery [--rows rank,rank0,raft-leader+rank,freeze] [--trials 10]
                                        [--device cuda]
 
-Three ranks (gloo; on `cuda` NCCL) on a cluster of three with fsync, all on this machine. They do steps of one allreduce
-of a gradient, a step of SGD, and a pause. A trial kills (SIGKILL; `freeze`: stops) one, and takes the time until the
-*last* survivor has completed an allreduce of the new generation, by the clock that all processes share
-(CLOCK_MONOTONIC). Then a process is started in its place: a new generation as well, which is not counted.
+Three ranks (gloo; on `cuda` NCCL) and a cluster of three members with fsync, all on this machine. Each step is an
+allreduce of a gradient, a step of SGD, and a pause. A trial kills one rank (SIGKILL; `freeze`: SIGSTOP), and measures
+the time until the *last* survivor has completed an allreduce of the new generation, on the clock that all processes
+share (CLOCK_MONOTONIC). Then a process is started in place of the killed one; the new generation for it is not
+measured.
 
-Each step adds exactly 1 to every weight, and a failed one nothing: all else is a wrong step. On `cuda` all ranks share
-the one GPU of this machine, over NCCL's sockets. The exit code is 1 if a step was wrong, a fault did not make one
-generation, or the median of a killed rank is above its bar on the CPU. The
-parts are those of `ElasticGroup.last_recovery` of the slowest survivor.
+Each step adds exactly 1 to every weight, and a failed step adds nothing; anything else is a wrong step. On `cuda` all
+ranks share the one GPU of this machine, over NCCL's sockets. The exit code is 1 if a step was wrong, if a fault did not
+lead to exactly one new generation, or if the median of a killed rank on the CPU is above its bar. The parts of the time
+are those of `ElasticGroup.last_recovery` of the slowest survivor.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ PATIENCE_S = 180.0
 PAUSE_S = 0.005
 SETTLE_S = 0.5
 WEIGHTS = {"cpu": 1_000, "cuda": 4_000_000}
-"""On the GPU so many that a fault finds an allreduce under way."""
+"""Number of weights. On the GPU it is so large that a fault interrupts an allreduce."""
 
 
 # ---- a rank
 
 
 def work(endpoints: str, device: str) -> None:
-    """Do steps until killed; tell when a generation had its first allreduce, and of steps that took long."""
+    """Do steps until killed; report the first allreduce of each generation, and slow steps."""
     gpu = share_gpu(device)
     import torch
     import torch.distributed as dist
@@ -90,14 +91,14 @@ def work(endpoints: str, device: str) -> None:
 
 
 class Rank(Worker):
-    """A process, and where it stands by what it has told."""
+    """A rank's process, and its last reported state."""
 
     rank = -1
     generation = 0
 
 
 class Job:
-    """The ranks, and a queue of what they say."""
+    """The ranks, and a queue of their reports."""
 
     def __init__(self, endpoints: Sequence[str], device: str) -> None:
         self.wrong = 0
@@ -107,11 +108,11 @@ class Job:
 
     @property
     def generation(self) -> int:
-        """The newest that a rank has told of."""
+        """The newest generation that a rank has reported."""
         return max(rank.generation for rank in self.ranks)
 
     def wait_whole(self) -> None:
-        """Wait until all are in one generation, and a moment longer."""
+        """Wait until all ranks are in one generation, and a moment longer."""
         while len(self.ranks) < RANKS:
             self.ranks.append(Rank("bench.inprocess_recovery", *self._words, said=self.said))
         while len({rank.generation for rank in self.ranks}) != 1 or self.generation == 0:
@@ -119,10 +120,10 @@ class Job:
         self.hear_for(SETTLE_S)
 
     def next_word(self, timeout_s: float) -> tuple[Rank, dict[str, Any]]:
-        """Take what a rank tells next; of one that was ended nothing.
+        """Return the next report of a rank, skipping ranks that were ended.
 
         Raises:
-            queue.Empty: none has told anything in time.
+            queue.Empty: no report arrived in time.
         """
         rank, facts = self.said.get(timeout=timeout_s)
         if rank not in self.ranks:
@@ -135,14 +136,14 @@ class Job:
         return rank, facts
 
     def hear_for(self, seconds: float) -> None:
-        """Listen for a while."""
+        """Process reports for a while."""
         end = time.monotonic() + seconds
         with contextlib.suppress(queue.Empty):
             while (left := end - time.monotonic()) > 0:
                 self.next_word(left)
 
     def recover(self, victim: Rank, number: int) -> dict[str, Any]:
-        """Send a signal to a rank; returns what the last survivor in a new generation told, with the seconds."""
+        """Send a signal to a rank; return the report of the last survivor in the new generation, with the seconds."""
         before, at, slowest = self.generation, time.monotonic(), {}
         self.ranks.remove(victim)
         victim.process.send_signal(number)
@@ -156,7 +157,7 @@ class Job:
 
 
 def measure(fault: str, trials: int, job: Job, cluster: Any, device: str) -> tuple[list[object], list[str]]:
-    """Do all trials of a fault; returns its row, and what is wrong."""
+    """Do all trials of a fault; return its row, and the problems found."""
     seconds, rounds, parts = list[float](), list[int](), defaultdict[str, list[float]](list)
     for number in range(trials):
         job.wait_whole()
@@ -186,7 +187,7 @@ def measure(fault: str, trials: int, job: Job, cluster: Any, device: str) -> tup
 
 
 def main() -> None:
-    """Measure, print, and end with 1 if something was not as it must be."""
+    """Measure, print, and exit with 1 if there was a problem."""
     parser = parser_of(__doc__, FAULTS)
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--device", default="cpu", choices=tuple(WEIGHTS))

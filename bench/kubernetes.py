@@ -1,17 +1,18 @@
-"""The load of a large Kubernetes cluster, raftkv beside real etcd 3.5.1 in one run.
+"""The load of a large Kubernetes cluster on raftkv and on real etcd 3.5.1, in one run.
 
     python -m bench.kubernetes                   5,000 nodes, 150,000 pods, 30,000 watches; about 15 minutes
     python -m bench.kubernetes --scale 0.02      a quick look, under two minutes
     python -m bench.kubernetes --write           put the table into docs/reference/kubernetes.md
 
 Requests are those of API servers: objects change by a txn on their mod_revision, whose failure branch reads; lists come
-in pages of one revision; each watch is on one object, a hundred on each stream. Three members and the load generator
-share the cores of this machine, the programs take turns, and the median over the rounds counts. Rows, in order:
+in pages of one revision; each watch is on one object, with a hundred watches on each stream. Three members and the load
+generator share the cores of this machine, the programs take turns, and the median over the rounds counts. Rows, in
+order:
 
-    renew      each node's lease object is renewed every 10 s; a renewal counts from when it was due
-    renew-max  the same, 100 at a time, as fast as they are answered
+    renew      each node's lease object is renewed every 10 s; latency counts from the time when a renewal was due
+    renew-max  the same, with 100 concurrent renewals, as fast as possible
     list       all pods in pages of 10,000, as an API server fills its cache, while leases are renewed
-    watch      pods change, 100 at a time; from the request until the watch has the event
+    watch      pods change, 100 concurrently; latency is from the request until the watch has the event
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LEASE_BYTES, POD_BYTES = 400, 1_000
 RENEW_EVERY_S: Final = 10.0
 PAGE: Final = 10_000
 AT_A_TIME: Final = 100
-"""Calls under way, puts of a txn that fills, and watches of a stream."""
+"""Number of concurrent calls, of puts in a txn that fills the store, and of watches on a stream."""
 CONNECTIONS: Final = 12
 EVENTS_TIMEOUT_S: Final = 120.0
 ANSWER_MAX_BYTES: Final = 256 * 1024 * 1024
@@ -44,14 +45,14 @@ PODS, PODS_END = b"/registry/pods/default/", b"/registry/pods/default0"
 
 @dataclass
 class Measured:
-    """How long each call of a row took, the row itself, and how many units it did."""
+    """The results of a row: the duration of each call, the duration of the row, and the number of units."""
 
     times_s: list[float]
     seconds: float
     units: int
 
     def figures(self, cpu_s: float) -> Figures:
-        """Rate, slowest hundredth, and the members' processor time for a unit."""
+        """Return the rate, the slowest hundredth, and the members' processor time per unit."""
         times = latencies_ms(self.times_s)
         rate, cpu_us = self.units / self.seconds, cpu_s / self.units * 1e6
         return {"rate": rate, "p50_ms": times["p50_ms"], "p99_ms": times["p99_ms"], "cpu_us": cpu_us}
@@ -59,7 +60,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the cluster is, and how long a row takes."""
+    """The size of the cluster, and the duration of a row."""
 
     nodes: int
     pods: int
@@ -68,13 +69,13 @@ class Sizes:
 
     @classmethod
     def scaled(cls, scale: float) -> Sizes:
-        """The largest cluster that Kubernetes supports, times a factor."""
+        """Return the largest cluster that Kubernetes supports, times a factor."""
         nodes, pods, watches = (max(1, int(size * scale)) for size in (5_000, 150_000, 30_000))
         return cls(nodes, pods, watches, max(2.0, 20.0 * min(1.0, scale * 5)))
 
 
 class Objects:
-    """Objects of one kind, each with the revision that the API server knows."""
+    """Objects of one kind, each with the revision known to the API server."""
 
     def __init__(self, prefix: bytes, count: int, size_bytes: int) -> None:
         self.keys = [prefix + b"object-%06d" % number for number in range(count)]
@@ -82,12 +83,12 @@ class Objects:
         self._size_bytes = size_bytes
 
     def put(self, number: int) -> rpc_pb2.RequestOp:
-        """The put of the next value of an object: when it was made, and padding."""
+        """Return the put of an object's next value, which contains the time and padding."""
         value = (b"%020d" % time.monotonic_ns()).ljust(self._size_bytes, b"v")
         return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=self.keys[number], value=value))
 
     def update(self, number: int) -> bytes:
-        """The txn that changes an object, if its revision is still the known one."""
+        """Return the txn that changes an object if its revision is still the known one."""
         key = self.keys[number]
         same = rpc_pb2.Compare(key=key, target=rpc_pb2.Compare.MOD, mod_revision=self.revisions[number])
         read = rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=key))
@@ -95,11 +96,11 @@ class Objects:
 
 
 class Load:
-    """The API servers of one cluster of members.
+    """The API servers of one etcd or raftkv cluster.
 
     Arguments:
-        channels: to all members.
-        sizes: of the cluster.
+        channels: channels to all members.
+        sizes: size of the Kubernetes cluster.
     """
 
     def __init__(self, channels: Sequence[Channel], sizes: Sizes) -> None:
@@ -111,7 +112,7 @@ class Load:
         self._readers: list[asyncio.Task[None]] = []
 
     async def fill(self) -> None:
-        """Create all objects, a hundred in a txn."""
+        """Create all objects, a hundred in each txn."""
         for objects in (self.leases, self.pods):
             for first in range(0, len(objects.keys), AT_A_TIME):
                 numbers = range(first, min(first + AT_A_TIME, len(objects.keys)))
@@ -128,7 +129,7 @@ class Load:
         objects.revisions[number] = answer.header.revision
 
     async def renew(self) -> Measured:
-        """Renew leases when they are due, for the length of a row."""
+        """Renew leases when due, for the duration of a row."""
         times: list[float] = []
         rate = self.sizes.nodes / RENEW_EVERY_S
         begun = time.perf_counter()
@@ -145,7 +146,7 @@ class Load:
         return Measured(times, time.perf_counter() - begun, len(times))
 
     async def change(self, objects: Objects, count: int) -> Measured:
-        """Change the first so many objects in turn, a hundred at a time; none twice at once."""
+        """Change the first ``count`` objects in turn, a hundred concurrently; never one object twice at once."""
         times: list[float] = []
         begun = time.perf_counter()
         end = begun + self.sizes.seconds
@@ -162,7 +163,7 @@ class Load:
         return Measured(times, time.perf_counter() - begun, len(times))
 
     async def list(self) -> Measured:
-        """List all pods, again and again; the rate is that of pods, the times are those of pages."""
+        """List all pods repeatedly; the rate counts pods, the latencies are those of pages."""
         times: list[float] = []
         renewals = asyncio.create_task(self.renew())
         begun, pods = time.perf_counter(), 0
@@ -184,7 +185,7 @@ class Load:
         return Measured(times, seconds, pods)
 
     async def open_watches(self, stack: AsyncExitStack) -> None:
-        """Open all watches, one pod each."""
+        """Open all watches, one for each pod."""
         watched = self.pods.keys[: self.sizes.watches]
         for first in range(0, len(watched), AT_A_TIME):
             channel, keys = self._channels[first // AT_A_TIME % CONNECTIONS], watched[first : first + AT_A_TIME]
@@ -198,7 +199,7 @@ class Load:
                 self._event_s.append((time.monotonic_ns() - int(event.kv.value[:20])) / 1e9)
 
     async def watch(self) -> Measured:
-        """Change pods that are watched."""
+        """Change watched pods."""
         self._event_s.clear()
         changes = await self.change(self.pods, self.sizes.watches)
         begun = time.perf_counter()
@@ -210,7 +211,7 @@ class Load:
 
 
 async def _measure(cluster: Cluster, sizes: Sizes) -> dict[str, Figures]:
-    """All rows against a fresh cluster."""
+    """Return the results of all rows against a fresh cluster."""
     rows: dict[str, Figures] = {}
     async with AsyncExitStack() as stack:
         options = ChannelOptions(max_receive_message_bytes=ANSWER_MAX_BYTES)
@@ -230,7 +231,7 @@ async def _measure(cluster: Cluster, sizes: Sizes) -> dict[str, Figures]:
 
 
 def run(rounds: int, sizes: Sizes) -> dict[str, dict[str, Figures]]:
-    """Medians of all rounds: row, program, figures."""
+    """Return the medians of all rounds: row, program, figures."""
 
     def measure(program: Program) -> dict[str, Figures]:
         with Cluster(program, size=3) as cluster:
@@ -252,7 +253,7 @@ SHOWN: Final = {
 
 
 def table(rows: dict[str, dict[str, Figures]], sizes: Sizes, rounds: int) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     facts = machine()
     return (
         f"{beside(rows, SHOWN)}\n\n"

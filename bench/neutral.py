@@ -1,19 +1,20 @@
-"""raftkv beside real etcd 3.5.1 under a load generator that neither of them wrote: h2load.
+"""raftkv beside real etcd 3.5.1 under an independent load generator: h2load.
 
     python -m bench.neutral                              5 pairs, about six minutes
     python -m bench.neutral --pairs 1 --seconds 0.5      a quick look, under a minute
     python -m bench.neutral --rows put-c100,txn-c100
 
-It needs Debian's nghttp2-client. Both clusters are up all the time, and who goes first changes from pair to pair.
-`--write` keeps the results in bench/neutral.json and puts the table into docs/reference/performance.md, in both by what
-the hot path is (interpreted, or compiled by `make native`), unless other work used more than a quarter of the cores:
-then the rates are those of the contention.
+It needs Debian's nghttp2-client. Both clusters run all the time, and the order of the programs alternates from pair to
+pair. `--write` stores the results in bench/neutral.json and the table in docs/reference/performance.md, separately for
+each kind of hot path (interpreted, or compiled by `make native`). Nothing is written if other work used more than a
+quarter of the cores, because the rates would then measure the contention.
 
 Invariants:
-- All calls go to the leader; a measurement in which it changed is made again.
-- Answers were good. Calls that write have added exactly so many revisions to the store. Calls that read brought back
-  exactly as many bytes as that many copies of one answer, which grpcio asked for and which holds the value.
-- Both programs are asked for about the same time, by the rate that they reached before.
+- All calls go to the leader; if the leader changed during a measurement, the measurement is repeated.
+- Answers are checked. Calls that write must have added exactly the expected number of revisions to the store. Calls
+  that read must have returned exactly as many bytes as the same number of copies of one answer, which grpcio requested
+  and which contains the value.
+- Both programs are measured for about the same time, based on the rate that they reached before.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from tests.procs import Cluster
 
 RESULTS = Path(__file__).with_suffix(".json")
 TABLES = {"interpreted": "neutral", "compiled": "neutral-compiled"}
-"""The table of each kind of hot path."""
+"""The table for each kind of hot path."""
 OTHERS_SHARE_MAX = 0.25
-"""Share of the cores that others may have used in a run that is kept."""
+"""Maximum share of the cores that other work may use in a stored run."""
 ATTEMPTS = 5
 TIMEOUT_S = 600.0
 _FRAME_HEAD_BYTES = 5
@@ -63,14 +64,14 @@ LEASE = rpc_pb2.LeaseGrantRequest(ID=0x1234, TTL=3600)
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls that are all the same bytes: h2load takes one body.
+    """Identical calls, because h2load takes one request body.
 
     Attributes:
-        connections: of the generator.
-        streams: calls under way on each connection.
-        revisions: that each call adds to the store; 0: it reads.
-        messages: requests of one call; 0: the call is unary.
-        answer: what a call that adds nothing brings back for a request, by a range of the key that was read meanwhile.
+        connections: connections of the generator.
+        streams: concurrent calls on each connection.
+        revisions: revisions that each call adds to the store; 0: the call reads.
+        messages: requests in one call; 0: the call is unary.
+        answer: returns the expected answer of a reading call for one request, given a range read of the key.
     """
 
     name: str
@@ -84,12 +85,12 @@ class Calls:
 
     @property
     def requests(self) -> int:
-        """How many requests a call has."""
+        """Number of requests in a call."""
         return max(1, self.messages)
 
     @property
     def body(self) -> bytes:
-        """The messages as gRPC frames them."""
+        """The request messages with gRPC's framing."""
         return bytes(frame(self.message)) * self.requests
 
 
@@ -118,17 +119,17 @@ CALLS = (
 ROWS = {row.name: row for row in CALLS}
 
 
-# ---- the generator: it shares the cores with the members, so what it costs itself stands beside each figure
+# ---- the generator: it shares the cores with the members, so its processor time is shown beside each figure
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a generator measured.
+    """The measurements of a generator.
 
     Attributes:
-        rate: calls a second that were answered.
+        rate: answered calls per second.
         generator_s: processor time of the generator, in seconds.
-        data_bytes: bodies of all answers.
+        data_bytes: total size of all answers' bodies.
     """
 
     rate: float
@@ -137,12 +138,12 @@ class Sent:
 
 
 def send(row: Calls, endpoint: str, calls: int) -> Sent:
-    """POST the row's body so many times, in one thread.
+    """POST the row's body ``calls`` times, in one thread.
 
-    h2load counts answers by their HTTP status, and a failed gRPC call is a 200 too: ``check`` what it brought.
+    h2load counts answers by their HTTP status, and a failed gRPC call has status 200 too, so ``check`` the results.
 
     Raises:
-        SystemExit: not all of them were answered with a status of 2xx.
+        SystemExit: some requests were not answered with a status of 2xx.
     """
     before_s = _usage_s(resource.RUSAGE_CHILDREN)
     with tempfile.NamedTemporaryFile(prefix="raftkv-bench-") as file:
@@ -155,7 +156,7 @@ def send(row: Calls, endpoint: str, calls: int) -> Sent:
 
 
 def parse_h2load(text: str, requests: int, generator_s: float = 0.0) -> Sent:
-    """Read what it prints. SystemExit as in ``send``."""
+    """Parse the output of h2load. Raises SystemExit as ``send``."""
     patterns = (r"finished in [^,]+, ([0-9.]+) req/s", r"status codes: (\d+) 2xx", r"\((\d+)\) data")
     rate, good, data = (re.search(pattern, text) for pattern in patterns)
     if rate is None or good is None or data is None or int(good[1]) != requests:
@@ -172,13 +173,13 @@ def _usage_s(who: int) -> float:
 
 
 def busy_s(stat: str) -> float:
-    """Return the time in which the machine's cores were not idle, from the text of `/proc/stat`."""
+    """Return the busy time of the machine's cores in seconds, from the text of `/proc/stat`."""
     user, nice, system, _idle, _io_wait, *interrupts = (int(field) for field in stat.splitlines()[0].split()[1:9])
-    return (user + nice + system + sum(interrupts)) / TICKS_PER_S  # what follows, guests, is counted as user time
+    return (user + nice + system + sum(interrupts)) / TICKS_PER_S  # guest times are included in user time
 
 
 class Meter:
-    """What processors did since this was made: all members, their leader, this process, the machine."""
+    """Processor time since this object was created: of all members, their leader, this process, and the machine."""
 
     def __init__(self, pids: Sequence[int], leader_pid: int) -> None:
         self._read = lambda: (
@@ -191,7 +192,7 @@ class Meter:
         self._before = self._read()
 
     def costs(self, units: int) -> dict[str, float]:
-        """Return microseconds of members for a unit, and the share of the cores that others used, 0 to 1."""
+        """Return the members' microseconds per unit, and the share of the cores that other work used, 0 to 1."""
         spent = (now - before for now, before in zip(self._read(), self._before, strict=True))
         cores_s, members_s, leader_s, ours_s, all_s = spent
         others = min(1.0, max(0.0, all_s - members_s - ours_s) / cores_s)
@@ -199,7 +200,7 @@ class Meter:
 
 
 class Scene:
-    """A cluster that is up, and an independent client for checks."""
+    """A running cluster, and an independent client for checks."""
 
     def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
         self.cluster = cluster
@@ -215,14 +216,14 @@ class Scene:
         return answer.message
 
     def read(self, endpoint: str) -> Any:
-        """Ask a member for the key of all rows."""
+        """Read the common key of all rows from a member."""
         return self._ask("etcdserverpb.KV/Range", _RANGE, self.cluster.endpoints.index(endpoint))
 
     def measure(self, row: Calls, calls: int) -> dict[str, float]:
-        """Measure a row once; again, if the leader changed meanwhile.
+        """Measure a row once, or again if the leader changed in the meantime.
 
         Returns:
-            ``rate``; ``members_us``, ``leader_us``, ``generator_us`` of a request; ``others_share``.
+            ``rate``; ``members_us``, ``leader_us``, ``generator_us`` per request; ``others_share``.
         """
         for _ in range(ATTEMPTS):
             leader, units = leader_of(self.cluster), calls * row.requests
@@ -235,13 +236,13 @@ class Scene:
         raise SystemExit(f"bench: {self.name} changed its leader {ATTEMPTS} times")
 
     def calls_for(self, row: Calls, seconds: float) -> int:
-        """Return how many calls take about so long, after a short run that warms both ends."""
+        """Return the number of calls that take about this many seconds, after a short run that warms up both ends."""
         first = 200 + 10 * row.connections * row.streams
         return max(first, int(self.measure(row, first)["rate"] / row.requests * seconds))
 
 
 def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
-    """Compare what was answered with the key of all rows, as read before and after; SystemExit if it was not good."""
+    """Compare the answers with the common key, as read before and after; raise SystemExit if they differ."""
     added, wanted = after.header.revision - before.header.revision, calls * row.revisions
     if added != wanted:
         raise SystemExit(f"bench: {row.name}: {calls} calls were to add {wanted} revisions, and added {added}")
@@ -253,7 +254,7 @@ def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
 
 
 def run(rows: Sequence[Calls], pairs: int, seconds: float) -> dict[str, Any]:
-    """Measure all pairs of all rows, each measurement about so many seconds long."""
+    """Measure all pairs of all rows; each measurement takes about the given time."""
     seen: dict[str, dict[str, list[Any]]] = {row.name: {each.name: [] for each in PROGRAMS} for row in rows}
     with ExitStack() as stack:
         scenes = [Scene(stack.enter_context(Cluster(program, 3)), stack) for program in PROGRAMS]
@@ -273,12 +274,12 @@ def run(rows: Sequence[Calls], pairs: int, seconds: float) -> dict[str, Any]:
 
 
 def _us(value: float) -> str:
-    """Show microseconds with two digits that count."""
+    """Format microseconds with two significant digits."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def _line(row: dict[str, Any]) -> list[str]:
-    """Return the cells of a row; ratios are raftkv's figure as a multiple of etcd's in the same pair."""
+    """Return the cells of a row; a ratio is raftkv's figure divided by etcd's in the same pair."""
     etcd, raftkv = medians(row["etcd"]), medians(row["raftkv"])
     ratios = [ours["rate"] / theirs["rate"] for theirs, ours in zip(row["etcd"], row["raftkv"], strict=True)]
     names = ("generator_us", "members_us", "leader_us")
@@ -290,12 +291,12 @@ def _line(row: dict[str, Any]) -> list[str]:
 
 
 def others_shares(results: dict[str, Any]) -> list[float]:
-    """Return what share of the cores others used, for each measurement."""
+    """Return the share of the cores that other work used, for each measurement."""
     return [one["others_share"] for row in results["rows"] for name in ("etcd", "raftkv") for one in row[name]]
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the table, and how it came about."""
+    """Return the table, with a description of its conditions."""
     names = ("row", "h2load's cost", "etcd 3.5.1", "raftkv", "ratio (range)", "members' cost", "ratio", "the leader's")
     text = markdown(names, map(_line, results["rows"]))
     facts, shares = results["machine"], others_shares(results)
@@ -326,7 +327,7 @@ def write(results: dict[str, Any]) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what the command line asks for."""
+    """Run the measurements of the command line."""
     parser = parser_of(__doc__, list(ROWS), writes="the results, and the table in the documentation")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each row and program")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement, about")

@@ -1,13 +1,13 @@
-"""What operators do to a running cluster, and how long it takes or holds up writers, beside etcd 3.5.1 in the same run.
+"""Operations on a running cluster: how long they take or delay writers, beside etcd 3.5.1 in the same run.
 
     python -m bench.operate [--rows restart-killed,memory] [--rounds 3] [--scale 0.1] [--write]
 
-Each round of a row has fresh members of each program, one program after the other, the order changing from round to
-round. Rows with a writer measure what it sees: 1,000 puts a second, due at fixed times, to all members in turn, so that
-a stall costs every put that should have been made meanwhile.
+Each round of a row starts fresh members of each program, one program after the other, in alternating order. Rows with a
+writer measure its latencies: 1,000 puts per second, due at fixed times, to all members in turn, so that a stall counts
+against every put that was due during it.
 
-The bar of a figure is etcd's in the same run; the exit code is 1 if one is missed. Members, writer and loader share the
-cores of the machine: figures of one run compare, those of two machines do not.
+The bar of a figure is etcd's value in the same run; the exit code is 1 if a bar is missed. Members, writer and loader
+share the cores of the machine: figures of one run can be compared, those of two machines cannot.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from tests.procs import Cluster, Member, ProcessError, Program, free_port
 SIZE: Final = 3
 PUTS_PER_S: Final = 1_000
 QUIET_S: Final = 2.0
-"""The writer alone, before the work that is measured, and after it."""
+"""Seconds in which only the writer runs, before and after the measured operation."""
 TIMEOUT_S: Final = 300.0
 POLL_S: Final = 0.01
 DOWN_S: Final = 1.0
 SETTLE_S: Final = 1.5
-"""After a restart, before the next one: all have found each other."""
+"""Seconds between a restart and the next one, so that the members have connected."""
 HEALTHY_S: Final = 6.0
-"""Both programs want members that have been connected for so long before they add another."""
+"""Seconds for which members must have been connected before either program adds another one."""
 KEYS: Final = 1_000_000
 COPIED_KEYS: Final = 1 << 18
-"""Size of the database that an empty member gets, with values of 1 KiB."""
+"""Number of keys, with values of 1 KiB, in the database that an empty member receives."""
 WATCHERS: Final = 100_000
 HISTORY_KEYS: Final = 1_000
 MISSED_ENTRIES: Final = 40_000
-"""Puts that a follower misses: more than either program keeps of its log behind a cut."""
+"""Puts that a follower misses: more than either program keeps in its log after a snapshot."""
 
 Answer = TypeVar("Answer", bound=Message)
 
 
 class Scene:
-    """One cluster, running.
+    """One running cluster.
 
     Arguments:
-        cluster: its members, three of them.
-        scale: of all numbers of keys and watchers.
+        cluster: the cluster, of three members.
+        scale: factor of all numbers of keys and watchers.
     """
 
     def __init__(self, cluster: Cluster, scale: float) -> None:
@@ -68,11 +68,11 @@ class Scene:
         self._scale = scale
 
     def count(self, full: int) -> int:
-        """Return a number of the row, scaled."""
+        """Return a number multiplied by the scale."""
         return max(2, int(full * self._scale))
 
     async def fill(self, keys: int, value_bytes: int = 256, puts: int = 0) -> None:
-        """Put every key once, or as often as it takes to make so many puts in all."""
+        """Put every key once, or repeatedly up to a total number of puts."""
         await asyncio.to_thread(fill, self._running[0].endpoint, keys, puts, value_bytes=value_bytes)
 
     @property
@@ -81,23 +81,23 @@ class Scene:
 
     @property
     def follower(self) -> Member:
-        """Return a member that does not lead."""
+        """Return a member that is not the leader."""
         leader = leader_of(self.cluster)
         return next(member for member in self.cluster.members if member is not leader)
 
     async def call(self, method: Method[Answer], request: Message, member: Member | None = None) -> Answer:
-        """Ask a member, the first that runs if none is named."""
+        """Call a method of a member; by default, the first running one."""
         async with Channel((member or self._running[0]).endpoint) as channel:
             data = await channel.unary(method.path, request.SerializeToString(), TIMEOUT_S)
         return method.response.FromString(data)
 
     async def read(self, member: Member | None = None) -> rpc_pb2.RangeResponse:
-        """Read linearizably, as soon as a member answers."""
+        """Make a linearizable read, retrying until a member answers."""
         request = rpc_pb2.RangeRequest(key=b"x")
         return await self.until(lambda: self.call(methods.RANGE, request, member))
 
     async def until(self, ask: Callable[[], Awaitable[Answer]], *, is_good: Callable[[Answer], bool] = bool) -> Answer:
-        """Ask until there is a good answer."""
+        """Repeat a request until the answer is good."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
@@ -109,19 +109,19 @@ class Scene:
                 await asyncio.sleep(POLL_S)
 
     async def caught_up(self, member: Member, source: Member) -> None:
-        """Wait until a member has applied what another has applied now."""
+        """Wait until a member has applied everything that another one has applied by now."""
         asked = rpc_pb2.StatusRequest()
         wanted = (await self.call(methods.STATUS, asked, source)).raftAppliedIndex
         ask = partial(self.call, methods.STATUS, asked, member)
         await self.until(ask, is_good=lambda answer: answer.raftAppliedIndex >= wanted)
 
     async def compact(self) -> None:
-        """Compact to the present, and wait for the end of it."""
+        """Compact to the current revision, and wait until the compaction has finished."""
         request = rpc_pb2.CompactionRequest(revision=(await self.read()).header.revision, physical=True)
         await self.call(methods.COMPACT, request)
 
     async def restarted(self, members: list[Member], end: Callable[[Member], object] = Member.kill) -> float:
-        """End members and start them again: seconds from the start to a linearizable read of each."""
+        """End members and start them again; return the seconds from the start to a linearizable read of each."""
         for member in members:
             await asyncio.to_thread(end, member)
         await asyncio.sleep(DOWN_S)
@@ -134,7 +134,7 @@ class Scene:
         return took_s
 
     async def writer_during(self, work: Callable[[], Awaitable[Any]]) -> Figures:
-        """Do something while the writer writes to all that run; what the writer saw, and how long it took."""
+        """Run an operation while the writer writes to all running members; return its figures and the duration."""
         writer = HonestProcess([member.endpoint for member in self._running], puts_per_s=PUTS_PER_S)
         try:
             await asyncio.sleep(QUIET_S)
@@ -156,7 +156,7 @@ class Scene:
         return {**names, "took s": took_s, "failed puts": seen["errors"]}
 
     def new_member(self) -> Member:
-        """Return one more, which the others do not know yet and which ends with the cluster."""
+        """Return a further member, still unknown to the others; it ends with the cluster."""
         first = self.cluster.members[0]
         member = Member(
             name=f"m{len(self.cluster.members)}", directory=self.cluster.directory, client_port=free_port(),
@@ -172,14 +172,14 @@ class Scene:
 
 
 async def restart_killed(scene: Scene) -> Figures:
-    """One follower after the other, by kill -9; and all at once."""
+    """Restart one follower after the other with kill -9; then all members at once."""
     await scene.fill(scene.count(KEYS))
     one = [await scene.restarted([scene.follower]) for _ in range(3)]
     return {"one member s": statistics.median(one), "all members s": await scene.restarted(scene.cluster.members)}
 
 
 async def defragment(scene: Scene) -> Figures:
-    """Half of the keys deleted, then every member defragmented, the leader last."""
+    """Delete half of the keys, then defragment every member, the leader last."""
     await scene.fill(scene.count(KEYS))
     deletion = rpc_pb2.DeleteRangeRequest(key=b"\0", range_end=b"\0")
     await scene.call(methods.DELETE_RANGE, deletion)
@@ -195,13 +195,13 @@ async def defragment(scene: Scene) -> Figures:
 
 
 async def compact(scene: Scene) -> Figures:
-    """A history of very many revisions of a thousand keys, compacted to the present, and waited for."""
+    """Compact a long history of a thousand keys to the current revision, and wait for the end."""
     await scene.fill(HISTORY_KEYS, puts=scene.count(KEYS))
     return await scene.writer_during(scene.compact)
 
 
 async def send_snapshot(scene: Scene) -> Figures:
-    """A follower was away for so long that the log does not reach back: it gets the database, under load."""
+    """Send a snapshot, under load, to a follower that missed more entries than the log still has."""
     await scene.fill(scene.count(COPIED_KEYS), 1024)
     follower, leader = scene.follower, leader_of(scene.cluster)
     follower.kill()
@@ -215,7 +215,7 @@ async def send_snapshot(scene: Scene) -> Figures:
 
 
 async def add_member(scene: Scene) -> Figures:
-    """A fourth member is added under load, and gets the database."""
+    """Add a fourth member under load, which receives the whole database."""
     await scene.fill(scene.count(COPIED_KEYS), 1024)
     leader = leader_of(scene.cluster)
 
@@ -231,7 +231,7 @@ async def add_member(scene: Scene) -> Figures:
 
 
 async def memory(scene: Scene) -> Figures:
-    """Own memory of a member: without keys, for each watcher of a key, for each key after a restart."""
+    """Private memory of a member: without keys, per watcher of a key, per key after a restart."""
     member = scene.follower
 
     def own_bytes() -> float:
@@ -252,7 +252,7 @@ async def memory(scene: Scene) -> Figures:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that operators do; its bars are figures of which raftkv's may not be above etcd's."""
+    """One operation; its bars are the figures in which raftkv must not exceed etcd."""
 
     run: Callable[[Scene], Coroutine[Any, Any, Figures]]
     bars: tuple[str, ...] = ("longest stall ms", "p99 ms")
@@ -272,7 +272,7 @@ BARS: Final = {name: row.bars for name, row in ROWS.items()}
 
 
 def measure(name: str, rounds: int, scale: float, problems: list[str]) -> dict[str, Figures]:
-    """Run all rounds of a row; medians by program. A program that fails is a problem, and has no figures."""
+    """Run all rounds of a row; return medians by program. A program that fails is reported as a problem."""
 
     def once(program: Program) -> Figures:
         try:
@@ -289,7 +289,7 @@ def measure(name: str, rounds: int, scale: float, problems: list[str]) -> dict[s
 
 
 def main() -> None:
-    """Measure, print, and end with 1 if a bar is missed."""
+    """Measure, print, and exit with 1 if a bar is missed."""
     shown = {name: (row.run.__doc__ or "").partition("\n")[0] for name, row in ROWS.items()}
     parser = parser_of(__doc__, shown, rounds=1, writes="the table of docs/reference/performance.md")
     parser.add_argument("--scale", type=float, default=1.0, help="of 1,000,000 keys, 256 MiB, 100,000 watchers")

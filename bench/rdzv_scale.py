@@ -1,16 +1,16 @@
-"""How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
+"""The duration of a rendezvous of many nodes, and its cost for the cluster: raftkv beside torch.
 
     python -m bench.rdzv_scale [--agents 64,256,1024] [--rounds 3] [--c10d 64]
 
-Three real members with fsync. All nodes of a run live on one event loop, so that the store and the protocol are
-measured rather than the nodes' Python: every node is a whole ``Participant`` with a lease, a key, two watches, its own
-view of the run. They share one connection a member, and what would cost each of them CPU on a machine of its own: a
-decoded record, and the members that a head leads to. So a read of ``round`` by all of them, as at the first gathering,
-is not measured here. A round: one node leaves; *again* is the time to the last survivor in the next generation, by the
-machine's clock, *cpu* the processor time of that, of the nodes' process and of the members: on a machine that others
-use too, the clock tells little. *calls* and *bytes* are the most that a survivor needs.
+Three real members with fsync. All nodes of a run share one event loop, so that the store and the protocol are measured
+rather than the nodes' Python: every node is a complete ``Participant`` with a lease, a key, two watches, and a separate
+view of the run. The nodes share one connection per member. They also share work that each would do on a separate
+machine: decoding a record, and computing the members of a head. So a read of ``round`` by all nodes, as at the first
+gathering, is not measured here. A round: one node leaves; *again* is the time until the last survivor is in the next
+generation, *cpu* the processor time of the nodes' process and of the members for that (on a machine shared with other
+work, the time alone means little). *calls* and *bytes* are the maximum that a survivor needs.
 
-Of torch's dynamic rendezvous (one TCPStore, without replication; no processes either) it measures rounds of
+For torch's dynamic rendezvous (one TCPStore without replication; also without processes), it measures rounds of
 ``next_rendezvous`` of all nodes, and counts their store calls.
 """
 
@@ -43,17 +43,17 @@ from raftkv.training.rendezvous.world import Roster
 from tests.procs import RAFTKV, Cluster
 
 CALLS_MAX = 6
-"""Calls of a survivor in a round that a rendezvous may cost."""
+"""Maximum number of store calls of a survivor in one round."""
 LEASE_TTL_S = 10
 C10D_LIMIT_S = 60.0
 RUN = "scale"
 AT_ONCE = 128
-"""Nodes that register side by side."""
+"""Number of nodes that register concurrently."""
 ROUND_LIMIT_S = 300.0
 
 
 class Counted(ClientControl):
-    """A node's way to the store, with what it costs; a read that is under way is made once for all."""
+    """A node's connection to the store, which counts calls and bytes; concurrent equal reads are made only once."""
 
     under_way: ClassVar[dict[tuple[int, Operation], asyncio.Task[TxnResult]]] = {}
 
@@ -93,7 +93,7 @@ class Counted(ClientControl):
 
 @contextmanager
 def shared_decoding() -> Iterator[None]:
-    """Let the nodes of this process share what each would decode and compute for itself."""
+    """Let the nodes of this process share the results of decoding and computation that are equal for all."""
     decode, after = functools.lru_cache(4)(GenerationRecord.decode), Roster.after
     rosters: dict[tuple[str, str], Roster | None] = {}
     by_members: dict[int, Roster] = {}
@@ -119,7 +119,7 @@ def shared_decoding() -> Iterator[None]:
 
 
 class Agents:
-    """All nodes, and what they have reached."""
+    """All nodes, and their progress."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -206,16 +206,16 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int) -> tuple[Any, ...]
 
 
 def measure(nodes: int, rounds: int) -> tuple[Any, ...]:
-    """Return the row of one size, on a cluster of its own."""
+    """Return the row of one size, measured on a fresh cluster."""
     with Cluster(RAFTKV.with_flags("--log-level", "error", "--lease-min-ttl=1"), size=3) as cluster, shared_decoding():
         return asyncio.run(_measure(cluster, nodes, rounds))
 
 
-# ---- torch's own dynamic rendezvous: one TCPStore, and a handler with a connection of its own on each thread
+# ---- torch's own dynamic rendezvous: one TCPStore, and a handler with a separate connection on each thread
 
 
 def c10d_rounds(nodes: int, rounds: int) -> None:
-    """Tell what each round took, up to the first that takes too long."""
+    """Report the duration of each round, up to the first that takes too long."""
     from torch.distributed import TCPStore
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -257,7 +257,7 @@ def c10d_rounds(nodes: int, rounds: int) -> None:
 
 
 def measure_c10d(nodes: int, rounds: int) -> list[tuple[Any, ...]]:
-    """Return a row for each round of torch's own; its process is killed, for its keep-alive timers would go on."""
+    """Return a row for each of torch's rounds; its process is then killed, because keep-alive timers continue."""
     worker = Worker("bench.rdzv_scale", "--c10d-worker", str(nodes), "--rounds", str(rounds))
     rows: list[tuple[Any, ...]] = []
     try:
@@ -276,7 +276,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measure all sizes, and end with 1 if a survivor needs too many calls."""
+    """Measure all sizes, and exit with 1 if a survivor needs too many calls."""
     parser = parser_of(__doc__, rounds=3)
     parser.add_argument("--agents", type=_sizes, default="64,256,1024", help="numbers of nodes, comma-separated")
     parser.add_argument("--c10d", type=_sizes, default="64", help="sizes for torch's own rendezvous; empty: none")

@@ -1,4 +1,4 @@
-"""What benches print and keep: medians, tables in Markdown, pages of the documentation, plots."""
+"""The output of benches: medians, Markdown tables, pages of the documentation, plots."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TABLES = {
     "registry": ROOT / "docs" / "training" / "checkpoints.md",
     "restart": ROOT / "docs" / "training" / "index.md",
 }
-"""Where the table of each benchmark stands, between markers of its name."""
+"""The page with the table of each benchmark, which is between markers with the benchmark's name."""
 
 Figures = Mapping[str, float]
 
 
 def machine() -> dict[str, Any]:
-    """Say what the figures were measured on."""
+    """Return a description of the machine."""
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -52,7 +52,7 @@ def medians(seen: Sequence[Figures]) -> dict[str, float]:
 
 
 def latencies_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50, p99 and the longest of some times, in milliseconds; zeros if there are none."""
+    """Return p50, p99 and the maximum of some times, in milliseconds; zeros if there are none."""
     times = list(seconds) or [0.0]
     cuts = statistics.quantiles(times * 2 if len(times) == 1 else times, n=100, method="inclusive")
     return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "max_ms": max(times) * 1e3}
@@ -62,7 +62,7 @@ def latencies_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
-    """Return a table; its first columns hold texts, the others numbers, to the right."""
+    """Return a Markdown table; the first columns are texts, the others right-aligned numbers."""
     lines = [headings, ["---"] * texts + ["---:"] * (len(headings) - texts), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -70,22 +70,22 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]], texts: i
 Rows = Mapping[str, Mapping[str, Figures]]
 """Figures by row and program."""
 Bars = Mapping[str, Sequence[str]]
-"""By row, the figures of which raftkv's may not be above etcd's."""
+"""By row, the figures in which raftkv must not exceed etcd."""
 
 
 def _pairs(rows: Rows) -> Iterator[tuple[str, str, float | None, float | None]]:
-    """Yield row, name of the figure, etcd's, raftkv's."""
+    """Yield the row, the name of the figure, etcd's value, and raftkv's."""
     for row, programs in rows.items():
         etcd, raftkv = (programs.get(program, {}) for program in ("etcd", "raftkv"))
         yield from ((row, name, etcd.get(name), raftkv.get(name)) for name in raftkv or etcd)
 
 
 def beside(rows: Rows, titles: Mapping[str, tuple[str, str]], bars: Bars | None = None) -> str:
-    """Return the table of figures of raftkv beside etcd's; ratios that have a bar are bold.
+    """Return the table of raftkv's figures beside etcd's; ratios with a bar are bold.
 
     Arguments:
         rows: the figures.
-        titles: of figures, and the formats of their values; without one the name stands as it is.
+        titles: titles of figures, and the formats of their values; a figure without a title keeps its name.
         bars: see ``Bars``.
     """
     lines = []
@@ -107,7 +107,7 @@ def missed(rows: Rows, bars: Bars) -> list[str]:
 
 
 def write_table(text: str, name: str) -> None:
-    """Put a table between the markers of its name."""
+    """Write a table between the markers with its name."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     page = TABLES[name]
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
@@ -118,7 +118,7 @@ def write_table(text: str, name: str) -> None:
 
 
 def finish(text: str, problems: Sequence[str] = (), table: str = "") -> NoReturn:
-    """Print the result and what is wrong with it, write the table of that name, and exit: with 1 on a problem."""
+    """Print the result and the problems, write the table with this name, and exit: with 1 if there are problems."""
     print(text)
     if table:
         write_table(text, table)
@@ -138,13 +138,13 @@ def keep(path: Path, results: object) -> None:
 def parser_of(
     module_doc: str | None, rows: Sequence[str] | Mapping[str, str] = (), *, rounds: int = 0, writes: str = ""
 ) -> argparse.ArgumentParser:
-    """Return a parser whose help is the text of the bench.
+    """Return a parser whose help is the bench's docstring.
 
     Arguments:
-        module_doc: the text.
-        rows: names for ``--rows``, with what they are if known; all of them are the default.
-        rounds: default of ``--rounds``; 0: the bench has none.
-        writes: what ``--write`` keeps; empty: the bench keeps nothing.
+        module_doc: docstring of the bench.
+        rows: names for ``--rows``, with descriptions if known; the default is all.
+        rounds: default of ``--rounds``; 0: no such flag.
+        writes: description of what ``--write`` writes; empty: no such flag.
     """
     parser = argparse.ArgumentParser(description=module_doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(rows, Mapping):
@@ -159,7 +159,7 @@ def parser_of(
 
 
 def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return what reads names that are separated by commas, for an argument."""
+    """Return an argument type for comma-separated names."""
     names = list(known)
 
     def split(text: str) -> list[str]:
@@ -182,13 +182,13 @@ STYLE = {
     "legend.frameon": False, "figure.constrained_layout.use": True, "savefig.dpi": 130,
     "svg.fonttype": "none", "svg.hashsalt": "raftkv",
 }  # fmt: skip
-"""How all plots of bars look."""
+"""The common style of all bar plots."""
 
 
 def plot_bars(
     path: Path, title: str, what: str, bars: Sequence[tuple[str, float | None, str, str]], start: float = 0.0
 ) -> None:
-    """Draw bars from a line on: name, end (None: no bar), text beside it, colour."""
+    """Draw bars that start at a line: name, end (None: no bar), text beside the bar, colour."""
     with drawing(path, title, 0.32 * len(bars) + 1.3) as (axes,):
         for place, (_, value, text, colour) in enumerate(bars):
             end = start if value is None else value
@@ -204,7 +204,7 @@ def plot_bars(
 
 @contextmanager
 def drawing(path: Path, title: str, height: float, panels: int = 1) -> Iterator[Any]:
-    """Write what the block draws on the axes, one for each panel, to a file, in the common style."""
+    """Yield axes, one for each panel, in the common style; write the drawing to a file at the end of the block."""
     try:
         import matplotlib as mpl
     except ImportError:

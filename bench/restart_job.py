@@ -1,12 +1,12 @@
-"""A training job whose processes can be hurt: agents of torchrun, their workers, and what the workers have noted.
+"""A training job for fault tests: torchrun agents, their workers, and the workers' notes.
 
     with Job(backend, endpoint, directory, "job1") as job:
         job.start("a"); job.start("b"); job.start("c")
         world = job.wait_world(3, after=0.0)
-        world.first_step_s                      # CLOCK_MONOTONIC, which all processes of the machine share
+        world.first_step_s                      # CLOCK_MONOTONIC, which is common to all processes of the machine
 
-Every worker of `examples/train_allreduce.py` writes a file with the time of each step. A *world* is what began
-together: as many files as its size, one of each rank, all with a first step.
+Every worker of `examples/train_allreduce.py` writes the time of each step to a file. A *world* is a set of workers that
+began together: as many files as the world size, one for each rank, all with a first step.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ POLL_S = 0.01
 RESTARTS = 1000
 LOG_TAIL = 1500
 HOST = "n0"
-"""The node that `--rdzv-endpoint` of c10d names: it keeps that rendezvous."""
+"""The node named in `--rdzv-endpoint` of c10d; it hosts that rendezvous."""
 
 
 class Unrecovered(Exception):
-    """A world did not come in time, or the job has died; the text says which."""
+    """A world did not form in time, or the job has died; the text says which."""
 
 
 @dataclass(frozen=True)
 class Backend:
     """A rendezvous to compare: its name here, torch's name, and its settings.
 
-    With ``on_gpu`` the workers talk by NCCL and share the one GPU of this machine: NCCL takes a GPU once a host, so
-    each node says that it is a host of its own.
+    With ``on_gpu`` the workers communicate with NCCL and share the one GPU of this machine. NCCL accepts each GPU once
+    per host, so each node claims to be a separate host.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Backend:
     conf: str
     environment: tuple[tuple[str, str], ...] = ()
     cap_s: float = 60.0
-    """A trial is given up after so long."""
+    """Seconds after which a trial is aborted."""
     on_gpu: bool = False
     rest_s: float = 0.0
-    """Before each fault: what is started ahead has imported torch by then."""
+    """Seconds before each fault, in which standby workers finish importing torch."""
 
 
-# Ten faults of one node in a row would have it left out.
+# With the default limit, a node would be excluded after ten faults.
 _RAFTKV_CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=2,fault_limit=0"
 _C10D_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 _SHARED_OFF = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
@@ -79,7 +79,7 @@ BACKENDS = {
 
 @dataclass(frozen=True)
 class Steps:
-    """What one worker has noted."""
+    """The notes of one worker."""
 
     pid: int
     generation: int
@@ -88,39 +88,39 @@ class Steps:
     first_s: float
     last_s: float
     gap_s: float
-    """The longest time between two steps."""
+    """The longest time between two steps, in seconds."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Workers that began together, in the order of ranks."""
+    """Workers that began together, in order of rank."""
 
     workers: tuple[Steps, ...]
 
     @property
     def first_step_s(self) -> float:
-        """When the last of them had done its first step."""
+        """Time at which the last worker had done its first step."""
         return max(worker.first_s for worker in self.workers)
 
     @property
     def started_s(self) -> float:
-        """When the last of their processes was started, to 0.01 s; what comes after is Python, torch and gloo."""
+        """Time at which the last process was started, to 0.01 s; the time after it is for Python, torch and gloo."""
         return max(_started_s(worker.pid) for worker in self.workers)
 
     @property
     def generation(self) -> int:
-        """The number that raftkv counts; 0 with other rendezvous."""
+        """The generation number of raftkv; 0 with other rendezvous."""
         return self.workers[0].generation
 
 
 def _started_s(pid: int) -> float:
-    """When a process was started, by the clock of `time.monotonic` (unless the machine has slept)."""
+    """Return the start time of a process, on the clock of `time.monotonic` (unless the machine was suspended)."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def read_steps(path: Path, since: float = 0.0) -> Steps | None:
-    """A worker's file; None: it has no whole line yet."""
+    """Return the notes in a worker's file; None if there is no complete line yet."""
     generation, _, pid = path.stem.split("-")
     lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     whole = [line for line in lines if len(line) == 4 and "." in line[3]]
@@ -133,7 +133,7 @@ def read_steps(path: Path, since: float = 0.0) -> Steps | None:
 
 
 class Agent:
-    """One torchrun: a node of the job."""
+    """One torchrun process: a node of the job."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -144,7 +144,7 @@ class Agent:
 
     @property
     def workers(self) -> list[int]:
-        """Its children."""
+        """Its child processes."""
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         with contextlib.suppress(OSError):
             return [int(pid) for pid in path.read_text(encoding="ascii").split()]
@@ -152,31 +152,31 @@ class Agent:
 
     @property
     def is_running(self) -> bool:
-        """It has not ended."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def kill_worker(self) -> None:
-        """`kill -9` of its workers that have trained, not of those that are started ahead."""
+        """`kill -9` of its workers that have trained, but not of standby workers."""
         noted = {int(path.stem.rpartition("-")[2]) for path in (self.log.parent / "steps").glob("*.steps")}
         _signal(noted.intersection(self.workers), signal.SIGKILL)
 
     def kill_node(self) -> None:
-        """`kill -9` of all of it, as when a machine loses power."""
+        """`kill -9` of the agent and its workers, as when a machine loses power."""
         self.kill_agent()
         _signal(self._left, signal.SIGKILL)
 
     def kill_agent(self) -> None:
-        """`kill -9` of the agent alone: its workers still run."""
+        """`kill -9` of the agent only; its workers continue to run."""
         self._left = self.workers
         self.process.kill()
         self.process.wait()
 
     def freeze(self) -> None:
-        """Stop all of it (SIGSTOP)."""
+        """Stop the agent and its workers (SIGSTOP)."""
         _signal((*self.workers, self.process.pid), signal.SIGSTOP)
 
     def recover(self) -> None:
-        """Thaw it, and kill workers that have outlived it."""
+        """Resume the processes, and kill workers that have outlived the agent."""
         if self.is_running:
             _signal((*self.workers, self.process.pid), signal.SIGCONT)
         _signal(self._left, signal.SIGKILL)
@@ -189,13 +189,13 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 class Job:
-    """See the module.
+    """A training job; see the module.
 
     Arguments:
-        backend: the rendezvous.
-        endpoint: for `--rdzv-endpoint`.
-        directory: for logs and notes; it is made.
-        run_id: of the job.
+        backend: rendezvous of the job.
+        endpoint: value of `--rdzv-endpoint`.
+        directory: directory for logs and notes; it is created.
+        run_id: id of the job.
     """
 
     def __init__(self, backend: Backend, endpoint: str, directory: Path, run_id: str) -> None:
@@ -208,7 +208,7 @@ class Job:
         (directory / "steps").mkdir(parents=True)
 
     def start(self, name: str) -> None:
-        """Start an agent, also one of that name again."""
+        """Start an agent; the name may be that of an earlier agent."""
         command = [
             *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={self.backend.rdzv}"),
             *(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.run_id}", "--nnodes=2:4", "--nproc-per-node=1"),
@@ -231,34 +231,34 @@ class Job:
 
     @property
     def running(self) -> list[Agent]:
-        """Agents that have not ended."""
+        """Agents that are running."""
         return [agent for agent in self.agents.values() if agent.is_running]
 
     def victim(self, world: World) -> Agent:
-        """A node that is not the first: with c10d not the one that keeps the rendezvous."""
+        """A node other than the first; with c10d, the first one hosts the rendezvous."""
         agents = [self.of_rank(world, rank) for rank in (1, 2)]
         return next(agent for agent in agents if self.backend.rdzv == "raftkv" or agent.name != HOST)
 
     def first(self, world: World) -> Agent:
-        """The node of rank 0; with c10d the one that keeps the rendezvous."""
+        """The node of rank 0; with c10d, the host of the rendezvous."""
         return self.of_rank(world, 0) if self.backend.rdzv == "raftkv" else self.agents[HOST]
 
     def of_rank(self, world: World, rank: int) -> Agent:
-        """The agent whose worker has a rank."""
+        """The agent whose worker has a given rank."""
         pid = world.workers[rank].pid
         return next(agent for agent in self.running if pid in agent.workers)
 
     def steps(self, after: float, since: float = 0.0) -> list[Steps]:
-        """Notes of workers whose first step came after a moment."""
+        """Notes of the workers whose first step came after a given time."""
         paths = (self.directory / "steps").glob("*.steps")
         found = [steps for path in paths if (steps := read_steps(path, since)) is not None]
         return [steps for steps in found if steps.first_s > after]
 
     def wait_world(self, size: int, after: float, cap_s: float | None = None) -> World:
-        """The first whole world of a size that began after a moment.
+        """Return the first complete world of a size that began after a given time.
 
         Raises:
-            Unrecovered: it did not come in time, or all agents have ended.
+            Unrecovered: it did not form in time, or all agents have ended.
         """
         limit_s = cap_s or self.backend.cap_s
         deadline = time.monotonic() + limit_s
@@ -274,12 +274,12 @@ class Job:
         raise Unrecovered(f"not within {limit_s:g} s")
 
     def logs(self) -> str:
-        """The ends of what the agents have printed."""
+        """Return the ends of the agents' logs."""
         texts = {name: agent.log.read_text(encoding="utf-8", errors="replace") for name, agent in self.agents.items()}
         return "\n".join(f"--- {name}\n{text[-LOG_TAIL:]}" for name, text in texts.items())
 
     def finish(self, timeout_s: float = 60.0) -> dict[str, int | None]:
-        """Let the job end; returns the agents' exit statuses, None for one that did not end."""
+        """Let the job end; return the agents' exit statuses, None for one that did not end."""
         self._stop_file.touch()
         deadline = time.monotonic() + timeout_s
         statuses: dict[str, int | None] = {}
@@ -300,27 +300,28 @@ class Job:
                 agent.kill_node()
 
 
-# ---- faults: how each is done, what must follow, and how the job is made whole again
+# ---- faults: how each is injected, what must follow, and how the job is restored
 #
-# A trial starts from a whole world of three. After the fault it waits for the next whole world, watches for a while
-# that no further one begins, checks what must hold, and brings back what was killed.
+# A trial starts from a complete world of three. After the fault it waits for the next complete world, watches for a
+# while that no further world begins, checks the invariants, and restores the killed processes.
 
 NODES = 3
 SETTLE_S = 1.0
-"""For so long after recovery no further round may begin."""
+"""Seconds after recovery in which no further round may begin."""
 GAP_WATCH_S = 4.0
-"""For so long after the loss of the leader alone steps are watched."""
+"""Seconds for which steps are watched after the loss of only the leader."""
 
 
 @dataclass
 class Outcome:
-    """What a trial has shown.
+    """The result of a trial.
 
     Attributes:
-        seconds: from the fault to the first allreduce of the next world; of the leader alone: the longest step.
-        rounds: that began because of it; -1: not known with this rendezvous.
-        respawn_s: of the seconds, until the processes of the next world were started: detection and rendezvous.
-        problems: what should not have been.
+        seconds: from the fault to the first allreduce of the next world; if only the leader was killed, the longest
+            step.
+        rounds: number of rounds caused by the fault; -1: unknown with this rendezvous.
+        respawn_s: part of ``seconds`` until the next processes were started: detection and rendezvous.
+        problems: violated expectations.
     """
 
     seconds: float
@@ -331,16 +332,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault.
+    """A kind of fault.
 
     Attributes:
-        name: as on the command line.
-        hurt: what becomes of a node; None: nothing.
-        size: of the next world.
-        bar_s: median that is aimed at.
-        rounds: that must begin.
-        is_first: the node is that of rank 0, with c10d the one that keeps the rendezvous; else another.
-        needs_cluster: the leader of the cluster is killed.
+        name: name on the command line.
+        hurt: what to do to a node; None: nothing.
+        size: size of the next world.
+        bar_s: target of the median, in seconds.
+        rounds: number of rounds that must begin.
+        is_first: whether the node is that of rank 0 (with c10d, the host of the rendezvous) or another one.
+        needs_cluster: whether the leader of the cluster is killed.
     """
 
     name: str
@@ -352,7 +353,7 @@ class Fault:
     needs_cluster: bool = False
 
     def strike(self, job: Job, world: World, cluster: Cluster | None) -> Callable[[], None]:
-        """Do it; returns what brings back what was lost."""
+        """Inject the fault; return a function that restores what was killed."""
         member = leader_of(cluster) if self.needs_cluster else None
         agent = job.first(world) if self.is_first else job.victim(world)
         if member is not None:
@@ -385,10 +386,10 @@ FAULTS = {
 
 
 def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> tuple[Outcome, World]:
-    """One trial; returns what it has shown, and the world that is whole again after it.
+    """Run one trial; return its outcome, and the complete world after the restoration.
 
     Raises:
-        Unrecovered: no world came.
+        Unrecovered: no world formed.
     """
     before = world
     threading.Event().wait(job.backend.rest_s)
@@ -407,7 +408,7 @@ def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> 
         world = job.wait_world(NODES, returned_at, cap_s=max(60.0, job.backend.cap_s))
     else:
         world = after
-    threading.Event().wait(SETTLE_S / 2)  # a node that has just come back gets its lease and connections
+    threading.Event().wait(SETTLE_S / 2)  # a node that has just returned gets its lease and connections
     return outcome, world
 
 
@@ -418,7 +419,7 @@ def _watch_gap(job: Job, world: World, struck_at: float) -> Outcome:
 
 
 def _check(fault: Fault, job: Job, before: World, after: World, struck_at: float, outcome: Outcome) -> None:
-    """Check that each round is there once, and that no rank is there twice or in two worlds."""
+    """Check that each round occurs once, and that no rank occurs twice or in two worlds."""
     newer = job.steps(struck_at)
     if job.backend.rdzv == "raftkv":
         outcome.rounds = max((one.generation for one in newer), default=before.generation) - before.generation

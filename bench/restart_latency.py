@@ -1,19 +1,19 @@
-"""How long a training job stands still after a fault: from the kill to the first allreduce of the next world.
+"""How long a fault interrupts a training job: from the kill to the first allreduce of the next world.
 
     python -m bench.restart_latency [--backend raftkv,c10d,c10d-tuned] [--rows worker,node,...] [--trials 10] [--write]
 
 Three members of raftkv with fsync, three agents of torchrun (`--nnodes=2:4`, one worker each, gloo) that run
-`examples/train_allreduce.py`, all on this machine. `node0` is the node of rank 0, with c10d the one that keeps its
-rendezvous; `respawn_s` is the part until the next workers were started: the rest is Python, torch and gloo.
+`examples/train_allreduce.py`, all on this machine. `node0` is the node of rank 0, which with c10d hosts the rendezvous;
+`respawn_s` is the part until the next workers were started: the rest is Python, torch and gloo.
 
-Backends: `raftkv`; `raftkv-prefork`: with workers started ahead; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose
-leases last 2 s at least; `c10d`: torch's own with its defaults, one trial; `c10d-tuned`: its store not shared with
-workers, last call 2 s, keep-alive 1 s x 3. Trials are given up after 60 s, with c10d after 120 s. `raftkv-nccl`,
-`c10d-nccl` (tuned): workers on the GPU, by NCCL.
+Backends: `raftkv`; `raftkv-prefork`: with standby workers; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose
+minimum lease TTL is 2 s; `c10d`: torch's own with its defaults, one trial; `c10d-tuned`: its store not shared with
+workers, last call 2 s, keep-alive 1 s x 3. Trials are aborted after 60 s, with c10d after 120 s. `raftkv-nccl`,
+`c10d-nccl` (tuned): workers on the GPU, with NCCL.
 
-`--write` keeps the results: `bench/restart_results.json`, `docs/training/restart.png`, the table of
-`docs/training/index.md`. The exit status is 1 if anything was wrong: not one round for each fault, a rank twice, a
-worker in two worlds, an agent that did not end with 0, keys left over, a median of raftkv's above its bar.
+`--write` stores the results: `bench/restart_results.json`, `docs/training/restart.png`, the table of
+`docs/training/index.md`. The exit status is 1 on any problem: not exactly one round for each fault, a rank twice, a
+worker in two worlds, an agent with an exit status other than 0, leftover keys, a median of raftkv above its bar.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ PLOT = ROOT / "docs" / "training" / "restart.png"
 COLOURS = {"raftkv": "#2a6f97", "raftkv-prefork": "#014f86", "c10d": "#bc4749", "c10d-tuned": "#e9a178"}
 DEFAULT_BACKENDS = ("raftkv", "c10d", "c10d-tuned")
 C10D_TRIALS = {"c10d": 1, "c10d-tuned": 3}
-"""At most so many: each may take two minutes."""
+"""Maximum number of trials, because each may take two minutes."""
 
-# ---- what is shown and kept
+# ---- output
 
 
 @dataclass(frozen=True)
 class Line:
-    """One fault with one backend.
+    """The results of one fault with one backend.
 
     Attributes:
         fault, backend: names.
         median_s, max_s: from the fault to the first allreduce of the next world; None: never.
-        rounds_per_fault: None: not known with this rendezvous.
+        rounds_per_fault: None: unknown with this rendezvous.
         respawn_s: median until the next workers were started.
-        trials: that ended.
-        verdict: why there were no more.
-        bar_s: median that raftkv aims at.
+        trials: number of completed trials.
+        verdict: why there were no more trials.
+        bar_s: raftkv's target of the median.
     """
 
     fault: str
@@ -70,7 +70,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """What a cell of the table says."""
+        """Text of the table cell."""
         if self.median_s is None:
             return self.verdict or "never"
         text = f"{self.median_s:.2f} s (max {self.max_s:.2f})"
@@ -78,7 +78,7 @@ class Line:
 
 
 def table(lines: Sequence[Line], facts: dict[str, Any]) -> str:
-    """A row for each fault, a column for each rendezvous."""
+    """Return the table with a row for each fault and a column for each rendezvous."""
     backends = list(dict.fromkeys(line.backend for line in lines))
     rows = []
     for fault in dict.fromkeys(line.fault for line in lines):
@@ -95,7 +95,7 @@ def table(lines: Sequence[Line], facts: dict[str, Any]) -> str:
 
 
 def plot(lines: Sequence[Line]) -> None:
-    """Draw bars of seconds; a job that did not come back has no bar, but the reason."""
+    """Draw bars of seconds; a job that did not recover has the reason instead of a bar."""
     what = "seconds from the fault to the first allreduce of the next world (median)"
     faults = list(dict.fromkeys(line.fault for line in lines))
     bars = []
@@ -106,7 +106,7 @@ def plot(lines: Sequence[Line]) -> None:
 
 
 def write(lines: Sequence[Line], facts: dict[str, Any]) -> list[Line]:
-    """Keep what was measured in place of what was kept of it, and draw the plot; returns all that is kept."""
+    """Replace the stored results of the measured lines, and draw the plot; return all stored lines."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8"))["lines"] if RESULTS.exists() else []
     merged = {(line.fault, line.backend): line for line in [*(Line(**one) for one in kept), *lines]}
     keep(RESULTS, {"machine": facts, "lines": [asdict(line) for line in merged.values()]})
@@ -114,19 +114,19 @@ def write(lines: Sequence[Line], facts: dict[str, Any]) -> list[Line]:
     return list(merged.values())
 
 
-# ---- what is measured
+# ---- measurement
 
 
 @dataclass
 class Trials:
-    """What the trials of one fault have shown."""
+    """The outcomes of one fault's trials."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     verdict: str = ""
 
     def line(self, fault: Fault, backend: Backend) -> Line:
-        """Take the medians."""
+        """Return the medians."""
         seconds = [outcome.seconds for outcome in self.outcomes]
         rounds = [outcome.rounds for outcome in self.outcomes]
         respawns = [outcome.respawn_s for outcome in self.outcomes if outcome.respawn_s is not None]
@@ -144,7 +144,7 @@ class Trials:
 
 
 def measure(backend: Backend, faults: Sequence[str], trials: int) -> Iterator[tuple[Line, list[str]]]:
-    """All faults with one backend, on one cluster, a fresh job for each; yields each one's line, and what was wrong."""
+    """Measure all faults with one backend, on one cluster, a fresh job for each; yield each line and its problems."""
     count = min(trials, C10D_TRIALS.get(backend.name, trials))
     with ExitStack() as stack:
         cluster = None
@@ -165,7 +165,7 @@ def measure(backend: Backend, faults: Sequence[str], trials: int) -> Iterator[tu
 
 
 def _run_job(fault: Fault, backend: Backend, cluster: Cluster | None, directory: Path, count: int) -> Trials:
-    """A fresh job, and ``count`` times the fault."""
+    """Inject a fault ``count`` times into a fresh job."""
     endpoint = f"127.0.0.1:{free_port()}" if cluster is None else ",".join(cluster.endpoints)
     done, problems = Trials(), []
     with Job(backend, endpoint, directory, f"bench-{fault.name.replace('+', '-')}") as job:
@@ -193,7 +193,7 @@ def _run_job(fault: Fault, backend: Backend, cluster: Cluster | None, directory:
 
 
 def _left_over(cluster: Cluster | None, run_id: str) -> list[str]:
-    """Keys of the run that should be gone: all but its record, so that generations never go back."""
+    """Return leftover keys of the run; only its record may stay, so that generation numbers never decrease."""
     if cluster is None:
         return []
     prefix = f"/raftkv/train/{run_id}/"

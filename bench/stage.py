@@ -1,4 +1,4 @@
-"""What benches run: raftkv and etcd in turn, the load generator, processes that answer, figures of ``/proc``."""
+"""Tools for benches: raftkv and etcd in turn, the load generator, worker processes, values from ``/proc``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.procs import ETCD, RAFTKV, ROOT, Program
 
 _QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
 PROGRAMS: Final = (ETCD.with_flags(*_QUOTA), RAFTKV.with_flags("--log-level", "warn", *_QUOTA))
-"""Both get the same settings; logs are quiet so that they cost nothing."""
+"""Both get the same settings; logging is reduced so that it costs nothing."""
 NAMES: Final = tuple(program.name for program in PROGRAMS)
 PATIENCE_S: Final = 300.0
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 
 def in_turn(items: Iterable[T], number: int) -> list[T]:
-    """Return the items in the order of a round: who goes first changes, so that a drift of the machine favours none."""
+    """Return the items in the order of a round, reversed in every other one, so that drift favours none."""
     return list(items)[:: -1 if number % 2 else 1]
 
 
 def alternate(rounds: int, measure: Callable[[Program], T], names: Sequence[str] = NAMES) -> dict[str, list[T]]:
-    """Measure the named programs in every round; return what each round found, by program."""
+    """Measure the named programs in every round; return the results of each round by program."""
     programs = [program for program in PROGRAMS if program.name in names]
     seen: dict[str, list[T]] = {program.name: [] for program in programs}
     for number in range(rounds):
@@ -47,12 +47,12 @@ def alternate(rounds: int, measure: Callable[[Program], T], names: Sequence[str]
 
 
 def progress(text: str) -> None:
-    """Say what goes on, beside the results."""
+    """Print progress, separately from the results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files as it may."""
+    """Raise this process's limit on open files to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -61,7 +61,7 @@ def allow_many_files() -> None:
 
 
 def leader_of(cluster: Any) -> Any:
-    """Return the member that leads, once one does; of a ``Cluster`` or a ``LocalCluster``."""
+    """Return the leader, once there is one; of a ``Cluster`` or a ``LocalCluster``."""
     pause = threading.Event()
     with raftkv.connect(cluster.endpoints) as kv:
         while True:
@@ -72,12 +72,12 @@ def leader_of(cluster: Any) -> Any:
 
 
 def number_of_leader(cluster: Any) -> int:
-    """Return the place of the leader among the members, from 0."""
+    """Return the position of the leader among the members, from 0."""
     return int(cluster.members.index(leader_of(cluster)))
 
 
 def memory_mib(pid: int | str) -> dict[str, float]:
-    """Return the memory of a process: its own, all that is resident, and the height of that."""
+    """Return the memory of a process: private, resident, and peak resident."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines())
     return {name: int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "VmRSS", "VmHWM")}
 
@@ -89,7 +89,7 @@ def processor_s(pid: int) -> float:
 
 
 def pids_of(cluster: Any) -> list[int]:
-    """Return the processes of the members that run."""
+    """Return the process ids of the running members."""
     return [member.process.pid for member in cluster.members if member.process is not None]
 
 
@@ -99,7 +99,7 @@ def pids_of(cluster: Any) -> list[int]:
 def load(
     endpoints: Sequence[str], words: str, *flags: str, clients: int, connections: int, total: int
 ) -> dict[str, Any]:
-    """Have ``raftkvctl bench`` make a load; return what it measured.
+    """Run ``raftkvctl bench`` and return its results.
 
     Raises:
         SystemExit: it failed.
@@ -114,7 +114,7 @@ def load(
 
 
 def fill(endpoint: str, keys: int, puts: int = 0, *, key_bytes: int = 64, value_bytes: int = 256) -> None:
-    """Put every key once, or as often as it takes to make so many puts."""
+    """Put every key once, or repeatedly up to a total number of puts."""
     sizes = (f"--key-size={key_bytes}", f"--val-size={value_bytes}", f"--key-space-size={keys}")
     words = "put --sequential-keys --keep-keys"
     load([endpoint], words, *sizes, clients=500, connections=50, total=puts or keys)
@@ -123,7 +123,7 @@ def fill(endpoint: str, keys: int, puts: int = 0, *, key_bytes: int = 64, value_
 async def open_watches(
     stack: AsyncExitStack, channel: Channel, keys: Sequence[bytes], **options: Any
 ) -> AsyncIterator[bytes]:
-    """Open a stream with a watch of each key, which stays until the stack is closed; return it, to read events."""
+    """Open a stream with a watch of each key; it stays open until the stack is closed. Return it for reading events."""
     stream = await stack.enter_async_context(channel.stream("/etcdserverpb.Watch/Watch"))
 
     async def send() -> None:
@@ -131,7 +131,7 @@ async def open_watches(
             create = rpc_pb2.WatchCreateRequest(key=key, **options)
             await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
 
-    sending = asyncio.create_task(send())  # beside reading: a server whose answers wait takes no more requests
+    sending = asyncio.create_task(send())  # concurrently: a server with unread answers stops accepting requests
     created = 0
     while created < len(keys):
         created += rpc_pb2.WatchResponse.FromString(await anext(stream)).created
@@ -139,18 +139,18 @@ async def open_watches(
     return stream
 
 
-# ---- processes that answer
+# ---- worker processes
 
 
 def tell(**facts: Any) -> None:
-    """Answer the bench that started this process: one line of JSON."""
+    """Send one line of JSON to the bench that started this process."""
     print(json.dumps(facts), flush=True)
 
 
 def share_gpu(device: str) -> Any:
     """Return the GPU that all workers share over NCCL's sockets; None on the CPU.
 
-    NCCL takes a GPU once a host, so each worker says that it is a host of its own.
+    NCCL accepts each GPU once per host, so each worker claims to be a separate host.
     """
     if device != "cuda":
         return None
@@ -161,12 +161,12 @@ def share_gpu(device: str) -> Any:
 
 
 class Worker:
-    """A module of the benches in a process of its own: a word a line goes in, JSON a line comes out.
+    """A module of the benches in a separate process; its input is one word per line, its output JSON lines.
 
     Arguments:
-        module: its name; the process begins with ``python -m``.
-        arguments: of it.
-        said: where lines are put beside the worker; None: a queue of its own.
+        module: name of the module, run with ``python -m``.
+        arguments: arguments of the module.
+        said: queue for its output lines, each with the worker; None: a separate queue.
     """
 
     def __init__(self, module: str, *arguments: str, said: queue.Queue[Any] | None = None) -> None:
@@ -184,16 +184,16 @@ class Worker:
         self.said.put((self, None))
 
     def say(self, word: str) -> None:
-        """Have it begin something."""
+        """Send a word to the process, which starts an action."""
         if self.process.stdin is not None:
             self.process.stdin.write(f"{word}\n")
             self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Return its next line.
+        """Return its next output line.
 
         Raises:
-            SystemExit: it has ended, or says nothing.
+            SystemExit: the process has ended, or wrote nothing in time.
         """
         try:
             _, line = self.said.get(timeout=PATIENCE_S)
@@ -204,11 +204,11 @@ class Worker:
         return dict(line)
 
     def rest(self) -> list[dict[str, Any]]:
-        """Return all that it says until it has ended."""
+        """Return all output lines until the process ends."""
         return [dict(line) for _, line in iter(self.said.get, (self, None))]
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.process.kill()
         self._reader.join()
         with contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, and waits

@@ -1,17 +1,18 @@
-"""Can one tenant be felt by another? An identity floods three members; another asks for a tenth of their capacity.
+"""The effect of one tenant on another: one identity floods three members; another uses a tenth of their capacity.
 
     python -m bench.tenants [--floods puts,txns] [--scale 0.2] [--seconds 5] [--programs raftkv,etcd]
 
-A flood is one or more rows of ``bench.hostile`` whose attacker comes from an address of its own, or shows a user's
-token. The honest client is a process of its own, in an open loop: it first has the members for itself, then beside the
-flood. What is compared is within one run, on the same cores:
+A flood is one or more rows of ``bench.hostile`` whose attacker has a separate address, or presents a user's token. The
+honest client is a separate process with an open loop: it first has the members for itself, then shares them with the
+flood. Only values of one run, on the same cores, are compared:
 
-    rate kept    answered puts a second beside the flood, of those without
-    p99          of an honest put in ms, without the flood and beside it
-    stall        the longest that an honest put took in s, from when it was due
+    rate kept    answered puts per second during the flood, as a share of those without it
+    p99          of an honest put in ms, without and during the flood
+    stall        longest duration of an honest put in s, from the time when it was due
 
-The bars: at least 90 % of the rate, p99 at most 1.2 times, a stall of at most 0.2 s, no election, no honest error. The
-attacker runs on the cores of the members: on few of them, it takes time from both, which no member can give back.
+The bars: at least 90 % of the rate, p99 at most 1.2 times, a stall of at most 0.2 s, no election, no error for the
+honest client. The attacker runs on the members' cores: with few cores it takes processor time that no member can give
+back.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from raftkv.rpc.status import RpcError
 from tests.procs import Cluster, Program
 
 GREEDY_ADDRESS: Final = "127.9.9.9"
-"""Where the flood comes from: an identity of its own, by address."""
+"""Source address of the flood, which makes it a separate identity."""
 CAPACITY_PUTS: Final = 10_000
 CALM_S: Final = 1.0
 RATE_KEPT_MIN, P99_RATIO_MAX, STALL_MAX_S = 0.9, 1.2, 0.2
@@ -54,22 +55,22 @@ FLOODS: Final = {
         "flood-ping", "flood-reset", "churn-key",
     ),
 }  # fmt: skip
-"""Rows of ``bench.hostile`` that run at once, by name of the flood."""
+"""Rows of ``bench.hostile`` that run concurrently, by name of the flood."""
 
 HEADINGS: Final = ("flood", "program", "capacity/s", "rate kept", "p99 alone", "p99", "ratio", "stall", "misses")
 
 
 class GreedyLoop(asyncio.SelectorEventLoop):
-    """Connects from ``GREEDY_ADDRESS``."""
+    """An event loop whose connections come from ``GREEDY_ADDRESS``."""
 
     async def sock_connect(self, sock: Any, address: Any) -> None:
-        """Bind first."""
+        """Bind the socket to the address, then connect."""
         sock.bind((GREEDY_ADDRESS, 0))
         await super().sock_connect(sock, address)
 
 
 async def measure(flood: str, program: Program, scale: float, seconds: float) -> tuple[list[str], list[str]]:
-    """Run one flood against fresh members of a program; cells of the table, and the bars that were missed."""
+    """Run one flood against fresh members of a program; return the cells of the table, and the missed bars."""
     rows = [row for row in ROWS if row.name in FLOODS[flood]]
     with Cluster(program, SIZE) as cluster:
         number = number_of_leader(cluster)
@@ -93,7 +94,7 @@ async def measure(flood: str, program: Program, scale: float, seconds: float) ->
 
 
 async def _honest_user(endpoint: str) -> str:
-    """Make a user who may do what the honest client does; a token of it."""
+    """Create a user with the permissions that the honest client needs; return its token."""
     async with raftkv.aio.connect(endpoint, user="root", password=ROOT_PASSWORD) as kv:
         await kv.users.add("honest", "honest")
         await kv.roles.add("honest")
@@ -107,7 +108,7 @@ async def _compare(
 ) -> tuple[list[str], list[str]]:
     honest = HonestProcess(cluster.endpoints, puts_per_s=puts_per_s, token=user)
     try:
-        await honest.window(functools.partial(asyncio.sleep, CALM_S))  # it has begun by then
+        await honest.window(functools.partial(asyncio.sleep, CALM_S))  # the flood has begun by then
         alone, alone_per_s = await honest.window(functools.partial(asyncio.sleep, seconds))
         before = [metrics_of(member) for member in cluster.members]
         told, per_s = await honest.window(flood)
@@ -130,7 +131,7 @@ async def _compare(
 async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
     for _, attacker in pairs:
         attacker.until = monotonic() + seconds
-    # A row that is not over by then is ended: the window is the same for all floods.
+    # Rows that still run are ended: the window is the same for all floods.
     tasks = [asyncio.create_task(row.repeat(attacker)) for row, attacker in pairs]
     await asyncio.wait(tasks, timeout=seconds)
     for task in tasks:
@@ -139,7 +140,7 @@ async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for, and print the table; exit code 1: raftkv missed a bar."""
+    """Run the measurements and print the table; exit with 1 if raftkv missed a bar."""
     parser = parser_of(__doc__)
     parser.add_argument("--floods", type=names_of(FLOODS), default=list(FLOODS), help=f"of {', '.join(FLOODS)}")
     parser.add_argument("--scale", type=float, default=0.2, help="of the numbers of the flood's rows")

@@ -1,4 +1,4 @@
-"""``python -m jepsen``: run workloads under faults, or check a kept history again."""
+"""``python -m jepsen``: run workloads under faults, or check a stored history again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; 0 when every verdict is valid, 1 when one is not, 2 when nothing could be run."""
+    """Run the command line; return 0 when every verdict is valid, 1 when one is not, 2 when nothing could be run."""
     args = _parser().parse_args(arguments)
     try:
         return int(args.command(args))
@@ -96,7 +96,7 @@ STORM: tuple[str, ...] = (
     "--workload mixed,watch --nemesis rot --faults 4 --snapshot-count 50",
     "--workload mixed,lease --nemesis starve --faults 6 --compact-every 150",
 )
-"""The matrix of ``storm``, each with every workload that it names. The last line of all must fail."""
+"""The matrix of ``storm``: each line is run with every workload that it names. The very last run must fail."""
 CONTROL = "--workload mixed --nemesis liars --faults 1"
 
 

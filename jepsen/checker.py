@@ -1,8 +1,7 @@
-"""Put the checkers together: which of them look at a history, and one verdict.
+"""Combines the checkers: which of them check a history, and one verdict.
 
-Every history is checked by replay, by a search for each key, for its members and their logs; a workload may add
-checkers of its own. ``undecided`` and "could not be read" are violations: a run passes only when everything was
-looked at.
+Every history is checked by replay, by a search for each key, for its members and their logs; a workload may add further
+checkers. ``undecided`` and "could not be read" are violations: a run passes only when everything was checked.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
-        """Whether no checker found anything."""
+        """Whether no checker found a violation."""
         return not any(self.violations.values())
 
     def lines(self, limit: int = 10) -> list[str]:
-        """Return the first ``limit`` violations of each checker, a line for each."""
+        """Return the first ``limit`` violations of each checker, one per line."""
         shown = []
         for name, found in self.violations.items():
             shown += [f"[{name}] {violation}" for violation in found[:limit]]
@@ -38,7 +37,7 @@ class Verdict:
 
 
 def sequential_clients(history: History) -> list[Violation]:
-    """Check the harness's own promise: a client has one operation outstanding."""
+    """Check an invariant of the harness: a client has at most one operation outstanding."""
     last: dict[str, int] = {}
     found = []
     for operation in sorted(history.operations, key=lambda op: op.call):
@@ -62,9 +61,9 @@ def check_history(history: History, extra: dict[str, Checker] | None = None, ack
     """Run the common checkers and those of the workload.
 
     Arguments:
-        history: what happened.
-        extra: the workload's own checkers, by name.
-        acked_min: acknowledged writes below which a run shows nothing, and fails.
+        history: history to check.
+        extra: checkers of the workload, by name.
+        acked_min: minimum number of acknowledged writes; with fewer, a run proves nothing and fails.
     """
     verdict = Verdict({name: check(history) for name, check in (COMMON | (extra or {})).items()})
     acked = sum(1 for operation in history.operations if operation.wrote)

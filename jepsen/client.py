@@ -1,7 +1,7 @@
-"""A client: one request outstanding, every failure sorted into definite and indefinite, everything recorded.
+"""A client: one request outstanding, every failure classified as definite or indefinite, everything recorded.
 
-A client is pinned to one member, or goes round the cluster: to the next member after each failure. Nothing is retried:
-a retry would be a second request, and grpc's own are switched off.
+A client is pinned to one member, or moves to the next member after each failure. Nothing is retried, because a retry
+would be a second request; grpc's own retries are switched off.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ENDED = "the stream ended without an answer"
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a connection of its own to a member's address."""
+    """Open a separate connection to a member's address."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class Gate:
-    """The gate of all clients: it lets requests pass, or holds them back at a quiet point."""
+    """The gate of all clients: it lets requests pass, or blocks them at a quiet point."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -49,7 +49,7 @@ class Gate:
         self._open.set()
 
     def shut(self) -> None:
-        """Hold back requests that have not begun."""
+        """Block requests that have not started."""
         self._open.clear()
 
     async def wait_open(self) -> None:
@@ -58,15 +58,16 @@ class Gate:
 
 
 class Client:
-    """A client: one request outstanding at a time, each noted with how it ended.
+    """A client with one request outstanding at a time; each request is recorded with its outcome.
 
     Arguments:
-        name: unique in the run; values made by ``fresh_value`` start with it.
-        members: whom to ask; more than one means going round. The list may change between requests.
-        recorder: where operations go.
-        gate: held at quiet points.
+        name: name, unique in the run; values of ``fresh_value`` start with it.
+        members: members to ask; with several, the client moves on after a failure. The list may change between
+            requests.
+        recorder: recorder of the operations.
+        gate: gate that blocks requests at quiet points.
         timeout_s: seconds after which an answer counts as lost.
-        rng: this client's source of choices.
+        rng: source of this client's random choices.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class Client:
         return f"{self.name}.{self._values}"
 
     async def call(self, request: Request, timeout_s: float | None = None) -> Operation:
-        """Send one request to one member and wait for how it ends.
+        """Send one request to one member and wait for its outcome.
 
         Arguments:
-            request: what to ask.
-            timeout_s: seconds after which the answer counts as lost; None: the usual ones.
+            request: request to send.
+            timeout_s: seconds after which the answer counts as lost; None: the client's.
         """
         await self._gate.wait_open()
         member = self._asked = self._members[self._at % len(self._members)]
@@ -141,7 +142,7 @@ class Client:
         call = channel.stream_stream(path, **kinds)(timeout=self._patience_s)
         response = grpc.aio.EOF
         try:
-            # To write to a call that has ended is an InvalidStateError: how it ended is asked for below.
+            # A write to a call that has ended raises InvalidStateError; the outcome is read below.
             with contextlib.suppress(asyncio.InvalidStateError):
                 await call.write(request_message(request))
                 response = await call.read()

@@ -1,19 +1,19 @@
 """The members of the cluster under test, as processes: start, stop, kill -9, pause, restart, wipe.
 
 One class serves raftkv and real etcd, because the flags have the same names. A member keeps its ports and its folder
-over its lives; every start adds one to ``lives``. A member that is added later, in the place of a lost one too, has a
-number of its own: what members showed is compared by number. Layout of a run's folder:
+over its lives; every start adds one to ``lives``. A member that is added later, even as a replacement, has a new
+number, because observations are compared by number. Layout of a run's folder:
 
     <run>/m1/data/      the member's data directory
-    <run>/m1/log        what all its lives wrote
+    <run>/m1/log        the output of all its lives
 
-With ``Settings.network`` members and clients dial relay ports of ``network.py``, not the ports listened on; with
-``Settings.disks`` each member's data directory is a small disk of its own (``disks.py``), which only the member sees.
+With ``Settings.network``, members and clients connect to relay ports of ``network.py``, not to the members' ports; with
+``Settings.disks``, each member's data directory is a separate small disk (``disks.py``), visible only to that member.
 
-Ports are taken below the ephemeral range, so that no outgoing connection can sit on the port of a member that is down.
-Where util-linux has ``setpriv``, members die with the harness even if that is killed.
+Ports are below the ephemeral range, so that no outgoing connection can occupy the port of a member that is down. Where
+util-linux has ``setpriv``, members die with the harness, even if it is killed.
 
-A launcher of its own, beside ``raftkv.client.local``: nothing of the system under test may be part of the test.
+This launcher is separate from ``raftkv.client.local``, because the test must not use code of the system under test.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _STOP_S = 10.0
 
 
 class DbError(Exception):
-    """The failure to bring a cluster up or down; one line says why."""
+    """A failure to bring a cluster up or down; the text is one line."""
 
 
 def launch(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one; its environment beside this process's, and where it prints."""
+    """Start a process that ends with this one, with further environment variables and a log file."""
     return subprocess.Popen(
         [*_die_with_parent(), *command],
         cwd=ROOT,
@@ -67,14 +67,14 @@ def programs() -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The way members are run.
+    """The settings of the members.
 
     Attributes:
         heartbeat_ms, election_ms: Raft's times.
-        snapshot_count: entries between snapshots, few enough to happen in a run.
-        network: put the harness's relays between members, and between them and clients (needed for network faults).
-        others: further builds of the system, such as an earlier version; the lives of a member are of each in turn.
-        disks: give each member a small disk of its own (needed to fill it).
+        snapshot_count: entries between snapshots; small enough for snapshots to happen during a run.
+        network: whether to put relays between members, and between them and clients (needed for network faults).
+        others: further builds of the system, such as an earlier version; the lives of a member use the builds in turn.
+        disks: whether to give each member a separate small disk (needed to fill it).
     """
 
     system: str = "raftkv"
@@ -94,7 +94,7 @@ class Member:
 
     Attributes:
         program: words between the program and the flags, such as ``join URL``.
-        initial_cluster: flags that say which cluster it is a member of; the same for all its lives.
+        initial_cluster: flags that identify its cluster; the same for all its lives.
     """
 
     number: int
@@ -112,27 +112,27 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Its ``--name``."""
+        """The value of ``--name``."""
         return f"m{self.number}"
 
     @property
     def address(self) -> str:
-        """Where clients reach it, through its relay port if there is one."""
+        """The address for clients, through its relay port if there is one."""
         return f"127.0.0.1:{self.client_relay_port or self.client_port}"
 
     @property
     def direct_address(self) -> str:
-        """Where it listens for clients: the harness's own way in, which no fault cuts."""
+        """The address at which it listens for clients; the harness uses it, because no fault cuts it."""
         return f"127.0.0.1:{self.client_port}"
 
     @property
     def peer_address(self) -> str:
-        """Where other members reach it, through its relay port if there is one."""
+        """The address for other members, through its relay port if there is one."""
         return f"127.0.0.1:{self.peer_relay_port or self.peer_port}"
 
     @property
     def up(self) -> bool:
-        """Started, and not killed or stopped by us (it may have ended by itself: see ``Cluster.died``)."""
+        """Whether it was started and not killed or stopped by the harness (it may have died: see ``Cluster.died``)."""
         return self.process is not None
 
 
@@ -150,9 +150,9 @@ class Cluster:
         self.network: Network | None = None
         self.disks = Disks() if settings.disks else None
         self.environment: Callable[[Member], Mapping[str, str]] = lambda member: {}
-        """What every life of a member finds in its environment beside that of this process."""
+        """Returns further environment variables for each life of a member."""
         self.seed = 0
-        """Seed of what faults draw by themselves."""
+        """Seed of the random choices within faults."""
         self._numbers = settings.size
         peers = ",".join(f"{member.name}=http://{member.peer_address}" for member in self.members)
         for member in self.members:
@@ -161,21 +161,21 @@ class Cluster:
 
     @property
     def quorum(self) -> int:
-        """How many members are a majority."""
+        """Number of members that is a majority."""
         return len(self.members) // 2 + 1
 
     async def open_network(self, seed: int) -> None:
-        """Open the relay ports, if the settings ask for them."""
+        """Open the relay ports, if the settings require them."""
         if self.settings.network:
             targets = {port: target for member in self.members for port, target in _targets(member).items()}
             self.network = Network(targets, self._process_ids, seed)
             await self.network.open()
 
     async def new_member(self, lost: Member | None = None) -> Member:
-        """Return a member that is not in ``members`` yet, and not started.
+        """Return a new member, which is neither in ``members`` nor started.
 
         Arguments:
-            lost: a member whose peer URL it takes. Its client URL is new: no client may take one for the other.
+            lost: member whose peer URL it takes over. Its client URL is new, so that clients cannot confuse the two.
         """
         self._numbers += 1
         member = _member(self.folder, self._numbers, free_ports(4 if self.settings.network else 2))
@@ -187,7 +187,7 @@ class Cluster:
         return member
 
     def let_go(self, member: Member) -> None:
-        """Note that a member was removed from the cluster; its process may still run."""
+        """Record that a member was removed from the cluster; its process may still run."""
         self.members.remove(member)
         self.removed.append(member)
 
@@ -197,15 +197,15 @@ class Cluster:
             await self.network.close()
 
     def serving(self) -> list[Member]:
-        """Return the members that run and are not paused."""
+        """Return the members that are running and not paused."""
         return [member for member in self.members if member.up and not member.paused]
 
     def start(self, members: Iterable[Member], environment: Mapping[str, str] | None = None) -> None:
         """Start members, in the given order.
 
         Arguments:
-            members: which ones.
-            environment: variables beside those of this process.
+            members: members to start.
+            environment: further environment variables.
         """
         for member in members:
             if member.up:
@@ -217,11 +217,11 @@ class Cluster:
             )
 
     def kill(self, members: Iterable[Member]) -> None:
-        """End members with ``kill -9``, as near to one instant as can be; return when the processes are gone."""
+        """Kill members with ``kill -9``, as simultaneously as possible; return when the processes are gone."""
         self._signal_and_reap(members, signal.SIGKILL)
 
     def stop(self, members: Iterable[Member]) -> None:
-        """Ask members to end (SIGTERM)."""
+        """Send SIGTERM to members."""
         self._signal_and_reap(members, signal.SIGTERM)
 
     def pause(self, members: Iterable[Member]) -> None:
@@ -232,14 +232,14 @@ class Cluster:
                 member.paused = True
 
     def resume(self, members: Iterable[Member]) -> None:
-        """Let paused members go on, with SIGCONT."""
+        """Resume paused members with SIGCONT."""
         for member in members:
             if member.process is not None:
                 member.process.send_signal(signal.SIGCONT)
             member.paused = False
 
     def wipe(self, member: Member) -> None:
-        """Destroy the data of a member that is down (what the checkers must notice)."""
+        """Destroy the data of a member that is down; the checkers must notice this."""
         if member.up:
             raise DbError(f"{member.name} runs: kill it first")
         if self.disks is not None:
@@ -247,19 +247,19 @@ class Cluster:
         shutil.rmtree(member.folder / "data", ignore_errors=True)
 
     def died(self) -> list[tuple[Member, int]]:
-        """Return the members that ended by themselves, with exit statuses; they count as down from now on."""
+        """Return the members that ended by themselves, with exit statuses; from now on they count as down."""
         ended = ((member, self.ended(member)) for member in self.members)
         return [(member, status) for member, status in ended if status is not None]
 
     def ended(self, member: Member) -> int | None:
-        """Return the exit status of a member that ended by itself; it counts as down from now on."""
+        """Return the exit status of a member that ended by itself; from now on it counts as down."""
         status = member.process.poll() if member.process is not None else None
         if status is not None:
             self._forget(member)
         return status
 
     def close(self) -> None:
-        """Kill every member that runs."""
+        """Kill all running members."""
         self.kill([*self.members, *self.removed])
         if self.disks is not None:
             self.disks.close()
@@ -337,18 +337,18 @@ def _targets(member: Member) -> dict[int, Target]:
 
 
 _given_ports: set[int] = {22_379, 22_380}
-"""Ports that are given to none again; the first are those of `make cluster`, which a test plays."""
+"""Ports that must not be used (again); the first two are those of `make cluster`, which a test runs."""
 
 
 @functools.cache
 def _claims() -> int:
-    """Open the file in which the processes of a machine claim ports: each locks the byte of that number."""
+    """Open the file in which the processes of a machine reserve ports: each locks the byte with the port's number."""
     path = Path(tempfile.gettempdir()) / f"raftkv-test-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _is_free(port: int) -> bool:
-    """Claim a port until this process ends; whether no other process had it, and none listens on it."""
+    """Reserve a port until this process ends; return False if another process has reserved it or listens on it."""
     try:
         fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         with socket.socket() as probe:
@@ -359,10 +359,10 @@ def _is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free, below the range from which the kernel takes outgoing ports.
+    """Return a free loopback port below the kernel's range of outgoing ports.
 
-    Ports of the outgoing range would sometimes be taken between this call and the server's bind, and again while a
-    killed member is down. Other tests and harnesses are not given it either, until this process ends.
+    A port of the outgoing range could be taken between this call and the server's bind, or while a killed member is
+    down. The port is also reserved against other tests and harnesses until this process ends.
     """
     chooser = random.SystemRandom()
     for _ in range(1000):
@@ -374,7 +374,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many of them."""
+    """Return ``count`` free ports."""
     return [free_port() for _ in range(count)]
 
 
@@ -392,10 +392,10 @@ def filesystem_of(path: Path) -> str:
 
 
 def require_disk(path: Path) -> None:
-    """Refuse to test durability on a file system that lives in memory.
+    """Refuse to test durability on a file system in memory.
 
     Raises:
-        DbError: it does.
+        DbError: the path is on such a file system.
     """
     kind = filesystem_of(path)
     if kind in MEMORY_FILESYSTEMS:

@@ -1,9 +1,9 @@
-"""The members that clients know: those of MemberList that vote and have said where they serve clients.
+"""The members that clients use: the voters of MemberList that have announced their client URLs.
 
     MemberList of a known member, every 0.25 s -> listed -> seats (one member each) and shuffled views (all, in turn)
 
-Views are lists that change in place, so that a client asks the next request of a member that is still there. Without
-changes of members nothing is asked, and the views stay as they are. Learners are left out: they refuse most requests.
+Views are lists that change in place, so that a client sends its next request to a current member. In runs without
+membership changes no member is asked, and the views never change. Learners are left out: they refuse most requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Choice = Callable[[list[Member]], list[Member]]
 
 
 class Endpoints:
-    """What clients know of the members, at first those that the run starts with."""
+    """The clients' knowledge of the members, initially those that the run starts with."""
 
     def __init__(self, cluster: Cluster, probe: Probe) -> None:
         self.listed = list(cluster.members)
@@ -34,30 +34,30 @@ class Endpoints:
         self._views: list[tuple[list[Member], Choice]] = []
 
     def view(self, choose: Choice) -> list[Member]:
-        """Return a list that is chosen anew whenever the members change.
+        """Return a list that is chosen again whenever the members change.
 
         Arguments:
-            choose: some members of all, at least one.
+            choose: function that returns at least one of the members.
         """
         found = choose(self.listed)
         self._views.append((found, choose))
         return found
 
     def seat(self, number: int) -> list[Member]:
-        """Return a list of one member, for a client that stays with it; members are shared out by number."""
+        """Return a list of one member, for a pinned client; members are assigned by number."""
         return self.view(lambda listed: [listed[number % len(listed)]])
 
     def round_from(self, number: int) -> list[Member]:
-        """Return a list of all members that begins with the one of a seat."""
+        """Return a list of all members that begins with the member of ``seat(number)``."""
         return self.view(lambda listed: listed[number % len(listed) :] + listed[: number % len(listed)])
 
     def shuffled(self, rng: random.Random) -> list[Member]:
-        """Return a list of all members, in an order of its own."""
+        """Return a list of all members in a random order."""
         seed = rng.random()
         return self.view(lambda listed: sorted(listed, key=lambda member: random.Random(seed + member.number).random()))
 
     async def follow(self, over: asyncio.Event) -> None:
-        """Keep asking who the members are, one known member after the other, until the end of the run."""
+        """Update the list of members until the end of the run, asking one known member after the other."""
         turn = 0
         while not over.is_set():
             member = self.listed[turn % len(self.listed)]

@@ -1,8 +1,8 @@
-"""One question to a cluster of one: does it acknowledge a put that its log does not hold yet?
+"""A test of a cluster of one member: does it acknowledge a put that its log does not hold yet?
 
-A tracer (strace) holds the member's writes to its newest log file, or all its syncs; a put is sent; the member is
-killed with ``kill -9`` and started again. A put that was acknowledged and is gone was acknowledged too early. An
-acknowledgement while the log is held is too early even if the put survives, as it may when only the sync is held.
+A tracer (strace) delays the member's writes to its newest log file, or all its syncs. A put is sent; then the member is
+killed with ``kill -9`` and started again. If the put was acknowledged and is lost, it was acknowledged too early. An
+acknowledgement during the delay is too early even if the put survives, as it may when only the sync is delayed.
 
     python -m jepsen held-write --sut etcd      etcd 3.5.1: acknowledged after 4 ms, gone (etcd issue 14370)
     python -m jepsen held-write --sut raftkv    not acknowledged
@@ -27,7 +27,7 @@ from jepsen.runner import RUNS
 from raftkv.pb import rpc_pb2
 
 CALLS = {"write": "write,writev,pwrite64,pwritev,pwritev2", "sync": "fdatasync,fsync,io_submit"}
-"""System calls to hold, by what they are for; ``io_submit`` is how raftkv has the kernel sync beside its loop."""
+"""System calls to delay, by purpose; with ``io_submit``, raftkv lets the kernel sync concurrently with its loop."""
 
 _HELD_S = 2.0
 _PUT_S = 1.5
@@ -36,26 +36,26 @@ _START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The fate of the put; ``acked_s`` is None when it was not acknowledged while the log was held."""
+    """The fate of the put; ``acked_s`` is None if it was not acknowledged during the delay."""
 
     acked_s: float | None
     kept: bool
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was acknowledged too early."""
+        """Whether no put was acknowledged too early."""
         return self.acked_s is None
 
 
 async def ask(system: str, what: str) -> Answer:
-    """Hold writes or syncs of a fresh cluster of one, put, kill, look.
+    """Delay writes or syncs of a fresh cluster of one, put, kill, restart, read.
 
     Arguments:
         system: ``raftkv`` or ``etcd``.
-        what: what is held, ``write`` or ``sync``.
+        what: calls to delay, ``write`` or ``sync``.
 
     Raises:
-        DbError: there is no strace, or the member does not come up.
+        DbError: strace is missing, or the member does not start.
     """
     if shutil.which("strace") is None:
         raise DbError("strace is needed to hold a member's writes")
@@ -102,7 +102,7 @@ async def _put(probe: Probe, member: Member, key: bytes) -> bool:
 
 @contextlib.asynccontextmanager
 async def _held(member: Member, what: str) -> AsyncIterator[None]:
-    """Every write to the newest log file, or every sync, takes ``_HELD_S`` longer, before it does anything."""
+    """Delay every write to the newest log file, or every sync, by ``_HELD_S`` before it takes effect."""
     calls = CALLS[what]
     delay = f"inject={calls}:delay_enter={int(_HELD_S * 1e6)}"
     if member.process is None:
@@ -121,7 +121,7 @@ async def _held(member: Member, what: str) -> AsyncIterator[None]:
 
 
 async def _wait_traced(pid: int, tracer: int) -> None:
-    """Until every thread of a process is traced."""
+    """Wait until every thread of a process is traced."""
     deadline = time.monotonic() + _START_S
     while not all(f"TracerPid:\t{tracer}\n" in text for text in _thread_statuses(pid)):
         if time.monotonic() > deadline:

@@ -1,15 +1,15 @@
-"""What every client asked and was answered: the history of a run, in memory and as JSON lines.
+"""The requests of all clients and their answers: the history of a run, in memory and as JSON lines.
 
-One operation a line, in the order of completion, times in nanoseconds of the monotonic clock:
+One operation per line, in order of completion, times in nanoseconds of the monotonic clock:
 
     {"id": 7, "client": "c1", "member": 0, "life": [2, 2], "call": 120, "return": 950,
      "request": ["put", "k", "v", false], "rev": 9, "by": 1234, "result": ["put_result", null]}
     {"id": 8, ..., "error": {"code": "UNAVAILABLE", "text": "...", "definite": false}}
 
-and, between them, events of the nemesis (``{"event": "kill", ...}``), what was read of the store at the end
-(``{"store": ...}``, see ``checkers/replay.py``) and what watchers were sent (``{"stream": ...}``, ``watches.py``).
-Invariants: a client has at most one operation outstanding; an operation is written once, when it ended. An operation
-without an answer is of kind ``info``: it may have happened at any time after its call, or never.
+and, between them, events of the nemesis (``{"event": "kill", ...}``), the content of the store at the end
+(``{"store": ...}``, see ``checkers/replay.py``) and the messages to watchers (``{"stream": ...}``, ``watches.py``).
+Invariants: a client has at most one operation outstanding; an operation is written once, when it has ended. An
+operation without an answer is of kind ``info``: it may have happened at any time after its call, or never.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Kind = Literal["ok", "fail", "info"]
 
 @dataclass(slots=True)
 class Operation:
-    """One request of one client, and how it ended.
+    """One request of one client, and its outcome.
 
-    ``member`` is the number of the member asked, ``by`` the member id in the answer's header. ``lives`` are the
-    counts of the member's starts at call and at return: equal means that one process served the request.
+    ``member`` is the number of the member asked, ``by`` the member id in the answer's header. ``lives`` are the numbers
+    of starts of the member at call and at return; if they are equal, one process served the request.
     """
 
     id: int
@@ -58,13 +58,13 @@ class Operation:
 
     @property
     def wrote(self) -> bool:
-        """Whether it is known to have changed the store."""
+        """Whether it certainly changed the store."""
         return self.result is not None and did_write(self.request, self.result)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The account that the store gives of one revision: keys written, keys deleted (where that was looked up)."""
+    """The change of one revision as read from the store: keys written, and keys deleted (if that was looked up)."""
 
     kvs: tuple[KeyValue, ...]
     deleted: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(slots=True)
 class StoreRecord:
-    """The store as read back: each revision's change, whole states at some revisions, and the last revision."""
+    """The store as read back: the change of each revision, whole states at some revisions, and the last revision."""
 
     last: int = 1
     changes: dict[int, Change] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class StoreRecord:
 
 @dataclass(slots=True)
 class History:
-    """A finished run: operations, events, the store read back, and what watchers were sent."""
+    """A finished run: operations, events, the store as read back, and the messages to watchers."""
 
     operations: list[Operation]
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class History:
 
 
 class Recorder:
-    """The record of a run while it happens; others can wait for its progress."""
+    """The record of a run in progress; tasks can wait for its progress."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -102,24 +102,24 @@ class Recorder:
         self._progress = asyncio.Condition()
 
     def begin(self, client: str, member: int, life: int, request: Request) -> Operation:
-        """Note that a client is about to send a request, and return the operation.
+        """Record that a client is about to send a request, and return the operation.
 
         Arguments:
-            client: its name.
+            client: name of the client.
             member: number of the member asked.
-            life: how often that member was started.
-            request: what is asked.
+            life: number of starts of that member.
+            request: the request.
         """
         self._next_id += 1
         self.outstanding += 1
         return Operation(self._next_id, client, member, time.monotonic_ns(), request, (life, life))
 
     async def end(self, operation: Operation, life: int) -> None:
-        """Note how an operation ended (``result`` or ``failure`` is set).
+        """Record the end of an operation (``result`` or ``failure`` is set).
 
         Arguments:
-            operation: of ``begin``.
-            life: how often the member was started by now.
+            operation: operation from ``begin``.
+            life: number of starts of the member by now.
         """
         operation.returned = time.monotonic_ns()
         operation.lives = (operation.lives[0], life)
@@ -131,18 +131,18 @@ class Recorder:
             self._progress.notify_all()
 
     def event(self, name: str, **details: Any) -> None:
-        """Note something that the nemesis or the runner did."""
+        """Record an action of the nemesis or the runner."""
         self.events.append({"event": name, "at": time.monotonic_ns(), **details})
 
     async def wait_acked(self, count: int, timeout_s: float) -> bool:
-        """Wait until more writes were called *and* acknowledged.
+        """Wait until a number of further writes have been called *and* acknowledged.
 
         Arguments:
-            count: how many more.
+            count: number of further writes.
             timeout_s: seconds to wait.
 
         Returns:
-            False when time ran out.
+            False on timeout.
         """
         now = time.monotonic_ns()
         looked_at = len(self.acked_calls)
@@ -157,7 +157,7 @@ class Recorder:
         return await self._wait(enough, timeout_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no request is outstanding; return False when time (seconds) ran out."""
+        """Wait until no request is outstanding; return False after ``timeout_s`` seconds."""
         return await self._wait(lambda: self.outstanding == 0, timeout_s)
 
     async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -173,8 +173,8 @@ def save(history: History, path: Path) -> None:
     """Write a history as JSON lines.
 
     Arguments:
-        history: of a finished run.
-        path: of the file, replaced if it is there.
+        history: history of a finished run.
+        path: path of the file, which is replaced if it exists.
     """
     with path.open("w", encoding="utf-8") as file:
         for line in _lines(history):
@@ -182,7 +182,7 @@ def save(history: History, path: Path) -> None:
 
 
 def load(path: Path) -> History:
-    """Read a history back."""
+    """Load a history from a file."""
     history = History([])
     with path.open(encoding="utf-8") as file:
         for text in file:

@@ -1,4 +1,4 @@
-"""The ledger: one line for every run, so that what was tried, and on what, can be counted."""
+"""The ledger: one line for every run, to count what was tested, and on which commit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def add(entry: dict[str, Any], path: Path = LEDGER) -> None:
     """Append a line to the ledger.
 
     Arguments:
-        entry: its fields; the commit is added.
-        path: of the ledger.
+        entry: fields of the line; the commit is added.
+        path: path of the ledger.
     """
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"commit": commit(), **entry}, separators=(", ", ": ")) + "\n")
 
 
 def commit() -> str:
-    """Return the commit under test, with ``-dirty`` when files of the product differ from it."""
+    """Return the commit under test, with ``-dirty`` if files of the product differ from it."""
     described = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", "raftkv", "storage", "proto", "jepsen/*.py")
     return described + ("-dirty" if changed else "")

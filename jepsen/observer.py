@@ -1,4 +1,4 @@
-"""A client that observes an election: every leader and proclamation that a member sends, kept like a watch.
+"""A client that observes an election: every leader and proclamation sent by a member, recorded like a watch.
 
 Each stream to a member is a ``watches.Stream`` named ``observe/<election>``; each answer is an event in it.
 """
@@ -34,11 +34,11 @@ async def observe(name: str, members: Sequence[Member], recorder: Recorder, rng:
     """Observe an election on one member after the other until the run ends.
 
     Arguments:
-        name: of the election.
-        members: whom to ask, in turn.
-        recorder: where the streams go.
-        rng: how long each stream lasts.
-        ending: of the run.
+        name: name of the election.
+        members: members to ask, in turn.
+        recorder: recorder of the streams.
+        rng: decides the length of each stream.
+        ending: end of the run.
     """
     attempt = 0
     while not ending.over.is_set():

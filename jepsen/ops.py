@@ -1,16 +1,17 @@
 """The vocabulary of histories: requests of clients, their answers, and both as JSON.
 
-A request is a ``Put``, ``Range``, ``Delete`` or ``Txn``; its result is the class of the same shape. Keys and values
-are text here (the workloads write only text), so that a history reads well and hand-made ones are short:
+A request is a ``Put``, ``Range``, ``Delete`` or ``Txn``; its result is the class with the matching name. Keys and
+values are strings here (the workloads write only text), so that histories are readable and hand-made ones short:
 
 >>> request = Txn((Compare("k", "value", "=", "1"),), (Put("k", "2"),), (Range("k"),))
 >>> decode(encode(request)) == request
 True
 
-Requests about leases, locks and elections have classes of their own (``Special``). What they do to keys is done by the
-server at a moment that no answer names, so such keys begin with ``~`` and are checked apart (``SERVERS``).
+Requests for leases, locks and elections have separate classes (``Special``). The server changes their keys at a moment
+that no answer names, so these keys begin with ``~`` and are checked separately (``SERVERS``).
 
-Left out: nested txns, and the filters and orders of Range; the workloads do not use them yet. Watches: ``watches.py``.
+Not supported, because no workload uses them yet: nested txns, and the filters and orders of Range. For watches, see
+``watches.py``.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 END_OF_KEYS = "\0"
-"""The end of a range of every key from the start on."""
+"""The range end that means all keys from the start on."""
 
 SERVERS = "~"
-"""Keys that begin so may be deleted by the server itself: leases end, locks are given up."""
+"""Prefix of keys that the server may delete by itself: leases expire, locks are released."""
 RECIPES = SERVERS + "r/"
-"""Keys that begin so are also written by the server itself, for locks and elections."""
+"""Prefix of keys that the server also writes by itself, for locks and elections."""
 
 Target = Literal["value", "version", "create", "mod"]
 Relation = Literal["=", "!=", ">", "<"]
@@ -45,7 +46,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key, attached to a lease if one is given; with ``previous`` the answer carries what it replaced."""
+    """Write one key, attached to a lease if one is given; with ``previous``, the answer contains the replaced key."""
 
     key: str
     value: str
@@ -55,7 +56,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read a key, or all of ``[key, end)``; ``rev`` 0 is now; ``serializable`` is a local, maybe stale read."""
+    """Read a key, or all of ``[key, end)``; ``rev`` 0: current; ``serializable``: a local, possibly stale read."""
 
     key: str
     end: str = ""
@@ -74,7 +75,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """One guard of a txn: ``<target> of key <relation> operand``."""
+    """One condition of a txn: ``<target> of key <relation> operand``."""
 
     key: str
     target: Target
@@ -84,7 +85,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Txn:
-    """A transaction: if all guards hold do ``success``, else ``failure``; one revision for all writes."""
+    """A transaction: if all conditions hold, do ``success``, else ``failure``; all writes have one revision."""
 
     compares: tuple[Compare, ...]
     success: tuple[Part, ...]
@@ -93,7 +94,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Make a lease."""
+    """Grant a lease."""
 
     id: int
     ttl_s: int
@@ -101,7 +102,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """End a lease."""
+    """Revoke a lease."""
 
     id: int
 
@@ -115,7 +116,7 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class TimeToLive:
-    """Ask how long a lease has left."""
+    """Read the remaining time of a lease."""
 
     id: int
 
@@ -130,7 +131,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
-    """Give a lock up, by the key that ``Lock`` answered."""
+    """Release a lock, by the key in the answer to ``Lock``."""
 
     key: str
 
@@ -146,7 +147,7 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True)
 class Proclaim:
-    """Change the leader's value, in the leadership of token ``rev``."""
+    """Change the leader's value, in the term with token ``rev``."""
 
     name: str
     key: str
@@ -157,7 +158,7 @@ class Proclaim:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Give up the leadership of token ``rev``."""
+    """End the term with token ``rev``."""
 
     name: str
     key: str
@@ -167,7 +168,7 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Ask who leads."""
+    """Read the current leader."""
 
     name: str
 
@@ -209,12 +210,12 @@ class TxnResult:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer that says nothing more: to ``Revoke``, ``Unlock``, ``Proclaim`` and ``Resign``."""
+    """An answer without content: to ``Revoke``, ``Unlock``, ``Proclaim`` and ``Resign``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """The answer to ``Grant``, ``KeepAlive`` (TTL 0: there is no such lease) and ``TimeToLive`` (TTL -1: the same)."""
+    """The answer to ``Grant``, ``KeepAlive`` (TTL 0: no such lease) and ``TimeToLive`` (TTL -1: no such lease)."""
 
     ttl_s: int
     granted_s: int = 0
@@ -222,8 +223,9 @@ class LeaseResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldResult:
-    """The answer to ``Lock`` and ``Campaign``: the key held, and its creation, which is the token (0: not in the
-    answer).
+    """The answer to ``Lock`` and ``Campaign``.
+
+    It has the key held, and its create revision, which is the token (0: not in the answer).
     """
 
     key: str
@@ -262,11 +264,11 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def is_in(key: str, start: str, end: str) -> bool:
-    """Return whether a key lies in the interval of a Range or Delete.
+    """Return whether a key lies in the range of a Range or Delete.
 
     Arguments:
         key: the key.
-        start, end: the interval, as on the wire.
+        start, end: the range, in its wire form.
     """
     if end == "":
         return key == start
@@ -274,18 +276,18 @@ def is_in(key: str, start: str, end: str) -> bool:
 
 
 def branches(request: Request) -> tuple[Part, ...]:
-    """Return every operation that a request may run, in either branch."""
+    """Return every operation that a request may execute, in either branch."""
     if isinstance(request, Txn):
         return (*request.success, *request.failure)
     return (request,) if isinstance(request, Part) else ()
 
 
 def ran(request: Request, result: Result) -> Iterator[tuple[Part, PartResult]]:
-    """Iterate over the operations that an answered request did run, with their answers.
+    """Iterate over the operations that an answered request executed, with their answers.
 
     Arguments:
-        request: what was asked.
-        result: what was answered.
+        request: the request.
+        result: its answer.
     """
     if isinstance(request, Txn) and isinstance(result, TxnResult):
         yield from zip(request.success if result.succeeded else request.failure, result.results, strict=True)
@@ -294,18 +296,18 @@ def ran(request: Request, result: Result) -> Iterator[tuple[Part, PartResult]]:
 
 
 def may_write(request: Request) -> bool:
-    """Return whether a request could change the store, or what the server does to it later."""
+    """Return whether a request could change the store, or affect a later change by the server."""
     if isinstance(request, Special):
         return not isinstance(request, TimeToLive | Leader)
     return any(isinstance(part, Put | Delete) for part in branches(request))
 
 
 def did_write(request: Request, result: Result) -> bool:
-    """Return whether an answered request changed the store (a delete of nothing and an unlucky txn do not).
+    """Return whether an answered request changed the store (a delete without matches and a failed txn may not).
 
     Arguments:
-        request: what was asked.
-        result: what was answered.
+        request: the request.
+        result: its answer.
     """
     return any(
         isinstance(part, Put) or (isinstance(answer, DeleteResult) and answer.deleted > 0)
@@ -314,17 +316,17 @@ def did_write(request: Request, result: Result) -> bool:
 
 
 def is_serializable(request: Request) -> bool:
-    """Return whether the answer may be stale: a local read, or a txn of nothing but local reads."""
+    """Return whether the answer may be stale: a local read, or a txn with only local reads."""
     return all(isinstance(part, Range) and part.serializable for part in branches(request))
 
 
 def puts(request: Request) -> Iterator[Put]:
-    """Iterate over every put that a request may run."""
+    """Iterate over every put that a request may execute."""
     return (part for part in branches(request) if isinstance(part, Put))
 
 
 def encode(value: Any) -> Any:
-    """Return requests or results as JSON data: ``[kind, field, ...]``, trailing defaults left out."""
+    """Return requests or results as JSON data: ``[kind, field, ...]``, without trailing defaults."""
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     name = _NAMES.get(type(value))
@@ -334,7 +336,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """Return the request or result of ``encode``'s data."""
+    """Convert data from ``encode`` back to a request or result."""
     if not isinstance(data, list):
         return data
     if data and isinstance(data[0], str) and data[0] in _KINDS:

@@ -1,8 +1,8 @@
-"""Did it happen? Every failure of a request is definite (certainly not) or indefinite (perhaps, perhaps later).
+"""The classification of failures: definite (certainly not executed) or indefinite (perhaps executed, perhaps later).
 
-A definite verdict under indefinite conditions makes the checkers blind or wrong; the reverse only costs them time. So a
-failure is indefinite unless it is in the tables below, matched by code and by the whole text (the text's beginning for
-the failures of grpc itself). Reads are never in doubt: a read that failed changed nothing.
+If an indefinite failure is classified as definite, the checkers become blind or wrong; the reverse only costs them
+time. So a failure is indefinite unless it is in the tables below, matched by code and by the whole text (for failures
+of grpc itself, by the beginning of the text). Failed reads are always definite, because they changed nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _REFUSALS: dict[str, frozenset[str]] = {
-    # Checked before the request is proposed, or deterministically when it is applied: no effect on any member.
+    # Checked before the proposal, or deterministically when it is applied: no effect on any member.
     "INVALID_ARGUMENT": frozenset(
         {
             "etcdserver: key is not provided",
@@ -31,12 +31,13 @@ _REFUSALS: dict[str, frozenset[str]] = {
     "RESOURCE_EXHAUSTED": frozenset({"etcdserver: mvcc: database space exceeded"}),
     "NOT_FOUND": frozenset({"etcdserver: requested lease not found"}),
     "FAILED_PRECONDITION": frozenset({"etcdserver: lease already exists", "etcdserver: rpc not supported for learner"}),
-    # The gap between committed and applied entries was too large: refused before proposing. Elections: looked up first.
+    # The gap between committed and applied entries was too large: refused before the proposal. Elections: checked
+    # first.
     "UNKNOWN": frozenset({"etcdserver: too many requests", "election: not leader", "election: no leader"}),
 }
 
 _NEVER_SENT = (
-    # grpc found no connected address to hand the call to (retries are off: the call had no earlier attempt).
+    # grpc had no connected address for the call (retries are off, so there was no earlier attempt).
     ("UNAVAILABLE", "failed to connect to all addresses"),
 )
 
@@ -51,7 +52,7 @@ class Failure:
 
 
 def classify(code: str, text: str, writes: bool) -> Failure:
-    """Return the failure of one request.
+    """Classify the failure of one request.
 
     Arguments:
         code: gRPC status code name, such as ``UNAVAILABLE``.

@@ -1,7 +1,7 @@
-"""The harness's own eyes on the cluster: who leads, are all well, do all hash alike, and what does the store hold.
+"""The harness's own view of the cluster: the leader, the members' health, their hashes, and the store's content.
 
-Probes are no part of the history: they go over channels of their own, past all network faults, wait for members to
-come up, and retry.
+Probes are not part of the history: they use separate channels, bypass all network faults, wait for members to start,
+and retry.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class ProbeError(Exception):
-    """The failure of a cluster to answer in time."""
+    """The cluster did not answer in time."""
 
 
 class Probe:
-    """The harness's own client, which asks members about themselves."""
+    """A client of the harness that asks members for their state."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -44,7 +44,7 @@ class Probe:
         """Return a member's Status, or None when it does not answer.
 
         Arguments:
-            member: whom to ask.
+            member: member to ask.
             timeout_s: seconds to wait.
         """
         try:
@@ -55,7 +55,7 @@ class Probe:
             return None
 
     async def leader(self) -> Member | None:
-        """Return the serving member that believes to lead in the highest term; None when there is none."""
+        """Return the running member that claims leadership in the highest term; None: there is none."""
         serving = self._cluster.serving()
         answers = await asyncio.gather(*(self.status(member, 0.5) for member in serving))
         claims = [
@@ -66,12 +66,12 @@ class Probe:
         return max(claims)[2] if claims else None
 
     async def term(self) -> int:
-        """Return the highest Raft term that a member answers with; 0 when none does."""
+        """Return the highest Raft term in the members' answers; 0: no member answers."""
         answers = await asyncio.gather(*(self.status(member, 1.0) for member in self._cluster.serving()))
         return max((answer.raftTerm for answer in answers if answer is not None), default=0)
 
     async def describe(self) -> str:
-        """Return what each member says of itself, for a report of why a cluster does not work."""
+        """Return each member's description of its state, for a report about a broken cluster."""
         members = list(self._cluster.members)
         answers = await asyncio.gather(*(self.status(member, 1.0) for member in members))
         return "; ".join(f"{member.name} " + _describe(answer) for member, answer in zip(members, answers, strict=True))
@@ -81,7 +81,7 @@ class Probe:
         return await _until(self._all_healthy, timeout_s)
 
     async def disarm(self, timeout_s: float) -> bool:
-        """Disarm alarms until none is on, as an operator does; return False when time ran out.
+        """Disarm alarms until none is active, as an operator does; return False on timeout.
 
         Arguments:
             timeout_s: seconds to wait.
@@ -89,7 +89,7 @@ class Probe:
         return await _until(self._no_alarms, timeout_s)
 
     async def wait_revision(self, rev: int, timeout_s: float) -> bool:
-        """Wait until every member has applied a revision; return False when time ran out.
+        """Wait until every member has applied a revision; return False on timeout.
 
         Arguments:
             rev: the revision.
@@ -98,7 +98,7 @@ class Probe:
         return await _until(lambda: self._all_at(rev), timeout_s)
 
     async def revision(self, timeout_s: float = 30.0) -> int:
-        """Return the store's revision, read linearizably.
+        """Return the store's revision from a linearizable read.
 
         Raises:
             ProbeError: no member answered in time.
@@ -107,10 +107,10 @@ class Probe:
         return int(response.header.revision)
 
     async def hash_kv(self, member: Member, rev: int, timeout_s: float = 10.0) -> tuple[int, int] | None:
-        """Return the hash of the store up to a revision, and the compact revision; None when the member gives none.
+        """Return the hash of the store up to a revision, and the compact revision; None: the member gives no hash.
 
         Arguments:
-            member: whom to ask.
+            member: member to ask.
             rev: the revision.
             timeout_s: seconds to wait.
         """
@@ -131,10 +131,10 @@ class Probe:
 
         Arguments:
             message: the request.
-            timeout_s: seconds in all.
+            timeout_s: total seconds.
 
         Raises:
-            ProbeError: time ran out; with the last failure.
+            ProbeError: timeout; the text has the last failure.
         """
         path, response_class = _KV[type(message).__name__]
         deadline = time.monotonic() + timeout_s
@@ -162,12 +162,12 @@ class Probe:
         """Make one call to one member.
 
         Arguments:
-            member: whom to ask.
-            path: of the method.
+            member: member to ask.
+            path: path of the method.
             message: the request.
-            response_class: of the answer.
+            response_class: class of the answer.
             timeout_s: seconds to wait.
-            wait_for_ready: wait for a connection instead of failing without one.
+            wait_for_ready: whether to wait for a connection instead of failing without one.
         """
         if member.number not in self._channels:
             self._channels[member.number] = open_channel(member.direct_address)

@@ -2,8 +2,8 @@
 
     start -> load + faults, every few faults a quiet point -> stop -> last reads -> store read back -> checkers
 
-At a quiet point clients are held, all members must be well and at the same revision, and their hashes are compared.
-The folder of a run that passed is removed but for what the report says; that of a failed run stays whole.
+At a quiet point, clients are blocked, all members must be healthy and at the same revision, and their hashes are
+compared. After a run that passed, only the report's files are kept; the folder of a failed run is kept as a whole.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from jepsen.workloads.base import Scene, Workload
 
 RUNS = ROOT / "jepsen" / "runs"
 SEATS_CHANGING = 5
-"""Companions that stay with one member each, when the members change: the most members that there are."""
+"""Number of pinned companions in runs with membership changes: the maximum number of members."""
 CLUSTER_CLIENTS = 2
-"""Clients that go round the cluster; the others are pinned to one member each."""
+"""Number of clients that move around the cluster; the others are pinned to one member each."""
 STATUS_EVERY_S = 0.05
 STATUS_TIMEOUT_S = 1.0
-"""How often each member is asked for its Status, and how long it may take."""
+"""Seconds between Status requests to each member, and the time limit of each."""
 
 ClientClass = Callable[..., Client]
 
@@ -49,14 +49,14 @@ class Options:
     """The description of a run.
 
     Attributes:
-        faults, time_s: the run ends after so many faults or seconds, whichever is first; None is no limit.
-        rate: operations per second wanted of all clients together.
+        faults, time_s: the run ends after this number of faults or seconds, whichever is first; None: no limit.
+        rate: target rate of operations per second, of all clients together.
         timeout_s: seconds after which the answer to a request counts as lost.
         quiet_every: faults between quiet points.
         acked_min: acknowledged writes below which the run fails.
         compact_every: acknowledged writes between compactions; 0: never compact.
-        read_back_s: seconds that each read of the store at the end may be retried.
-        client_class: how clients are made; tests put liars here, to see them caught.
+        read_back_s: seconds for which each read of the store at the end is retried.
+        client_class: class of the clients; tests use clients that lie, which the checkers must detect.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -152,7 +152,7 @@ class _Run:
                     self._recorder.event("logged", member=log.parent.name, line=line)
 
     async def _accompanied(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
-        """Load and faults, beside tasks that outlast them: they are given the last revision to reach."""
+        """Run load and faults, with tasks that continue until they have reached the last revision."""
         ending = Ending()
         endpoints = Endpoints(self._cluster, probe)
         changing = nemeses.changes_members(self._options.nemesis)
@@ -173,7 +173,7 @@ class _Run:
                 ending.over.set()
 
     async def _tell_end(self, ending: Ending, probe: Probe) -> None:
-        """Read the revision that companions have to reach, and note it: the store itself may go further."""
+        """Read and record the revision that companions have to reach; the store may continue beyond it."""
         try:
             ending.rev = await probe.revision()
         except ProbeError as error:
@@ -182,7 +182,7 @@ class _Run:
             self._recorder.event("ending", rev=ending.rev)
 
     async def _note_statuses(self, probe: Probe, ending: Ending) -> None:
-        """Keep asking all members, those too that come later."""
+        """Poll the status of all members, including those that are added later."""
         asked: set[int] = set()
         async with asyncio.TaskGroup() as group:
             while not ending.over.is_set():
@@ -193,7 +193,7 @@ class _Run:
                 await asyncio.sleep(STATUS_EVERY_S)
 
     async def _note_status(self, member: Member, probe: Probe, ending: Ending) -> None:
-        """Keep asking a member how far it is: what it says must never go back, restarts included."""
+        """Poll and record a member's progress, which must never decrease, not even over restarts."""
         while not ending.over.is_set() and member in self._cluster.members:
             call = time.monotonic_ns()
             answer = await probe.status(member, STATUS_TIMEOUT_S)
@@ -203,7 +203,7 @@ class _Run:
             await asyncio.sleep(STATUS_EVERY_S)
 
     async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor, endpoints: Endpoints) -> None:
-        """Load and faults until enough, then the last quiet point and the last reads."""
+        """Run load and faults to the end, then the last quiet point and the last reads."""
         clients = self._clients(endpoints)
         self._gate.open()
         async with asyncio.TaskGroup() as group:
@@ -240,7 +240,7 @@ class _Run:
             await asyncio.sleep(max(0.0, deadline - time.monotonic()))
 
     async def _quiet_point(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
-        """Hold the clients, wait for all members, compare their hashes, go on."""
+        """Block the clients, wait for all members, compare their hashes, continue."""
         self._gate.shut()
         await self._recorder.wait_idle(60.0)
         async with compactor.busy:
@@ -252,7 +252,7 @@ class _Run:
         self._gate.open()
 
     async def _compare(self, probe: Probe) -> None:
-        """Ask all members for the hash of one revision; a member that cannot tell is noted as such."""
+        """Read the hash of one revision from all members; record it if a member cannot give one."""
         with contextlib.suppress(ProbeError):
             rev = await probe.revision()
             await probe.wait_revision(rev, LIVE_S)
@@ -278,7 +278,7 @@ class _Run:
         return self._options.client_class(name, members, self._recorder, self._gate, timeout_s, rng)
 
     async def _load(self, client: Client) -> None:
-        """Steps at this client's share of the rate; what a slow answer delayed is not made up for."""
+        """Run steps at this client's share of the rate; time lost by a slow answer is not made up for."""
         interval_s = self._options.clients / self._options.rate
         due = time.monotonic() + client.rng.uniform(0, interval_s)
         while not self._stopping:
@@ -342,11 +342,11 @@ def failovers_s(recorder: Recorder) -> list[float]:
 
 
 def quantile(values: list[float], share: float) -> float | None:
-    """Return the value that a share of all do not exceed (nearest rank); None if there are none.
+    """Return the value that a given share of all values does not exceed (nearest rank); None: there are no values.
 
     Arguments:
-        values: in any order.
-        share: between 0 and 1.
+        values: values in any order.
+        share: share between 0 and 1.
     """
     if not values:
         return None

@@ -1,4 +1,4 @@
-"""Requests about leases, locks and elections, between the vocabulary of histories and etcd's messages on the wire."""
+"""Converts requests for leases, locks and elections between the vocabulary of histories and etcd's messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STREAMING = frozenset({KeepAlive})
 
 
 def message(request: Special) -> Any:
-    """Return the message of a request."""
+    """Return the wire message of a request."""
     match request:
         case Grant():
             return rpc_pb2.LeaseGrantRequest(ID=request.id, TTL=request.ttl_s)
@@ -65,11 +65,11 @@ def message(request: Special) -> Any:
 
 
 def result(request: Special, response: Any) -> Result:
-    """Return the answer in a response message.
+    """Convert a response message to an answer.
 
     Arguments:
-        request: what was asked.
-        response: the message.
+        request: the request.
+        response: the response message.
     """
     match request:
         case Grant() | KeepAlive():

@@ -1,12 +1,12 @@
-"""Reads the whole history of the store back, revision by revision, for the checker that replays it.
+"""Reads back the whole history of the store, revision by revision, for the checker that replays it.
 
-Each revision is asked for alone: ``Range(revision=r, min_mod_revision=r)`` gives the keys written at r, and many such
-reads go in one read-only txn. Where an acknowledged request claims a revision only its keys are asked for, which is
-cheap; elsewhere (writes of unknown fate) the whole store is, and if nothing was written there, what was deleted is
-found by comparing the keys of two revisions. Whole states are read at some revisions besides, so that a change outside
-the keys asked for cannot hide.
+Each revision is read separately: ``Range(revision=r, min_mod_revision=r)`` returns the keys written at r, and many of
+these reads are batched in one read-only txn. If an acknowledged request claims a revision, only its keys are read,
+which is cheap. For other revisions (writes of unknown fate), the whole store is read; if nothing was written there, the
+deleted keys are found by comparing the keys of two revisions. In addition, whole states are read at some revisions, so
+that a change of other keys cannot stay hidden.
 
-Compaction destroys history that is to be read, so ``Compactor`` reads that far first.
+Compaction destroys history that must be read, so ``Compactor`` first reads up to the compact revision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATES = 16
 _TIMEOUT_S = 60.0
 _FOREVER_S = 1e6
 _KEPT = 40
-"""Revisions left uncompacted below the newest, for reads of the past to find something."""
+"""Newest revisions that stay uncompacted, for clients' reads of the past."""
 
 Interval = tuple[str, str]
 _WHOLE: Interval = (END_OF_KEYS, END_OF_KEYS)
@@ -40,14 +40,14 @@ class StoreReader:
         self._probe = probe
 
     async def read_up_to(self, last: int, operations: list[Operation]) -> None:
-        """Read all revisions not read yet.
+        """Read all revisions that have not been read yet.
 
         Arguments:
-            last: the last revision to read.
-            operations: the operations of clients so far.
+            last: last revision to read.
+            operations: operations of clients so far.
 
         Raises:
-            ProbeError: the cluster did not answer, or refuses a revision.
+            ProbeError: the cluster did not answer, or refused a revision.
         """
         first = self.record.last + 1
         acked = {op.rev: span for op in operations if op.wrote and (span := _span(op)) is not None}
@@ -84,7 +84,7 @@ class StoreReader:
 
 
 class Compactor:
-    """A task that compacts again and again under load and faults, each time after reading what will be gone.
+    """A task that compacts repeatedly under load and faults, each time after reading the history to be discarded.
 
     Arguments:
         every: acknowledged writes between compactions.
@@ -92,7 +92,7 @@ class Compactor:
 
     def __init__(self, probe: Probe, reader: StoreReader, recorder: Recorder, every: int) -> None:
         self.busy = asyncio.Lock()
-        """Held while compacting: members need not agree on the compact revision before it is over."""
+        """Held during a compaction, because members may disagree on the compact revision until it has finished."""
         self._probe, self._reader, self._recorder, self._every = probe, reader, recorder, every
 
     async def run(self) -> None:
@@ -111,14 +111,14 @@ class Compactor:
                 await self._probe.retry(rpc_pb2.CompactionRequest(revision=rev), _TIMEOUT_S)
         except (
             ProbeError
-        ) as error:  # A retry finds its first attempt done; a cluster that is down is checked elsewhere.
+        ) as error:  # A retry may find that its first attempt succeeded; a cluster that is down is reported elsewhere.
             self._recorder.event("compact failed", why=str(error))
         else:
             self._recorder.event("compact", rev=rev)
 
 
 def _span(operation: Operation) -> Interval | None:
-    """An interval with every key that the operation may put; None when it has no puts."""
+    """Return a range with every key that the operation may put; without puts, that of its only delete, or None."""
     keys = sorted(part.key for part in branches(operation.request) if isinstance(part, Put))
     if keys:
         return (keys[0], "") if keys[0] == keys[-1] else (keys[0], keys[-1] + "\0")
@@ -127,6 +127,6 @@ def _span(operation: Operation) -> Interval | None:
 
 
 def _spread(first: int, last: int) -> Iterator[int]:
-    """Some revisions, spread evenly, the last among them."""
+    """Yield evenly spread revisions, including the last one."""
     step = max(1, (last - first + 1) // _STATES)
     yield from range(last, first - 1, -step)

@@ -1,8 +1,8 @@
 """A client that watches: several watchers on one stream, resumed on the next member when the stream ends.
 
-It resumes exactly where a client library would: after the last event or bookmark that it was sent. It asks for
-bookmarks at random times, ends streams at random times, and leaves a member that says nothing for a while. At the end
-of the run it stays until all its watchers were brought up to the last revision.
+It resumes exactly where a client library would: after the last event or bookmark that it received. It requests
+bookmarks at random times, ends streams at random times, and leaves a member that is silent for a while. At the end of
+the run it continues until all its watchers have reached the last revision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FILTERS = {"put": "NOPUT", "delete": "NODELETE"}
 
 @dataclass(slots=True)
 class Ending:
-    """The end of a run: what watchers wait for, and the revision that each has to reach."""
+    """The end of a run: what watchers wait for, and the revision that each must reach."""
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
     rev: int = 0
@@ -44,12 +44,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """The habits of a watching client.
+    """The behaviour of a watching client.
 
     Attributes:
-        lives_s: streams are ended by the client itself after a time (seconds) between these.
+        lives_s: bounds of the seconds after which the client ends a stream.
         slow_s: pause after each message (seconds), for a reader that does not keep up.
-        lasting: resume until the end of the run; else one stream is all.
+        lasting: whether to resume until the end of the run, or to use only one stream.
     """
 
     lives_s: tuple[float, float] = (2.0, 15.0)
@@ -61,9 +61,9 @@ class WatchingClient:
     """A client with watchers that share streams.
 
     Arguments:
-        name: unique in the run; watcher i is called ``<name>/<i>``.
-        members: whom to ask, in turn.
-        wanted: what each watcher asks.
+        name: name, unique in the run; watcher i is called ``<name>/<i>``.
+        members: members to ask, in turn.
+        wanted: request of each watcher.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class WatchingClient:
         deadline: float | None = None
         while deadline is None or time.monotonic() < deadline:
             member = self._members[self._attempt % len(self._members)]
-            # To write to a call that has ended is an InvalidStateError of grpc.
+            # A write to a call that has ended raises grpc's InvalidStateError.
             with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
                 await self._stream(member, ending)
             if not self._habits.lasting or (ending.over.is_set() and self._reached(ending.rev)):
@@ -96,7 +96,7 @@ class WatchingClient:
             await asyncio.sleep(_RECONNECT_S)
 
     async def _stream(self, member: Member, ending: Ending) -> None:
-        """One stream, until it ends, falls silent, or is ended by us."""
+        """Run one stream, until it ends, is silent for too long, or is ended by this client."""
         streams = self._begin(member, ending)
         async with _opened(member) as call:
             try:
@@ -113,10 +113,10 @@ class WatchingClient:
                     stream.ended, stream.lives = now, (stream.lives[0], member.lives)
 
     def _begin(self, member: Member, ending: Ending) -> list[Stream]:
-        """The watchers of a new stream: when the run is over, without those that have got everything.
+        """Return the watchers of a new stream; at the end of the run, without those that have received everything.
 
-        They would begin in the future, where nothing is written any more; and a server answers no request for progress
-        while any watcher of the stream begins in the future.
+        These would begin at a future revision, where nothing is written any more; and a server does not answer a
+        progress request while any watcher of the stream begins in the future.
         """
         now = time.monotonic_ns()
         begun = []
@@ -151,7 +151,7 @@ class WatchingClient:
                 await asyncio.sleep(self._habits.slow_s)
 
     async def _ask(self, call: Any, ending: Ending) -> None:
-        """Ask for bookmarks, which also shows whether the member lives."""
+        """Request bookmarks, which also shows whether the member is alive."""
         request = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             while True:

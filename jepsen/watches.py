@@ -1,14 +1,15 @@
-"""The vocabulary of watches: what a watcher asks, what it is sent, and both as JSON.
+"""The vocabulary of watches: requests of watchers, the messages to them, and both as JSON.
 
-A *watcher* wants the events of an interval from some revision on. As connections end, it takes several *streams* to be
-served, each from where the one before left off. Every message of every stream is kept as it came:
+A *watcher* wants the events of a range from some revision on. Because connections end, it uses several *streams*, each
+starting where the one before stopped. Every message of every stream is recorded unmodified:
 
 >>> sent = Message(at=5, kind="events", rev=2, events=(Event("put", KeyValue("k", "v", 2, 2, 1)),))
 >>> stream = Stream("w1", 0, member=1, request=Watched("k"), call=3, messages=[Message(4, "created", 1), sent])
 >>> Stream.from_json(stream.to_json()) == stream
 True
 
-Here too is what a client may conclude from messages: when a fragmented response is whole, and where to resume.
+This module also defines what a client may conclude from messages: when a fragmented response is complete, and where to
+resume.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Kind = Literal["created", "events", "progress", "canceled"]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The request of a watcher: events of a key or of ``[key, end)`` from ``start`` (0: from now) on.
+    """The request of a watcher: events of a key or of ``[key, end)`` from ``start`` on (0: from now).
 
     Attributes:
-        previous: with what each event replaced.
+        previous: whether events contain the key that they replaced.
         without: kinds of events to leave out.
-        fragment: large responses may come in parts.
+        fragment: whether large responses may be split.
     """
 
     key: str
@@ -41,18 +42,18 @@ class Watched:
     fragment: bool = False
 
     def wants(self, kind: Change, key: str) -> bool:
-        """Return whether an event is asked for.
+        """Return whether the request covers an event.
 
         Arguments:
             kind: put or delete.
-            key: its key.
+            key: key of the event.
         """
         return is_in(key, self.key, self.end) and kind not in self.without
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change; of a deletion the key has neither value nor creation."""
+    """One change; for a deletion, the key has neither a value nor a create revision."""
 
     kind: Change
     kv: KeyValue
@@ -61,11 +62,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the server: when it came (ns), and the revision in its header.
+    """One message of the server: its time of arrival (ns), and the revision in its header.
 
     Attributes:
-        fragment: the response goes on in the next message.
-        compact: compact revision, of a watcher canceled because its past is gone.
+        fragment: whether the response continues in the next message.
+        compact: compact revision, if the watcher was canceled because its start is compacted.
     """
 
     at: int
@@ -82,8 +83,8 @@ class Stream:
     """One watcher on one stream to one member.
 
     Attributes:
-        attempt: counts a watcher's streams.
-        lasting: the watcher stays until the end of the run, where it must have everything.
+        attempt: number of the stream among the watcher's streams.
+        lasting: whether the watcher stays until the end of the run, where it must have received everything.
         lives: as in ``history.Operation``.
     """
 
@@ -99,12 +100,12 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return f"{self.watcher}.{self.attempt} on m{self.member}"
 
     @property
     def first(self) -> int:
-        """The first revision that it must be sent; 0 when that is not known, for it was not created."""
+        """The first revision that it must receive; 0: unknown, because it was not created."""
         created = next((message for message in self.messages if message.kind == "created"), None)
         if created is None:
             return 0
@@ -116,9 +117,7 @@ class Stream:
         return next((message for message in self.messages if message.kind == "canceled"), None)
 
     def whole(self) -> Iterator[Message]:
-        """Iterate over the messages with the parts of fragmented responses put together; one that broke off is left
-        out.
-        """
+        """Iterate over the messages, with fragmented responses joined; an incomplete response is left out."""
         parts: list[Event] = []
         for message in self.messages:
             parts += message.events
@@ -127,12 +126,12 @@ class Stream:
                 parts = []
 
     def position(self) -> int:
-        """Return the revision up to which everything was sent: by an event, by a bookmark, or as it was asked for."""
+        """Return the revision up to which everything was sent, by events, bookmarks or the requested start."""
         marks = [message for message in self.whole() if message.kind in ("events", "progress")]
         return max([self.first - 1, *(mark for message in marks for mark in _marks(message))], default=0)
 
     def next_start(self) -> int:
-        """Return where the next stream of this watcher has to start; 0 for one from now on that never was created."""
+        """Return the start of this watcher's next stream; 0 if it starts from now and was never created."""
         canceled = self.canceled
         if canceled is not None and canceled.compact:
             return canceled.compact
@@ -154,7 +153,7 @@ class Stream:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Stream:
-        """Return the stream of ``to_json``'s data."""
+        """Convert data from ``to_json`` back to a stream."""
         key, end, start, previous, without, fragment = data["request"]
         first_life, last_life = data["life"]
         return cls(

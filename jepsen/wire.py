@@ -1,4 +1,4 @@
-"""Between the vocabulary of histories (``ops.py``) and etcd's messages on the wire."""
+"""Converts between the vocabulary of histories (``ops.py``) and etcd's messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METHODS: dict[type[Any], tuple[str, type[Any]]] = {
 """Path and response class of each kind of request."""
 
 STREAMING = special_wire.STREAMING
-"""Kinds of requests that are one message on a stream."""
+"""Kinds of requests that are sent as one message on a stream."""
 
 _RELATIONS: dict[Relation, str] = {"=": "EQUAL", ">": "GREATER", "<": "LESS", "!=": "NOT_EQUAL"}
 _TARGETS: dict[Target, tuple[str, str]] = {
@@ -50,7 +50,7 @@ _TARGETS: dict[Target, tuple[str, str]] = {
 
 
 def request_message(request: Request) -> Any:
-    """Return the message of a request."""
+    """Return the wire message of a request."""
     if isinstance(request, Special):
         return special_wire.message(request)
     if not isinstance(request, Txn):
@@ -63,11 +63,11 @@ def request_message(request: Request) -> Any:
 
 
 def result_of(request: Request, response: Any) -> Result:
-    """Return the answer in a response message.
+    """Convert a response message to an answer.
 
     Arguments:
-        request: what was asked.
-        response: the message.
+        request: the request.
+        response: the response message.
     """
     if isinstance(request, Leader):
         return RangeResult(key_values([response.kv] if response.HasField("kv") else []))
@@ -82,7 +82,7 @@ def result_of(request: Request, response: Any) -> Result:
 
 
 def key_values(kvs: Iterable[Any]) -> tuple[KeyValue, ...]:
-    """Return keys as histories have them, from the wire."""
+    """Convert keys of the wire to those of histories."""
     return tuple(
         KeyValue(kv.key.decode(), kv.value.decode(), kv.create_revision, kv.mod_revision, kv.version, kv.lease)
         for kv in kvs

@@ -13,9 +13,9 @@
 
     with raftkv.local() as cluster, cluster.connect() as kv: ...      # a throwaway cluster
 
-``raftkv.connect`` is the blocking client (``raftkv.client.sync.library``), safe in threads and after fork;
-``raftkv.aio`` is the same for asyncio. A name is imported when it is first used, so that the server does not load the
-client.
+``raftkv.connect`` returns the blocking client (``raftkv.client.sync.library``), which is safe in threads and after
+fork; ``raftkv.aio`` is the same client for asyncio. Each name is imported at its first use, so that the server does
+not load the client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m raftkv`` is the server command."""
+"""``python -m raftkv`` runs the server command."""
 
 import sys
 

@@ -23,12 +23,12 @@
             await kv.put("x", b"y", fence=lock)                             # only while the lock is held
         async with kv.campaign("leader", b"me") as term: ...
 
-Where to read on: ``raftkv.client.library`` (``connect``, ``Client``), then one module for each idea: ``kv``, ``txn``,
+Further reading: ``raftkv.client.library`` (``connect``, ``Client``), then one module for each feature: ``kv``, ``txn``,
 ``bulk``, ``watch``, ``lease``, ``session``, ``lock``, ``election``, ``stm``, ``admin``. The blocking API
 with the same names is ``raftkv`` itself.
 
-Errors are those of ``raftkv.errors`` and the few below. ``error.definite`` answers the question that matters after a
-write has failed: True if it certainly did not happen.
+The errors are those of ``raftkv.errors`` and the few below. After a failed write, ``error.definite`` says whether the
+write certainly did not happen.
 """
 
 from __future__ import annotations

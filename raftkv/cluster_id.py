@@ -1,8 +1,8 @@
-"""Who is who before any message is exchanged: member ids, the cluster id, the initial cluster.
+"""The identities of a cluster and its members: member ids, the cluster id, the initial cluster.
 
-Owns the rules by which every member computes the same ids from the same flags, which are etcd's, so that ids in logs
-and dashboards stay what they were: a member's id is the head of a SHA-1 over its peer URLs and the cluster token, the
-cluster's id that of a SHA-1 over the ids of the founding members. Nothing here touches a file or a socket.
+All members compute the same ids from the same flags. The rules are etcd's, so that ids in logs and dashboards stay the
+same after a migration: a member id is the head of a SHA-1 over the member's peer URLs and the cluster token; the
+cluster id is the head of a SHA-1 over the ids of the founding members. Nothing here touches a file or a socket.
 
 >>> cluster = parse_initial_cluster("a=http://127.0.0.1:2380,b=http://127.0.0.1:22380")
 >>> sorted(cluster)
@@ -32,19 +32,19 @@ __all__ = [
 
 
 def member_id(peer_urls: Iterable[str], cluster_token: str, added_at_s: int | None = None) -> int:
-    """Return the id of a member: 64 bits, never printed but in hexadecimal.
+    """Return the id of a member: 64 bits, always printed in hexadecimal.
 
     Arguments:
-        peer_urls: its peer URLs, in any order.
-        cluster_token: ``initial-cluster-token``.
-        added_at_s: Unix time of a member added at run time; None for a founding member.
+        peer_urls: peer URLs of the member, in any order.
+        cluster_token: value of ``initial-cluster-token``.
+        added_at_s: Unix time at which the member was added at run time; None for a founding member.
     """
     text = "".join(sorted(peer_urls)) + cluster_token
     return _head(text.encode() if added_at_s is None else f"{text}{added_at_s}".encode())
 
 
 def cluster_id(member_ids: Iterable[int]) -> int:
-    """Return the id of a cluster that these members found, in any order."""
+    """Return the id of the cluster with these founding members, given in any order."""
     return _head(b"".join(member.to_bytes(8, "big") for member in sorted(member_ids)))
 
 
@@ -53,7 +53,7 @@ def _head(data: bytes) -> int:
 
 
 def founding_members(initial_cluster: str, cluster_token: str) -> dict[int, tuple[str, tuple[str, ...]]]:
-    """Return every founding member: id to name and peer URLs, in order of id.
+    """Return all founding members in order of id: a map of the id to the name and the peer URLs.
 
     Arguments:
         initial_cluster: ``name=URL,name=URL``.
@@ -74,7 +74,7 @@ def founding_members(initial_cluster: str, cluster_token: str) -> dict[int, tupl
 
 
 def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
-    """Read ``name=URL,name=URL``; a name given twice has two URLs.
+    """Parse ``name=URL,name=URL``; a name that occurs twice has two URLs.
 
     Raises:
         ConfigError: an entry without a URL, or a malformed one.
@@ -90,5 +90,5 @@ def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def format_initial_cluster(cluster: Mapping[str, Iterable[str]]) -> str:
-    """Return the text that ``parse_initial_cluster`` reads, sorted."""
+    """Return the sorted text that ``parse_initial_cluster`` reads."""
     return ",".join(sorted(f"{name}={url}" for name, urls in cluster.items() for url in urls))

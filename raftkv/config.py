@@ -1,9 +1,9 @@
-"""Everything that can be set on a member, as one frozen value.
+"""All settings of a member, as one frozen value.
 
-Owns the names, defaults, units and limits; knows no flag, file or environment (``raftkv.cli`` reads those and makes
-one of these). Units are in the names: ``_s`` seconds, ``_bytes`` bytes; ticks exist only inside ``raftkv.raft``.
-A ``ServerConfig`` that exists is valid: what cannot be used raises ``ConfigError`` with one line, in etcd's words
-where etcd has them.
+This module holds the names, defaults, units and limits. Flags, files and the environment are read by ``raftkv.cli``,
+which creates a ``ServerConfig`` from them. Units are in the names: ``_s`` seconds, ``_bytes`` bytes; ticks exist only
+inside ``raftkv.raft``. An existing ``ServerConfig`` is valid: an unusable setting raises ``ConfigError`` with a text of
+one line, in etcd's words where etcd has this error.
 
 >>> ServerConfig(name="a", data_dir="/tmp/a").election_timeout_s
 1.0
@@ -26,7 +26,7 @@ DEFAULT_CLIENT_URL = "http://localhost:2379"
 DEFAULT_QUOTA_BYTES = 2 * 1024**3
 LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
 ETCD_VERSION = "3.7.1"
-"""The etcd version whose behaviour a member shows: clients choose what to send by it."""
+"""The etcd version whose behaviour a member shows. Clients choose their requests by this version."""
 FEATURES = {
     "CompactHashCheck": (False, "ALPHA"),
     "FastLeaseKeepAlive": (True, "BETA"),
@@ -38,7 +38,7 @@ FEATURES = {
     "StopGRPCServiceOnDefrag": (False, "ALPHA"),
     "TxnModeWriteWithSharedBuffer": (True, "BETA"),
 }
-"""Feature gates of etcd 3.6 and 3.7: whether each is on unless it is set, and its stage."""
+"""Feature gates of etcd 3.6 and 3.7: the default of each (on or off), and its stage."""
 AUDIT_LEVELS = ("auth", "writes", "all")
 TLS_VERSIONS = ("TLS1.2", "TLS1.3")
 SAMPLING_WHOLE = 1_000_000
@@ -51,30 +51,32 @@ _LARGE_QUOTA_BYTES = 8 * 1024**3
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """Certificates of one kind of port (client or peer). All empty: plain TCP."""
+    """The certificates of one kind of port (client or peer). All empty: plain TCP."""
 
     cert_file: str = ""
-    """PEM certificate (chain) that this member shows."""
+    """PEM certificate (chain) that this member presents."""
     key_file: str = ""
-    """PEM key of ``cert_file``; must be readable by its owner alone."""
+    """PEM key of ``cert_file``; must be readable by its owner only."""
     client_cert_file: str = ""
     """Certificate for outgoing connections; empty: ``cert_file``."""
     client_key_file: str = ""
     """Key of ``client_cert_file``; empty: ``key_file``."""
     trusted_ca_file: str = ""
-    """PEM authorities that the other side's certificate must come from."""
+    """PEM authorities that must have signed the other side's certificate."""
     client_cert_auth: bool = False
-    """Refuse callers without a certificate from ``trusted_ca_file``, as that file alone does too."""
+    """Refuse callers without a certificate from ``trusted_ca_file``; setting ``trusted_ca_file`` has the same
+    effect."""
     crl_file: str = ""
-    """Lists of revoked certificates, PEM or DER; empty: none is revoked."""
+    """Lists of revoked certificates, PEM or DER; empty: no certificate is revoked."""
     allowed_cn: tuple[str, ...] = ()
-    """Common names that the other side's certificate may have; empty: any."""
+    """Accepted common names of the other side's certificate; empty: any."""
     allowed_hostname: tuple[str, ...] = ()
-    """Host names of which the other side's certificate must have one; empty: any."""
+    """Host names; the other side's certificate must contain one of these. Empty: any."""
     skip_san_verification: bool = False
-    """Let in peers whose certificate names neither their address nor a member's. Danger: any certificate will do."""
+    """Accept peers whose certificate names neither their address nor a member's. Danger: any certificate is
+    accepted."""
     self_signed: bool = False
-    """Make a certificate if none is given. Danger: callers cannot verify this member."""
+    """Create a certificate if none is given. Danger: callers cannot verify this member."""
 
     @property
     def is_empty(self) -> bool:
@@ -83,137 +85,142 @@ class TLSFiles:
 
     @property
     def verifies(self) -> bool:
-        """Whether callers must show a certificate: an authority implies it. Off, all who reach the port may call."""
+        """Whether callers must present a certificate, which an authority implies; if False, everyone may call."""
         return bool(self.trusted_ca_file) or self.client_cert_auth
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files, those that are not given as empty texts."""
+        """All files; those not set are empty strings."""
         files = self.cert_file, self.key_file, self.client_cert_file, self.client_key_file
         return (*files, self.trusted_ca_file, self.crl_file)
 
 
 @dataclass(frozen=True)
 class LogRotation:
-    """When a file of the log is rotated, and what becomes of what it was; lumberjack's settings."""
+    """When a log file is rotated, and how long rotated files are kept; the settings of lumberjack."""
 
     maxsize: int = 100
-    """MiB above which it is rotated; 0: 100."""
+    """Size in MiB above which the file is rotated; 0: 100."""
     maxage: int = 0
-    """Days that rotated files stay; 0: any number."""
+    """Days after which rotated files are deleted; 0: never."""
     maxbackups: int = 0
-    """Rotated files that stay; 0: all."""
+    """Number of rotated files that are kept; 0: all."""
     localtime: bool = False
-    """Their names have local time instead of UTC."""
+    """Use local time instead of UTC in the names of rotated files."""
     compress: bool = False
-    """They are compressed with gzip."""
+    """Compress rotated files with gzip."""
 
     @property
     def size_max_bytes(self) -> int:
-        """The size in force."""
+        """The effective maximum size in bytes."""
         return (self.maxsize or 100) * 1024**2
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """Spans for a collector of OpenTelemetry."""
+    """Settings of the spans that are sent to an OpenTelemetry collector."""
 
     enabled: bool = False
-    """Trace calls; needs the extra ``tracing``."""
+    """Trace calls; requires the extra ``tracing``."""
     address: str = "localhost:4317"
-    """Where the collector takes OTLP over gRPC, in plain text."""
+    """Address of the collector: OTLP over gRPC, in plain text."""
     service_name: str = "etcd"
     """``service.name`` of the spans."""
     instance_id: str = ""
     """``service.instance.id``, unique to this member; empty: none."""
     sampling_rate: int = 0
-    """How many of a million calls that belong to no trace begin one. Clients' own traces are recorded anyway."""
+    """Number of traces started per million calls without a client's trace. Calls with a client's trace are always
+    recorded."""
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The settings of one member; each field says its unit and its danger."""
+    """The settings of one member; each field states its unit and its danger."""
 
     # --- the member
     name: str = DEFAULT_NAME
     """Name of this member, unique in ``initial_cluster``."""
     data_dir: str = f"{DEFAULT_NAME}.etcd"
-    """Directory of everything durable. Danger: two members must never share it."""
+    """Directory of all durable data. Danger: two members must never share one."""
     wal_dir: str = ""
-    """Directory of the log on a disk of its own; empty: inside ``data_dir``. Losing it loses acknowledged writes."""
+    """Directory of the log, for example on a separate disk; empty: inside ``data_dir``. Losing it loses acknowledged
+    writes."""
     snapshot_count: int = 10_000
-    """Entries between snapshots, after which the log may be cut. Larger: more memory, slower restart."""
+    """Entries between snapshots; after a snapshot the log may be truncated. Larger: more memory, slower restart."""
     snapshot_bytes: int = 64 * 1024**2
-    """The same in bytes, for large entries: whichever comes first. Larger: more memory, more log on disk."""
+    """The same in bytes, for large entries; the limit reached first applies. Larger: more memory, more log on disk."""
     snapshot_catchup_entries: int = 5_000
-    """Entries kept behind a snapshot so that a slow follower needs no full copy."""
+    """Entries kept before a snapshot's index, so that a slow follower needs no full copy."""
     snapshot_catchup_bytes: int = 64 * 1024**2
-    """The same in bytes: whichever are fewer. Larger: more memory; smaller: slow followers get full copies sooner."""
+    """The same in bytes; the smaller amount is kept. Larger: more memory; smaller: slow followers get full copies
+    sooner."""
     heartbeat_interval_s: float = 0.1
-    """Time between heartbeats; about one round trip. Danger: the same on all members."""
+    """Time between heartbeats; about one round trip. Danger: must be the same on all members."""
     election_timeout_s: float = 1.0
-    """Silence after which a follower asks for votes; at least 5 heartbeats. Too short: elections without need."""
+    """Time without a heartbeat after which a follower campaigns; at least 5 heartbeats. Too short: needless
+    elections."""
     initial_election_tick_advance: bool = True
     """Skip most of the first election timeout after a start."""
     quota_backend_bytes: int = 0
     """Database size at which writes stop with NOSPACE; 0: 2 GiB, negative: none. Danger: none can fill the disk."""
     backend_batch_interval_s: float = 0.1
-    """Longest time between commits of the database; durability does not depend on it (the log does that)."""
+    """Longest time between commits of the database. Durability does not depend on it: the log is synced separately."""
     backend_batch_limit: int = 10_000
-    """Operations after which the database commits at once."""
+    """Operations after which the database is committed at once."""
     max_txn_ops: int = 128
-    """Operations allowed in each list of a transaction."""
+    """Maximum number of operations in each list of a transaction."""
     max_request_bytes: int = 1_572_864
-    """Largest write that is accepted. Above 10 MiB heartbeats can be delayed behind it."""
+    """Largest accepted write. Above 10 MiB, a write can delay heartbeats."""
     max_concurrent_streams: int = 2**32 - 1
-    """Calls that one connection may have open."""
+    """Maximum number of concurrent calls on one connection."""
     max_learners: int = 1
-    """Learners that the cluster may have at a time."""
+    """Maximum number of learners in the cluster."""
     auto_promote: bool = False
-    """Let this member vote as soon as it is in sync, if it was added as a learner."""
+    """Promote this member to a voter as soon as it is in sync, if it was added as a learner."""
     wait_cluster_ready_timeout_s: float = 5.0
-    """A member that starts answers no client before a quorum confirmed its state, or this long if there is none."""
+    """Longest time that a starting member waits for a quorum to confirm its state before it serves clients."""
     lease_min_ttl_s: int = 0
-    """Shortest TTL of a lease; 0: one and a half election timeouts, as in etcd. Too short: leases end in elections."""
+    """Shortest TTL of a lease; 0: 1.5 election timeouts, as in etcd. Too short: leases expire during elections."""
 
     # --- keepalive of client connections
     grpc_keepalive_min_time_s: float = 5.0
-    """Shortest time between pings of a client; faster ones are cut off."""
+    """Shortest time between pings of a client; a client that pings faster is disconnected."""
     grpc_keepalive_interval_s: float = 7200.0
-    """Time after which an idle client is pinged; 0: 2 hours, as in etcd."""
+    """Idle time after which a client is pinged; 0: 2 hours, as in etcd."""
     grpc_keepalive_timeout_s: float = 20.0
-    """Time to wait for that ping before the connection is closed; 0: 20 s, as in etcd."""
+    """Time to wait for the ping's answer before the connection is closed; 0: 20 s, as in etcd."""
 
     # --- addresses
     listen_peer_urls: tuple[str, ...] = (DEFAULT_PEER_URL,)
-    """Where members connect: IP addresses or localhost."""
+    """Addresses for other members: IP addresses or localhost."""
     listen_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
-    """Where clients connect: IP addresses or localhost. Danger: 0.0.0.0 without TLS lets all hosts read and write."""
+    """Addresses for clients: IP addresses or localhost. Danger: 0.0.0.0 without TLS lets all hosts read and write."""
     listen_client_http_urls: tuple[str, ...] = ()
-    """Where clients find plain HTTP, which ``listen_client_urls`` then refuse; empty: both have one address."""
+    """Addresses for plain HTTP, which ``listen_client_urls`` then refuse; empty: gRPC and HTTP share one address."""
     extensive_metrics: bool = False
-    """Whether every call is timed, for histograms of each RPC."""
+    """Time every call, for histograms of each RPC."""
     listen_metrics_urls: tuple[str, ...] = ()
-    """More addresses, for /metrics, /health and /version alone."""
+    """Further addresses that serve only /metrics, /health and /version."""
     initial_advertise_peer_urls: tuple[str, ...] = (DEFAULT_PEER_URL,)
-    """Peer URLs as the other members reach them; part of the member's id."""
+    """Peer URLs at which the other members reach this one; part of the member id."""
     advertise_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
-    """Client URLs as clients reach them, shown by ``member list``."""
+    """Client URLs at which clients reach this member; ``member list`` shows them."""
 
     # --- the cluster
     initial_cluster: str = f"{DEFAULT_NAME}={DEFAULT_PEER_URL}"
-    """``name=URL,...`` of all founding members; the same on each. Read only when the data directory is empty."""
+    """``name=URL,...`` of all founding members; must be the same on each. Read only when the data directory is
+    empty."""
     initial_cluster_state: str = "new"
     """``new`` founds a cluster, ``existing`` joins one."""
     initial_cluster_token: str = "etcd-cluster"
     """Part of all ids: clusters with different tokens never mix."""
     strict_reconfig_check: bool = True
-    """Refuse membership changes that would lose the quorum. Danger: off, one call can stop the cluster."""
+    """Refuse membership changes that would lose the quorum. Danger: when off, one call can stop the cluster."""
     pre_vote: bool = True
-    """Ask before raising the term, so that a member coming back does not disturb the leader."""
+    """Hold a pre-vote before raising the term, so that a returning member does not disturb the leader."""
     read_leases: bool = False
-    """Serve linearizable reads without a round while leading (``raft/read_lease``). Danger: a clock that runs more than
-    5 % fast or slow, or that stands still while the world goes on, can make a read stale."""
+    """Let the leader serve linearizable reads without a round of heartbeats (``raft/read_lease``). Danger: a clock that
+    runs more than 5 % fast or slow, or that stops while other machines continue, can make a read stale."""
 
     # --- history
     auto_compaction_mode: str = "periodic"
@@ -223,39 +230,42 @@ class ServerConfig:
     auto_compaction_retention_revisions: int = 0
     """``revision``: revisions to keep; 0: no compaction."""
     compaction_batch_limit: int = 1_000
-    """Keys looked at in one step of a compaction."""
+    """Keys examined in one step of a compaction."""
     compaction_sleep_interval_s: float = 0.01
-    """Pause between the steps, in which clients are served."""
+    """Pause between the steps of a compaction, in which clients are served."""
     initial_corrupt_check: bool = False
-    """Compare the history with the other members' before clients are served; a difference stops the member."""
+    """Compare the history with the other members' before serving clients; a difference stops the member."""
     corrupt_check_time_s: float = 0.0
-    """Time between comparisons of all members by the leader; 0: none. Each reads a member's whole history."""
+    """Time between comparisons of all members by the leader; 0: none. Each comparison reads a member's whole
+    history."""
     compact_hash_check: bool = False
-    """Compare all members at compacted revisions."""
+    """Compare the members' hashes at compacted revisions."""
     compact_hash_check_time_s: float = 60.0
-    """Time between these comparisons."""
+    """Time between the comparisons of ``compact_hash_check``."""
     watch_progress_notify_interval_s: float = 600.0
-    """Time between progress notifications of watchers that asked for them and had no event."""
+    """Time without events after which a watcher that requested progress notifications gets one."""
 
     # --- the archive of the log
     wal_archive_dir: str = ""
-    """Directory that every closed segment of the log is copied to, for restores to a point in time; empty: none."""
+    """Directory that every closed log segment is copied to, for point-in-time restores; empty: none."""
     wal_archive_command: str = ""
-    """Shell command that archives a file: %p its path, %f its name; empty: none. It excludes ``wal_archive_dir``."""
+    """Shell command that archives a file: %p its path, %f its name; empty: none. Mutually exclusive with
+    ``wal_archive_dir``."""
     wal_archive_timeout_s: float = 300.0
-    """Longest time that an entry waits in the open segment; 0: until it is full. Shorter: more segments of 64 MiB."""
+    """Longest time that an entry stays in the open segment; 0: until the segment is full. Shorter: more segments of 64
+    MiB."""
     wal_archive_held_bytes: int = 4 * 1024**3
-    """Segments that may wait for an archive that fails, before the oldest are deleted and the archive has a gap."""
+    """Bytes of segments kept while archiving fails. Above it the oldest are deleted, and the archive has a gap."""
 
     # --- users
     auth_token: str = "simple"
-    """Tokens for passwords: ``simple``, or ``jwt,pub-key=FILE,priv-key=FILE,sign-method=METHOD,ttl=5m``."""
+    """Kind of auth tokens: ``simple``, or ``jwt,pub-key=FILE,priv-key=FILE,sign-method=METHOD,ttl=5m``."""
     auth_token_ttl_s: int = 300
-    """How long an unused simple token lives."""
+    """Idle time after which a simple token expires."""
     bcrypt_cost: int = 10
-    """Cost of new hashes of passwords, 4 to 31: each step doubles the time. 10: about 60 ms of a core."""
+    """Cost of new password hashes, 4 to 31: each step doubles the time. 10: about 60 ms of a core."""
     auth_min_password_length: int = 0
-    """Characters that a new password has at least; 0: any, as in etcd."""
+    """Minimum number of characters in a new password; 0: any, as in etcd."""
 
     # --- TLS and HTTP
     client_tls: TLSFiles = TLSFiles()
@@ -263,57 +273,58 @@ class ServerConfig:
     peer_tls: TLSFiles = TLSFiles()
     """Certificates of the peer ports."""
     tls_min_version: str = "TLS1.2"
-    """Oldest TLS that is spoken: TLS1.2 or TLS1.3."""
+    """Oldest accepted TLS version: TLS1.2 or TLS1.3."""
     tls_max_version: str = ""
-    """Newest TLS that is spoken; empty: the newest there is."""
+    """Newest accepted TLS version; empty: the newest available."""
     cipher_suites: tuple[str, ...] = ()
-    """Cipher suites up to TLS 1.2 by Go's names; empty: OpenSSL's choice. Those of TLS 1.3 are always on."""
+    """Cipher suites up to TLS 1.2 by Go's names; empty: OpenSSL's choice. The suites of TLS 1.3 are always on."""
     self_signed_validity_years: int = 1
-    """For how long certificates are valid that a member makes for itself (years of 365 days)."""
+    """Validity of the certificates that a member creates for itself (years of 365 days)."""
     insecure_peers: bool = False
-    """Take peers off this machine that prove nothing. Danger: every host that reaches the port can rewrite all data."""
+    """Accept unauthenticated peers on other hosts. Danger: every host that reaches the port can rewrite all data."""
     secure: bool = False
-    """Start only if nothing is left open to strangers (``server.insecure_settings``), and with the audit log on."""
+    """Start only if no setting is insecure (``server.insecure_settings``), and turn the audit log on."""
     cors: tuple[str, ...] = ()
-    """Origins whose web pages may call; empty: none; ``*``: all. Danger: any page that a browser visits may call."""
+    """Origins whose web pages may call; empty: none; ``*``: all. Danger: every page open in a browser may then call."""
     host_whitelist: tuple[str, ...] = ()
-    """Host names accepted in plain HTTP requests; ``*``: all; empty: all but, at loopback addresses, names that a
-    stranger's page may have (DNS rebinding)."""
+    """Host names accepted in plain HTTP requests; ``*``: all. Empty: all, except that requests to loopback addresses
+    must not carry a host name that a foreign web page may have (DNS rebinding)."""
     audit_log: str = ""
-    """Where calls are noted, a line of JSON each: a file, ``-`` (standard output) or ``stderr``; empty: nowhere."""
+    """Destination of the audit log (one line of JSON for each call): a file, ``-`` (stdout) or ``stderr``; empty:
+    none."""
     audit_level: str = "writes"
-    """Which calls are noted: ``auth`` (logins, administration, refusals), ``writes``, or ``all`` (reads, too)."""
+    """Calls in the audit log: ``auth`` (logins, administration, refusals), ``writes``, or ``all`` (with reads)."""
     audit_log_max_size_bytes: int = 100 * 1024**2
-    """Size above which the file is rotated; 0: never, or by another program."""
+    """Size above which the audit log is rotated; 0: never, or by another program."""
     audit_log_keep: int = 10
-    """Rotated files that stay. Danger: lines older than they are deleted."""
+    """Number of rotated audit logs that are kept. Danger: older ones are deleted."""
     enable_ui: bool = True
     """Serve the dashboard on the client ports, below ``/ui/``."""
     horovod_run: str = ""
-    """Training run whose workers may use Horovod's HTTP rendezvous on the client ports; empty: none. Danger: all who
-    reach a port may then write below /raftkv/horovod/ over plain HTTP. The same on all members."""
+    """Training run whose workers may use Horovod's HTTP rendezvous on the client ports; empty: none. Danger: everyone
+    who reaches a port may then write below /raftkv/horovod/ over plain HTTP. Must be the same on all members."""
 
     # --- logging
     log_level: str = "info"
-    """Least level that is written: debug, info, warn, error, panic, fatal."""
+    """Lowest level that is logged: debug, info, warn, error, panic, fatal."""
     log_format: str = "json"
     """``json`` or ``console``."""
     log_outputs: tuple[str, ...] = ("default",)
-    """``default`` and ``stderr``: standard error; ``stdout``; or files."""
+    """Destinations: ``default`` and ``stderr`` (standard error), ``stdout``, or files."""
     log_rotation: LogRotation | None = None
-    """Rotation of the one file among ``log_outputs``; None: it grows, or another program rotates it."""
+    """Rotation of the one file among ``log_outputs``; None: the file grows, or another program rotates it."""
     enable_pprof: bool = False
-    """Answer /debug/pprof/ on the client ports. Danger: while users are off, any caller may slow the member."""
+    """Serve /debug/pprof/ on the client ports. Danger: without authentication, any caller may slow the member down."""
 
     tracing: Tracing = Tracing()
-    """Spans for a collector."""
+    """Settings of the spans for a collector."""
 
     # --- unsafe
     unsafe_no_fsync: bool = False
-    """Never wait for the disk. Danger: acknowledged writes are lost when the machine stops."""
+    """Never sync to the disk. Danger: acknowledged writes are lost when the machine stops."""
     force_new_cluster: bool = False
-    """Go on alone with the data that is here, all other members removed for good. Danger: for a cluster that has lost
-    its quorum for ever; acknowledged writes that this member does not have are lost."""
+    """Continue as a cluster of one with the local data; all other members are removed for good. Danger: use it only for
+    a cluster that has lost its quorum for ever; acknowledged writes that this member does not have are lost."""
 
     def __post_init__(self) -> None:
         self._check_member()
@@ -344,7 +355,7 @@ class ServerConfig:
         rate = self.tracing.sampling_rate
         fault = "must be positive" if rate < 0 else f"must be less than {SAMPLING_WHOLE}"
         if self.tracing.enabled and not 0 <= rate <= SAMPLING_WHOLE:
-            # etcd's words, with its letters.
+            # etcd's words, with its misspelling.
             raise ConfigError(f"distributed tracing configurition is not valid: (tracing sampling rate {fault})")
         if self.tracing.enabled:
             try:
@@ -370,24 +381,24 @@ class ServerConfig:
 
     @property
     def quota_bytes(self) -> int | None:
-        """The quota in force; None: none."""
+        """The effective quota in bytes; None: no quota."""
         if self.quota_backend_bytes < 0:
             return None
         return self.quota_backend_bytes or DEFAULT_QUOTA_BYTES
 
     @property
     def quota_is_large(self) -> bool:
-        """Whether the quota is above what etcd recommends, which deserves a warning."""
+        """Whether the quota is above etcd's recommended maximum; the member then logs a warning."""
         return self.quota_backend_bytes > _LARGE_QUOTA_BYTES
 
     @property
     def election_ticks(self) -> int:
-        """Heartbeat intervals in an election timeout, as raft counts them."""
+        """Election timeout in heartbeat intervals, which are raft's ticks."""
         return round(self.election_timeout_s / self.heartbeat_interval_s)
 
     @property
     def lease_ttl_min_s(self) -> int:
-        """The shortest TTL in force (seconds), by default such that no lease ends while a leader is elected."""
+        """The effective shortest TTL (seconds). The default ensures that no lease expires while a leader is elected."""
         return self.lease_min_ttl_s or math.ceil(self.election_ticks * 3 // 2 * self.heartbeat_interval_s)
 
     @property
@@ -397,14 +408,14 @@ class ServerConfig:
         return cluster_id.member_id(urls or self.initial_advertise_peer_urls, self.initial_cluster_token)
 
     def founding_members(self) -> dict[int, tuple[str, tuple[str, ...]]]:
-        """Return all founding members: id to name and peer URLs."""
+        """Return all founding members: a map of the id to the name and the peer URLs."""
         return cluster_id.founding_members(self.initial_cluster, self.initial_cluster_token)
 
     def check_bootstrap(self) -> None:
-        """Check what only a member without data needs: its place in ``initial_cluster``.
+        """Check the settings that only a member without data needs: its entry in ``initial_cluster``.
 
         Raises:
-            ConfigError: this member's name or URLs are not in it, or a URL is there twice.
+            ConfigError: this member's name or URLs are missing from ``initial_cluster``, or a URL occurs twice.
         """
         cluster = cluster_id.parse_initial_cluster(self.initial_cluster)
         if self.name not in cluster:
@@ -580,7 +591,7 @@ class ServerConfig:
                 raise ConfigError(f"{flag} needs --{prefix}trusted-ca-file: it is about certificates that are verified")
 
     def _check_peer_ports(self) -> None:
-        """Refuse peer ports without certificates: a stranger there can vote and append, and so rewrite all data."""
+        """Refuse peer ports without certificates: a stranger could vote and append there, and so rewrite all data."""
         for url in self.listen_peer_urls:
             scheme, host, _ = cluster_id.split_url(cluster_id.parse_urls(url)[0])
             if self.insecure_peers or scheme.startswith("unix") or is_loopback(host):
@@ -599,7 +610,7 @@ class ServerConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host of a URL is this machine by a loopback address, or localhost."""
+    """Return whether the host of a URL is a loopback address or ``localhost``."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:

@@ -1,23 +1,23 @@
-"""Every error that raftkv raises on purpose, as one tree.
+"""The tree of all errors that raftkv raises on purpose.
 
     RaftKVError
-    +-- InvariantError           a broken promise inside the member: it stops, nothing catches this
-    |   +-- CorruptionError      stored bytes are not what was written: names the place
+    +-- InvariantError           a violated invariant: the member stops; never caught
+    |   +-- CorruptionError      stored bytes are not what was written: names the file or record
     |   +-- UnknownEntryError    the log holds an entry of a later version: names the version to install
-    +-- MemberRemovedError       this member has left its cluster for good: it stops
-    +-- ConfigError              a setting that cannot be used: one line says which and why
+    +-- MemberRemovedError       this member was removed from its cluster for good: it stops
+    +-- ConfigError              an unusable setting: one line says which and why
     +-- StorageError             the disk or its files cannot be used: one line says which and why
     |   +-- SpaceError           no room left for the write
-    |   |   +-- MapFullError     the map of the database is used up: the owner grows it, no disk need be full
-    +-- StatusError              an answer to a client: gRPC code, exact text, and if it is definite
+    |   |   +-- MapFullError     the database's memory map is full: its owner grows it; the disk need not be full
+    +-- StatusError              an error for a client: gRPC code, exact text, and whether it is definite
         +-- one class for every row of etcd's error table, below
 
-Clients of etcd match the code and the whole text, so both are API: they are written here and nowhere else. Codes are
-what etcd puts on the wire, which for two rows differs from what its documentation says (``TooManyRequestsError`` and
+etcd clients match the code and the whole text, so both are part of the API; this module is their only source. The
+codes are those that etcd sends. For two rows they differ from etcd's documentation (``TooManyRequestsError`` and
 ``NotEnoughStartedMembersError`` arrive as UNKNOWN).
 
-``definite`` answers the one question a caller of a replicated store has after a failure: did the request certainly
-*not* happen? Refusals are definite; time-outs and lost leaders are not, because the entry may still commit.
+``definite`` is True if the failed request certainly had *no* effect. Refusals are definite; timeouts and lost leaders
+are not, because the entry may still commit.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any, ClassVar, Final
 (OK, CANCELED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED) = range(8)
 (RESOURCE_EXHAUSTED, FAILED_PRECONDITION, ABORTED, OUT_OF_RANGE, UNIMPLEMENTED, INTERNAL) = range(8, 14)
 (UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED) = range(14, 17)
-"""Codes of gRPC."""
+"""gRPC status codes."""
 
 RETRY_AFTER: Final = b"retry-after-ms"
-"""Trailer of a refusal: after so many milliseconds the same request would be taken."""
+"""Trailer of a refusal: the milliseconds after which the same request would be accepted."""
 LIMIT_NAME: Final = b"raftkv-limit"
-"""Trailer of a refusal: the limit, in words."""
+"""Trailer of a refusal: a description of the limit."""
 
 _CODE_NAMES: Final = (
     "OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied ResourceExhausted "
@@ -43,21 +43,21 @@ CODE_NAMES: Final[dict[int, str]] = dict(enumerate(_CODE_NAMES.split()))
 
 
 class RaftKVError(Exception):
-    """The root of the tree. Errors go from process to process (pickle) with their text and attributes."""
+    """The root of the tree. Errors can be pickled with their text and attributes, to pass between processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
 def _rebuilt(kind: type[RaftKVError], arguments: tuple[Any, ...]) -> RaftKVError:
-    """Make an error again without its constructor, which may want other arguments than the text that it has made."""
+    """Recreate a pickled error without its constructor, whose arguments may differ from the error's text."""
     error = kind.__new__(kind, *arguments)
     error.args = arguments
     return error
 
 
 class InvariantError(RaftKVError):
-    """A promise of the code is broken. The member stops rather than diverge; nothing may catch this and go on."""
+    """A violated invariant of the code. The member stops rather than diverge; never catch this and continue."""
 
 
 class CorruptionError(InvariantError):
@@ -65,22 +65,22 @@ class CorruptionError(InvariantError):
 
 
 class UnknownEntryError(InvariantError):
-    """The log holds an entry that a later version wrote. The text is one line for the user: what to install."""
+    """The log holds an entry that a later version wrote. The text tells the user in one line what to install."""
 
 
 class ConfigError(RaftKVError):
-    """A setting cannot be used; the text is one line for the user."""
+    """An unusable setting; the text is one line for the user."""
 
 
 class MemberRemovedError(RaftKVError):
-    """This member was removed from its cluster: its id never comes back, and its data is of no more use.
+    """This member was removed from its cluster: its id is never used again, and its data has become useless.
 
     Attributes:
         has_served: whether this process has served clients before.
     """
 
     text: ClassVar[str] = "the member has been permanently removed from the cluster"
-    """etcd's words; the others refuse its connections with them."""
+    """etcd's text; the other members refuse this member's connections with it."""
 
     def __init__(self, text: str, *, has_served: bool = False) -> None:
         super().__init__(text)
@@ -96,7 +96,7 @@ class SpaceError(StorageError):
 
 
 class MapFullError(SpaceError):
-    """The map of the database is used up, though the disk may have room: grow it, and try the write again."""
+    """The database's memory map is full, though the disk may have room: grow the map, then retry the write."""
 
 
 class StatusError(RaftKVError):
@@ -115,7 +115,7 @@ class StatusError(RaftKVError):
         super().__init__(self.text if text is None else text)
 
     def __init_subclass__(cls, code: int | None = None, text: str | None = None, definite: bool | None = None) -> None:
-        """Take class attributes from the head of a class: ``class NoLeaderError(_Unavailable, text="…")``."""
+        """Set class attributes from the arguments of the class: ``class NoLeaderError(_Unavailable, text="…")``."""
         super().__init_subclass__()
         for name, value in (("code", code), ("text", text), ("definite", definite)):
             if value is not None:
@@ -129,7 +129,7 @@ class _InvalidArgument(StatusError, code=INVALID_ARGUMENT):
 class InvalidStalenessError(
     _InvalidArgument, text="raftkv: metadata raftkv-max-staleness-ms must be a whole number of milliseconds, 0 or more"
 ):
-    """A bound of how old a read may be that is none; etcd has no such bounds."""
+    """The limit on a read's staleness is not a whole number of milliseconds. etcd has no such limit."""
 
 
 class EmptyKeyError(_InvalidArgument, text="etcdserver: key is not provided"):
@@ -137,7 +137,7 @@ class EmptyKeyError(_InvalidArgument, text="etcdserver: key is not provided"):
 
 
 class KeyNotFoundError(_InvalidArgument, text="etcdserver: key not found"):
-    """``ignore_value`` or ``ignore_lease`` on a key that does not exist; also an operation of a txn left empty."""
+    """``ignore_value`` or ``ignore_lease`` on a key that does not exist; also an empty operation in a txn."""
 
 
 class ValueProvidedError(_InvalidArgument, text="etcdserver: value is provided"):
@@ -165,7 +165,7 @@ class InvalidSortOptionError(_InvalidArgument, text="etcdserver: invalid sort op
 
 
 class InvalidAlarmError(_InvalidArgument, text="raftkv: unknown alarm or action"):
-    """An alarm or an action on alarms outside its enum. etcd panics on it, on every member and for good."""
+    """An alarm type or action outside its enum. etcd panics on it, on every member and permanently."""
 
 
 class TooManyChangesError(_InvalidArgument, text="raftkv: the request makes too many changes for one revision"):
@@ -173,11 +173,11 @@ class TooManyChangesError(_InvalidArgument, text="raftkv: the request makes too 
 
 
 class TooManyComparedError(_InvalidArgument, text="raftkv: the compares of the txn look at too many keys"):
-    """The compares of one txn look at more keys than every member can look at while others wait."""
+    """The compares of one txn examine more keys than a member may examine without delaying other requests."""
 
 
 class MalformedEntryError(_InvalidArgument, text="raftkv: the request in the log cannot be decoded"):
-    """The body of a log entry is no request of its kind: refused alike by all, without effect."""
+    """The body of a log entry cannot be decoded. All members refuse the entry alike, without effect."""
 
 
 class BadMemberURLsError(_InvalidArgument, text="etcdserver: given member URLs are invalid"):
@@ -193,7 +193,7 @@ class _OutOfRange(StatusError, code=OUT_OF_RANGE):
 
 
 class CompactedError(_OutOfRange, text="etcdserver: mvcc: required revision has been compacted"):
-    """A revision below the compact revision; ``revision`` is the compact revision where it is known."""
+    """A revision below the compact revision; ``revision`` is the compact revision if known."""
 
     def __init__(self, revision: int = 0) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class UnwrittenError(
 
 
 class QuotaExceededError(NoSpaceError, text=""):
-    """A prefix has a quota, and would take more. The text begins as etcd's of a full database, and names the prefix."""
+    """The write would exceed the quota of a prefix. The text is etcd's for a full database, then names the prefix."""
 
 
 class TooManyQuotasError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too many quotas of prefixes"):
@@ -231,22 +231,22 @@ class TooManyQuotasError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too
 class InvalidQuotaError(
     _InvalidArgument, text="raftkv: a quota has a prefix of at most 256 bytes, and limits of 0 (none) or more"
 ):
-    """A quota that makes no sense."""
+    """An invalid quota."""
 
 
 class QuotaNotFoundError(StatusError, code=NOT_FOUND, text="raftkv: no quota of this prefix"):
-    """A quota to be removed that is not there."""
+    """The quota to remove does not exist."""
 
 
 class InvalidLimitError(
     _InvalidArgument,
     text="raftkv: a limit is of a user, certificate, address, role, prefix, or each, with a name of 1 to 256 bytes",
 ):
-    """A limit that makes no sense."""
+    """An invalid limit."""
 
 
 class LimitNotFoundError(StatusError, code=NOT_FOUND, text="raftkv: no limit of this name"):
-    """A limit to be removed that is not there."""
+    """The limit to remove does not exist."""
 
 
 class TooManyLimitsError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too many limits"):
@@ -258,7 +258,7 @@ class ResponseTooLargeError(
     code=RESOURCE_EXHAUSTED,
     text="raftkv: the events of one revision are too large for a response: watch smaller ranges or without prev_kv",
 ):
-    """The events of one revision for one watcher are more than a connection may have waiting."""
+    """The events of one revision for one watcher exceed the connection's limit on unsent bytes."""
 
 
 class TooManyRequestsError(StatusError, text="etcdserver: too many requests"):
@@ -266,15 +266,15 @@ class TooManyRequestsError(StatusError, text="etcdserver: too many requests"):
 
 
 class ShareError(TooManyRequestsError, code=RESOURCE_EXHAUSTED):
-    """The caller holds its share of a budget for all (``rpc/shares``); the text names the limit."""
+    """The caller has used up its share of a common budget (``rpc/shares``); the text names the limit."""
 
 
 class LimitedError(TooManyRequestsError, code=RESOURCE_EXHAUSTED):
-    """The caller asks faster than an operator allows; exactly etcd's text, so that its clients know the error.
+    """The caller exceeds a rate set by an operator. The text is exactly etcd's, so that its clients know the error.
 
     Arguments:
-        limit: the limit, in words.
-        again_ms: when a request would be taken.
+        limit: description of the limit.
+        again_ms: milliseconds after which a request would be accepted.
     """
 
     def __init__(self, limit: str, again_ms: int) -> None:
@@ -313,7 +313,7 @@ class NotEnoughStartedMembersError(
 
 
 class MemberNotLearnerError(_FailedPrecondition, text="etcdserver: can only promote a learner member"):
-    """Promotion of a member that votes already."""
+    """Promotion of a member that is already a voter."""
 
 
 class LearnerNotReadyError(
@@ -327,11 +327,11 @@ class TooManyLearnersError(_FailedPrecondition, text="etcdserver: too many learn
 
 
 class ConfChangeRefusedError(_FailedPrecondition, text="raftkv: the members cannot be changed like this now"):
-    """A change of members that does not follow on the present configuration of Raft."""
+    """A change of members that Raft's present configuration does not allow."""
 
 
 class NotCapableError(_FailedPrecondition, text="etcdserver: not capable"):
-    """Something that not all members are known to understand yet: one runs an older version."""
+    """A feature that at least one member, of an older version, is not known to understand."""
 
 
 class ClusterIDMismatchError(_FailedPrecondition, text="etcdserver: cluster ID mismatch"):
@@ -339,7 +339,7 @@ class ClusterIDMismatchError(_FailedPrecondition, text="etcdserver: cluster ID m
 
 
 class AuthNotEnabledError(_FailedPrecondition, text="etcdserver: authentication is not enabled"):
-    """Authentication asked of a cluster without it."""
+    """Authentication requested from a cluster that has it disabled."""
 
 
 class NotLeaderError(_FailedPrecondition, text="etcdserver: not leader"):
@@ -351,17 +351,17 @@ class NotSupportedForLearnerError(_FailedPrecondition, text="etcdserver: rpc not
 
 
 class BadLeaderTransfereeError(_FailedPrecondition, text="etcdserver: bad leader transferee"):
-    """The target of a leader transfer does not vote."""
+    """The target of a leader transfer is not a voter."""
 
 
 class LeaderTransferTimeoutError(
     StatusError, text="etcdserver: request timed out, leader transfer took too long", definite=False
 ):
-    """Leadership was not taken over in time; it may be yet. UNKNOWN on the wire, as etcd sends it."""
+    """The new leader did not take over in time; it may still do so. UNKNOWN on the wire, as etcd sends it."""
 
 
 class WrongDowngradeVersionFormatError(_InvalidArgument, text="etcdserver: wrong downgrade target version format"):
-    """A version that is no ``MAJOR.MINOR``."""
+    """A version that is not of the form ``MAJOR.MINOR``."""
 
 
 class InvalidDowngradeTargetVersionError(_InvalidArgument, text="etcdserver: invalid downgrade target version"):
@@ -377,7 +377,7 @@ class NoInflightDowngradeError(_FailedPrecondition, text="etcdserver: no infligh
 
 
 class UserEmptyError(_InvalidArgument, text="etcdserver: user name is empty"):
-    """A request without a user, where users are asked for; also a user without a name."""
+    """A request without a user while authentication is enabled; also a user without a name."""
 
 
 class RoleEmptyError(_InvalidArgument, text="etcdserver: role name is empty"):
@@ -385,7 +385,7 @@ class RoleEmptyError(_InvalidArgument, text="etcdserver: role name is empty"):
 
 
 class AuthFailedError(_InvalidArgument, text="etcdserver: authentication failed, invalid user ID or password"):
-    """A user that does not exist, or a wrong password: the answer does not tell which."""
+    """The user does not exist, or the password is wrong: the error does not tell which."""
 
 
 class PermissionNotGivenError(_InvalidArgument, text="etcdserver: permission not given"):
@@ -393,11 +393,11 @@ class PermissionNotGivenError(_InvalidArgument, text="etcdserver: permission not
 
 
 class InvalidAuthManagementError(_InvalidArgument, text="etcdserver: invalid auth management"):
-    """A change that would leave no user who may change users, or an interval that holds no key."""
+    """A change that would leave no user with the right to manage users, or a key range that is empty."""
 
 
 class AuthOldRevisionError(_InvalidArgument, text="etcdserver: revision of auth store is old"):
-    """Users or roles changed between the check of a request and its execution: to be tried again."""
+    """Users or roles changed between the check of a request and its execution; retry the request."""
 
 
 class NoPasswordUserError(StatusError, text="auth: authentication failed, password was given for no password user"):
@@ -405,15 +405,15 @@ class NoPasswordUserError(StatusError, text="auth: authentication failed, passwo
 
 
 class UserNameTooLongError(_InvalidArgument, text="raftkv: a user's name may have 65535 bytes"):
-    """A name that does not fit into an entry of the log."""
+    """A user name too long for a log entry."""
 
 
 class InvalidPasswordError(_InvalidArgument, text="raftkv: the password cannot be used"):
-    """A password, or the hash of one, that cannot be set; says why."""
+    """A password, or a password hash, that cannot be set; the text says why."""
 
 
 class PasswordTooLongError(StatusError, text="bcrypt: password length exceeds 72 bytes"):
-    """More than bcrypt looks at. UNKNOWN on the wire, as etcd sends it."""
+    """A password longer than the 72 bytes that bcrypt uses. UNKNOWN on the wire, as etcd sends it."""
 
 
 class TokenNotSignedError(StatusError, text="auth: token signing attempted with verify-only key"):
@@ -421,39 +421,39 @@ class TokenNotSignedError(StatusError, text="auth: token signing attempted with 
 
 
 class RootUserNotExistError(_FailedPrecondition, text="etcdserver: root user does not exist"):
-    """Users cannot be asked for before there is one who may do everything."""
+    """Authentication cannot be enabled before the user root exists."""
 
 
 class RootRoleNotExistError(_FailedPrecondition, text="etcdserver: root user does not have root role"):
-    """The user root has not the role root."""
+    """The user root does not have the role root."""
 
 
 class UserAlreadyExistError(_FailedPrecondition, text="etcdserver: user name already exists"):
-    """A user name in use."""
+    """The user name is taken."""
 
 
 class UserNotFoundError(_FailedPrecondition, text="etcdserver: user name not found"):
-    """No such user."""
+    """The user does not exist."""
 
 
 class RoleAlreadyExistError(_FailedPrecondition, text="etcdserver: role name already exists"):
-    """A role name in use."""
+    """The role name is taken."""
 
 
 class RoleNotFoundError(_FailedPrecondition, text="etcdserver: role name not found"):
-    """No such role."""
+    """The role does not exist."""
 
 
 class RoleNotGrantedError(_FailedPrecondition, text="etcdserver: role is not granted to the user"):
-    """The user has not the role."""
+    """The user does not have the role."""
 
 
 class PermissionNotGrantedError(_FailedPrecondition, text="etcdserver: permission is not granted to the role"):
-    """The role has no permission for just this interval."""
+    """The role has no permission for exactly this key range."""
 
 
 class AuthLimitError(StatusError, code=RESOURCE_EXHAUSTED, text="raftkv: too many users, roles or permissions"):
-    """More users, roles or permissions than there may be; says which."""
+    """Too many users, roles or permissions; the text says which."""
 
 
 class InvalidAuthTokenError(StatusError, code=UNAUTHENTICATED, text="etcdserver: invalid auth token"):
@@ -481,19 +481,19 @@ class StoppedError(_Unavailable, text="etcdserver: server stopped", definite=Fal
 
 
 class RequestTimeoutError(_Unavailable, text="etcdserver: request timed out", definite=False):
-    """The request was not committed in time; it may still be."""
+    """The request was not committed in time; it may still commit."""
 
 
 class LeaderFailTimeoutError(
     _Unavailable, text="etcdserver: request timed out, possibly due to previous leader failure", definite=False
 ):
-    """As ``RequestTimeoutError``, and the leader was lost meanwhile."""
+    """As ``RequestTimeoutError``; the leader was lost in the meantime."""
 
 
 class ConnectionLostTimeoutError(
     _Unavailable, text="etcdserver: request timed out, possibly due to connection lost", definite=False
 ):
-    """As ``RequestTimeoutError``, and the connection to the leader was lost meanwhile."""
+    """As ``RequestTimeoutError``; the connection to the leader was lost in the meantime."""
 
 
 class WaitAppliedTimeoutError(
@@ -503,14 +503,14 @@ class WaitAppliedTimeoutError(
 
 
 class SnapshotGivenUpError(_Unavailable, text="raftkv: the snapshot was given up"):
-    """A snapshot that could not be sent to its end; the text says why. What was received is of no use."""
+    """A snapshot transfer that was aborted; the text says why. The received part is useless."""
 
 
 class DamagedError(
     _Unavailable,
     text="raftkv: this member's database is damaged, and what was asked for cannot be read here: ask another member",
 ):
-    """A read met a record that is not what was written; another member has it whole."""
+    """A read met a damaged record; another member has an intact copy."""
 
 
 class UnhealthyError(_Unavailable, text="etcdserver: unhealthy cluster"):
@@ -528,11 +528,11 @@ class ContextDeadlineExceededError(
 
 
 class SessionExpiredError(StatusError, text="mutex: session is expired"):
-    """The caller's key in the queue of a lock is gone: its lease ended while it waited."""
+    """The caller's key in the queue of a lock is gone, because its lease expired while it waited."""
 
 
 class ElectionNotLeaderError(StatusError, text="election: not leader"):
-    """The leader key of an election is not the caller's, or not any more."""
+    """The leader key of an election does not, or no longer, belong to the caller."""
 
 
 class ElectionNoLeaderError(StatusError, text="election: no leader"):
@@ -540,22 +540,22 @@ class ElectionNoLeaderError(StatusError, text="election: no leader"):
 
 
 class MissingLeaderKeyError(StatusError, text='"leader" field must be provided'):
-    """A request about a leadership that does not say which."""
+    """A request about an election term that does not say which."""
 
 
 class UnimplementedError(StatusError, code=UNIMPLEMENTED):
-    """A request that this service does not offer; the text says what."""
+    """A request that this service does not support; the text says which."""
 
 
 def explain(error: BaseException) -> str:
-    """Return why something failed in one line that is never empty.
+    """Return the cause of an error as one line that is never empty.
 
-    Errors of raftkv say it themselves. Of the system's errors the file is named; of all others the type, and the place
-    in raftkv: ``str`` of a ``MemoryError``, ``TimeoutError``, ``CancelledError`` or ``AssertionError`` is empty, and
-    that of a ``KeyError`` is the key alone.
+    Errors of raftkv return their text. Errors of the operating system name the file. All others name the type and the
+    place in raftkv, because ``str`` of a ``MemoryError``, ``TimeoutError``, ``CancelledError`` or ``AssertionError`` is
+    empty, and ``str`` of a ``KeyError`` is only the key.
 
     Arguments:
-        error: of a group the first counts.
+        error: exception; of an exception group, the first one is explained.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -571,7 +571,7 @@ def explain(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where in raftkv it was raised; empty if that is unknown."""
+    """Return the innermost place in raftkv where the error passed; empty if unknown."""
     place, traceback = "", error.__traceback__
     while traceback is not None:
         module = traceback.tb_frame.f_globals.get("__name__", "")

@@ -1,13 +1,14 @@
-"""Histograms that the parts of a member fill themselves: plain integers, no lock, read when scraped.
+"""Histograms that the parts of a member fill: plain integers, no lock, read at each scrape.
 
     syncs = Buckets(DISK_S)
     syncs.observe(0.0012)
     histogram_family("etcd_disk_wal_fsync_duration_seconds", "…", {(): syncs})
 
-``Buckets`` is what a part holds; one thread at a time observes. ``histogram_family`` makes a family of Prometheus of
-them. An observation costs 0.4 us; what many requests of a turn have in common is observed once, with their number.
+A part of the member owns a ``Buckets``; only one thread may observe at a time. ``histogram_family`` turns it into a
+Prometheus metric family. One observation costs 0.4 us; a value shared by many requests of a turn is observed once, with
+their number.
 
-Leaves out: which families there are (``server.metrics``).
+The metric families are defined in ``server.metrics``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.utils import floatToGoString
 
 Values = TypeVar("Values", bound=tuple[str, ...])
-"""Values of labels, in their order."""
+"""Label values, in the order of the labels."""
 
 _library_text: Callable[[float], str] = floatToGoString
 
 
 def go_float(value: float) -> str:
-    """Write a number as etcd does: the library writes 1.0 for 1, and 1e+010 for 1e+10.
+    """Format a number as etcd does. The Prometheus library would write 1.0 for 1, and 1e+010 for 1e+10.
 
     >>> [go_float(value) for value in (0.0, 1, -2.0, 0.25, 1e-05, 999_999.0, 1_000_000.0, 12_345_678_901.0, 1e30)]
     ['0', '1', '-2', '0.25', '1e-05', '999999', '1e+06', '1.2345678901e+10', '1e+30']
@@ -41,25 +42,25 @@ def go_float(value: float) -> str:
 
 
 def doubling(first: float, count: int) -> tuple[float, ...]:
-    """Return bounds of which each is twice the one before.
+    """Return bucket bounds, each twice the one before.
 
     Arguments:
-        first: the lowest bound.
-        count: how many.
+        first: lowest bound.
+        count: number of bounds.
     """
     return tuple(first * 2**power for power in range(count))
 
 
 DISK_S: Final = doubling(0.001, 14)
-"""Bounds of etcd's histograms of disk work, in seconds."""
+"""Bucket bounds of etcd's histograms of disk operations, in seconds."""
 
 
 class Buckets:
-    """Counts of values, by the bucket that each falls into.
+    """The number of observed values in each bucket.
 
     Attributes:
         bounds: upper bounds of the buckets, ascending.
-        counts: for each bucket, and one more for what is above all bounds.
+        counts: number of values in each bucket, and in one more bucket for values above all bounds.
         total: sum of all observed values.
     """
 
@@ -74,25 +75,25 @@ class Buckets:
         """Count a value.
 
         Arguments:
-            value: in the unit of the bounds.
-            times: how often it was met.
+            value: observed value, in the unit of the bounds.
+            times: number of times to count it.
         """
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Number of observed values."""
         return sum(self.counts)
 
 
 def histogram_family(name: str, text: str, found: Mapping[Values, Buckets], labels: Sequence[str] = ()) -> Metric:
-    """Make a histogram family.
+    """Return a Prometheus histogram family.
 
     Arguments:
-        name, text: of the family.
-        found: the buckets for each tuple of label values.
-        labels: names of the labels.
+        name, text: name and help text of the family.
+        found: buckets for each tuple of label values.
+        labels: label names.
     """
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, buckets in found.items():
@@ -103,29 +104,29 @@ def histogram_family(name: str, text: str, found: Mapping[Values, Buckets], labe
 
 
 Row = tuple[str, str, float]
-"""Name, text, value."""
+"""Name, help text, value."""
 
 
 def gauges(*rows: Row) -> Iterator[Metric]:
-    """Make a gauge of each row."""
+    """Yield a gauge for each row."""
     for name, text, value in rows:
         yield GaugeMetricFamily(name, text, float(value))
 
 
 def counters(*rows: Row) -> Iterator[Metric]:
-    """Make a counter of each row."""
+    """Yield a counter for each row."""
     for name, text, value in rows:
         yield counter(name, text, {(): value})
 
 
 def counter(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
-    """Make a counter.
+    """Return a counter.
 
     Arguments:
-        name: as it stands in /metrics.
-        text: what it counts.
-        found: the value for each tuple of label values.
-        labels: names of the labels.
+        name: name as shown in /metrics.
+        text: help text.
+        found: value for each tuple of label values.
+        labels: label names.
     """
     family = Metric(name.removesuffix("_total"), text, "counter")
     for values, value in found.items():
@@ -134,7 +135,7 @@ def counter(name: str, text: str, found: Mapping[Values, float], labels: Sequenc
 
 
 def gauge(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
-    """Make a gauge with labels; the arguments are those of ``counter``."""
+    """Return a gauge with labels; the arguments are the same as for ``counter``."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, value in found.items():
         family.add_metric(values, float(value))

@@ -1,4 +1,4 @@
-"""Whether the modules of the hot path run compiled (``make native``, ``requirements/native.py``) or interpreted."""
+"""Whether the modules of the hot path are compiled (``make native``, ``requirements/native.py``) or interpreted."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from raftkv.raft import tracker
 
 
 def is_compiled() -> bool:
-    """Tell it by one module that is always among them."""
+    """Check one module that is always compiled in a native build."""
     return str(tracker.__file__).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))

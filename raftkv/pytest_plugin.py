@@ -1,4 +1,4 @@
-"""pytest fixtures: a real cluster for tests, started once, empty for every test.
+"""pytest fixtures: a real cluster for tests, started once and emptied before every test.
 
     def test_greeting(raftkv_cluster):
         with raftkv_cluster.connect() as kv:
@@ -7,16 +7,16 @@
     def test_greeting_again(raftkv_client):
         assert raftkv_client.get("greeting") is None
 
-Installed with raftkv; pytest finds it by itself. What a test may rely on:
+The plugin is installed with raftkv; pytest finds it automatically. Guarantees for a test:
 
-1. The cluster is started when the first test asks for it, and lives until the end of the session (one a worker under
-   pytest-xdist): a test pays milliseconds, not a start.
-2. A test finds no keys, no leases, and all members running, independent of the tests before it.
-3. Revisions go on: they are not the same in every run, so take them from answers.
+1. The cluster starts when the first test uses it, and runs until the end of the session (one cluster for each worker
+   under pytest-xdist): a test costs milliseconds, not a cluster start.
+2. A test starts with no keys, no leases and all members running, independent of the tests before it.
+3. Revisions continue from test to test. They differ between runs, so take them from responses.
 4. Clients that the test opened with ``raftkv_cluster.connect()`` are closed after it.
 
-Settings, in pytest's configuration: ``raftkv_size`` (members: 1, 3, 5, 7) and ``raftkv_flags`` (for every member). For
-one test alone, of another size or to be broken beyond repair, use ``raftkv.local()`` within the test.
+Settings, in pytest's configuration: ``raftkv_size`` (members: 1, 3, 5, 7) and ``raftkv_flags`` (for every member). A
+test that needs another size, or that damages the cluster beyond repair, should use ``raftkv.local()``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the settings."""
+    """Register the settings."""
     parser.addini("raftkv_size", "members of the raftkv_cluster fixture: 1, 3, 5 or 7", default="1")
     parser.addini("raftkv_flags", "flags for every member of the raftkv_cluster fixture", type="args", default=[])
 
 
 @pytest.fixture(scope="session")
 def raftkv_session_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
-    """Start the cluster behind ``raftkv_cluster``, as the tests left it; for fixtures of a wider scope."""
+    """Start the cluster of ``raftkv_cluster``, which is not reset here; for fixtures with a wider scope."""
     from raftkv.client.local import local
     from raftkv.errors import RaftKVError
 
@@ -56,7 +56,7 @@ def raftkv_session_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster
 
 @pytest.fixture
 def raftkv_cluster(raftkv_session_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """Offer a running cluster without keys and leases: ``.endpoints``, ``.connect()``, ``.members``."""
+    """Yield a running cluster without keys or leases: ``.endpoints``, ``.connect()``, ``.members``."""
     raftkv_session_cluster.reset()
     yield raftkv_session_cluster
     raftkv_session_cluster.close_clients()
@@ -64,5 +64,5 @@ def raftkv_cluster(raftkv_session_cluster: LocalCluster) -> Iterator[LocalCluste
 
 @pytest.fixture
 def raftkv_client(raftkv_cluster: LocalCluster) -> Client:
-    """Offer a client of ``raftkv_cluster``, closed after the test."""
+    """Return a client of ``raftkv_cluster``, closed after the test."""
     return raftkv_cluster.connect()

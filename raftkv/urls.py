@@ -1,4 +1,4 @@
-"""URLs and addresses as Go's ``net/url`` reads them, and as etcd's flags, calls and clients take them.
+"""Parses URLs and addresses as Go's ``net/url`` and etcd's flags, calls and clients do.
 
 >>> parse_url("http://[fe80::1%25eth0]:2380").host
 '[fe80::1%eth0]:2380'
@@ -14,8 +14,8 @@ True
 'unix:/run/raftkv.sock:1'
 
 A text that Go refuses must not become a peer URL: a voter that no member can reach may cost a cluster its quorum.
-Refusals of members' URLs are in Go's words. Two rules are not etcd's: a port is at most 65535, and an endpoint has no
-user info, which etcd's client drops.
+Errors about members' URLs use Go's words. Two rules differ from etcd's: a port is at most 65535, and an endpoint must
+not contain user info, which etcd's client silently drops.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BAD_HOST: Final = re.compile(r"""[^A-Za-z0-9\-_.~!$&'()*+,;=:\[\]<>"%\x80-\U001
 _SPACE: Final = (
     " \t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 )
-"""Characters that Go's TrimSpace removes: Python's ``strip`` takes some control characters more."""
+"""Characters that Go's TrimSpace removes. Python's ``strip`` also removes some control characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class URL:
     """The parts of a URL.
 
     Attributes:
-        scheme: in lower case; empty: there is none.
-        host: with its port, unescaped.
-        path: as it is written.
-        has_user: whether there is something before an ``@``.
-        rest: what follows the path, or the whole text of an opaque URL.
+        scheme: scheme in lower case; empty: none.
+        host: host with its port, unescaped.
+        path: path as written.
+        has_user: whether the URL has user info (a part before ``@``).
+        rest: text after the path, or the whole text of an opaque URL.
     """
 
     scheme: str = ""
@@ -68,10 +68,10 @@ class URL:
 
 
 def parse_url(text: str) -> URL:
-    """Read a URL as Go does.
+    """Parse a URL as Go does.
 
     Raises:
-        ConfigError: with Go's words.
+        ConfigError: the URL is malformed; the text is Go's.
     """
     before, _, fragment = text.partition("#")
     try:
@@ -108,7 +108,7 @@ def _parse(text: str) -> URL:
 
 
 def _host(text: str) -> str:
-    """Return a host with its port, unescaped."""
+    """Return the host with its port, unescaped."""
     if text.startswith("["):
         inner, bracket, port = text.rpartition("]")
         if not bracket:
@@ -140,7 +140,7 @@ def _check_escapes(text: str) -> None:
 
 
 def split_host_port(text: str) -> tuple[str, str]:
-    """Return host, without brackets, and port, which may be empty, as Go's ``net.SplitHostPort``.
+    """Return the host, without brackets, and the port, which may be empty; as Go's ``net.SplitHostPort``.
 
     Raises:
         ValueError: the text has another form.
@@ -153,13 +153,13 @@ def split_host_port(text: str) -> tuple[str, str]:
 
 
 def _is_port(text: str) -> bool:
-    """Return whether a text is a port: ``int`` takes other digits than Go, and refuses thousands of them."""
+    """Return whether a text is a port number. Unlike ``int``, accept only ASCII digits, in any number."""
     digits = text.lstrip("0") or "0"
     return bool(text) and text.isascii() and text.isdigit() and len(digits) <= 5 and int(digits) <= PORT_MAX
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host, without brackets, and port of ``host:port``; the host may be empty.
+    """Return the host, without brackets, and the port of ``host:port``; the host may be empty.
 
     Raises:
         ValueError: the text has another form.
@@ -171,17 +171,17 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int | str) -> str:
-    """Return ``host:port``, an IPv6 address in brackets."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_url(text: str) -> str:
-    """Return the URL of a member, checked in etcd's order.
+    """Return the URL of a member after checking it, in the same order as etcd.
 
-    A socket file may be ``unix:///absolute/path``, as in etcd since 3.5.10.
+    The URL of a socket file may be ``unix:///absolute/path``, as in etcd since 3.5.10.
 
     Raises:
-        ConfigError: with etcd's words.
+        ConfigError: the URL is malformed; the text is etcd's.
     """
     url = parse_url(text)
     if url.scheme not in SCHEMES:
@@ -200,20 +200,20 @@ def check_url(text: str) -> str:
 
 
 def parse_urls(text: str) -> tuple[str, ...]:
-    """Read a comma-separated list of URLs of members.
+    """Parse a comma-separated list of members' URLs.
 
     Returns:
-        The URLs sorted and without doubles: the order in which ids are computed and lists are printed.
+        The URLs, sorted and without duplicates: ids are computed and lists are printed in this order.
 
     Raises:
-        ConfigError: with etcd's words.
+        ConfigError: a URL is malformed; the text is etcd's.
     """
     check_unicode(text)
     return tuple(sorted({check_url(part.strip(_SPACE)) for part in text.split(",")}))
 
 
 def check_unicode(*texts: str) -> None:
-    """Refuse bytes of a command line that are no text: ids are computed of texts, and members tell them each other."""
+    """Refuse bytes of a command line that are not UTF-8: ids are hashes of texts, and members exchange the texts."""
     for text in texts:
         try:
             text.encode()
@@ -223,9 +223,9 @@ def check_unicode(*texts: str) -> None:
 
 
 def split_url(url: str) -> tuple[str, str, int]:
-    """Return scheme, host (in lower case, without brackets) and port of a checked URL.
+    """Return the scheme, the host (in lower case, without brackets) and the port of a checked URL.
 
-    Of a socket file the host is its path, the text as it is written, and the port is 0.
+    For a socket file, the host is its path as written, and the port is 0.
     """
     parts = parse_url(url)
     if parts.scheme.startswith("unix"):
@@ -238,25 +238,25 @@ def split_url(url: str) -> tuple[str, str, int]:
 
 
 def comparable(url: str) -> tuple[str, str, int]:
-    """Return a checked URL for comparing, in which the two names of this machine are one."""
+    """Return a checked URL in a form for comparisons, in which localhost equals 127.0.0.1."""
     scheme, host, port = split_url(url)
     return scheme, "127.0.0.1" if host == "localhost" else host, port
 
 
 # -- endpoints ------------------------------------------------------------------------------------------------------
 #
-# Where clients find members, as etcd's client reads them.
+# Addresses at which clients find members, parsed as etcd's client parses them.
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One address of a member.
+    """The address of a member, for clients.
 
     Attributes:
-        text: as it was written.
-        host, port: where it is; ``localhost`` and 2379 for a socket file.
-        secure: None when the text does not say: then the client's TLS settings decide.
-        path: of the socket file; empty: it is none.
+        text: address as written.
+        host, port: host and port; ``localhost`` and 2379 for a socket file.
+        secure: whether to use TLS; None if the text does not say: then the client's TLS settings decide.
+        path: path of the socket file; empty: not a socket file.
     """
 
     text: str
@@ -272,13 +272,13 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Read ``host:port``, ``host``, or an ``http://`` or ``https://`` URL of these; the port is 2379 if none is named.
+    """Parse ``host:port``, ``host``, or an ``http://`` or ``https://`` URL of these; the default port is 2379.
 
-    As etcd's client, it also reads ``unix:`` and ``unixs:`` with the path of a socket file, ``unix://`` too, and drops
-    what follows the host and port of a URL.
+    Like etcd's client, this also accepts ``unix:``, ``unixs:`` and ``unix://`` with the path of a socket file, and
+    drops everything after the host and port of a URL.
 
     Raises:
-        ConfigError: there is no host, a bad port, another scheme, or user info, which the text of the error leaves out.
+        ConfigError: no host, a bad port, another scheme, or user info, which the text of the error does not repeat.
     """
     stripped = text.strip()
     scheme, separator, rest = stripped.partition(":")
@@ -314,10 +314,10 @@ def _host_and_port(text: str, host_port: str) -> tuple[str, int]:
 
 
 def require_ports(endpoints: Iterable[Endpoint]) -> None:
-    """Refuse a bare word, which is more often a mistake than the name of a machine.
+    """Refuse an endpoint that is a bare word, which is more often a mistake than a host name.
 
     Raises:
-        ConfigError: one is neither host:port nor a URL.
+        ConfigError: an endpoint is neither host:port nor a URL.
     """
     for endpoint in endpoints:
         if endpoint.secure is None and not endpoint.path and not endpoint.text.strip().endswith(f":{endpoint.port}"):
@@ -326,11 +326,11 @@ def require_ports(endpoints: Iterable[Endpoint]) -> None:
 
 
 def parse_endpoints(given: str | Iterable[str]) -> list[Endpoint]:
-    """Read endpoints from a comma-separated text or a list; equal ones once.
+    """Parse endpoints from a comma-separated text or a list, without duplicates.
 
     Raises:
-        ConfigError: there is none, or one is malformed.
-        TypeError: one is no text.
+        ConfigError: there is no endpoint, or one is malformed.
+        TypeError: an endpoint is not a string.
     """
     if not isinstance(given, Iterable):
         raise TypeError(f"endpoints are a text, or several in a list, not {given!r}")

@@ -1,13 +1,14 @@
-"""What all tests share: the long set, the option that rewrites golden files, Hypothesis without wall-clock deadlines.
+"""Configuration shared by all tests: long tests, rewriting of golden files, Hypothesis without wall-clock deadlines.
 
-A test that takes long is marked `long`, and runs when it is asked for:
+A slow test is marked `long`, and runs only on request:
 
-    $ pytest                        # all but what is marked: `make test`
-    $ pytest -m long                # the rest: `make test-all`
+    $ pytest                        # all unmarked tests: `make test`
+    $ pytest -m long                # the others: `make test-all`
     $ pytest --all                  # both
-    $ pytest FILE::TEST             # a test that is named runs, marked or not
+    $ pytest FILE::TEST             # a named test runs, marked or not
 
-One that replaces a part of the hot path is marked `interpreted`, and left out where that is compiled (`make native`).
+A test that replaces a part of the hot path is marked `interpreted`, and skipped where that part is compiled (`make
+native`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from hypothesis import settings
 import raftkv.native
 from tests import forked, procs
 
-# A busy machine is not a bug: examples are bounded by count, never by time.
-# The parent is named because Hypothesis has another one where CI is set, which would play the same examples each time.
+# A busy machine is not a bug: examples are limited by count, never by time.
+# The parent is named because Hypothesis uses another one where CI is set, which would repeat the same examples.
 settings.register_profile("raftkv", settings.get_profile("default"), deadline=None, print_blob=True, max_examples=60)
 settings.load_profile("raftkv")
 
 forked.is_used = True
 
-# A shell has what it starts in the background ignore SIGINT; tests send it to themselves, and to what they start.
+# A shell lets its background processes ignore SIGINT, but tests send it to themselves and to the processes they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -48,10 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Have each of several processes begin its imports at another file.
+    """Let each of several processes start its imports at another file.
 
-    Each imports all files. In a fresh clone it would also compile all of them, at the same time as the others: now each
-    finds most of them compiled by another.
+    Each process imports all files. In a fresh clone it would also compile all of them, at the same time as the others;
+    now each finds most of them compiled by another process.
     """
     told = getattr(session.config, "workerinput", None)
     if told is None:
@@ -61,14 +62,14 @@ def pytest_collection(session: pytest.Session) -> None:
     files = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
     first = len(files) * int(told["workerid"].removeprefix("gw")) // told["workercount"]
     for path in files[first:] + files[:first]:
-        # A file that cannot be imported, or is to be left out, is pytest's to report, which imports it again.
+        # pytest imports the file again, and then reports a file that fails or is skipped.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long tests, unless they are asked for by `--all`, by `-m` or by name, and what cannot run here."""
+    """Skip long tests, unless requested by `--all`, by `-m` or by name, and tests that cannot run here."""
     absent = ["interpreted"] if raftkv.native.is_compiled() else []
     if not config.getoption("--all") and not config.getoption("markexpr"):
         absent.append("long")
@@ -87,7 +88,7 @@ def _is_named(item: pytest.Item, names: list[str]) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let a failure tell of servers that ended without being asked to: their last words say why."""
+    """Add to a failure the last log lines of servers that ended unexpectedly."""
     report = yield
     if report.failed:
         report.sections += [("a server has ended", words) for words in procs.ended_members()]
@@ -102,7 +103,7 @@ def rewrite(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def _no_words_left() -> Iterator[None]:
-    """What an agent within this process tells its workers in the environment is not meant for the tests after it."""
+    """Remove environment variables that an agent in this process has set for its workers, before the next test."""
     before = {name: value for name, value in os.environ.items() if name.startswith("RAFTKV_")}
     yield
     for name in [name for name in os.environ if name.startswith("RAFTKV_")]:
@@ -112,6 +113,6 @@ def _no_words_left() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays: collections of garbage need not look through it again and again."""
+    """Freeze the objects that exist before the first test, so that garbage collections skip them."""
     gc.collect()
     gc.freeze()

@@ -1,15 +1,15 @@
-"""Programs of raftkv that need not import it: one process imports it, and forks for each start.
+"""Starts programs of raftkv without importing it each time: one process imports raftkv and forks for each start.
 
-Most of the processor time of a start is imports (0.2 to 0.3 s), and the tests start many hundred programs. ``start``
-asks a process, which is started at the first call, to fork; what it forks is a child of the caller like any other:
+Most of the processor time of a start is spent on imports (0.2 to 0.3 s), and the tests start many hundred programs.
+``start`` asks a process, which is started at the first call, to fork; the forked process becomes a child of the caller:
 
     process = start(["python", "-m", "raftkv", "serve", "--name=m0"], cwd=directory, environment=os.environ, log=file)
     process.send_signal(signal.SIGTERM)
     process.wait()
 
-``run`` runs one to its end, as ``subprocess.run`` does. A program begins in its ``main`` with its own words,
-environment, folder and standard streams. Its `/proc` shows the command line of the forking process, and what it imports
-late has been imported early: a test that looks at either, or sets a variable that Python reads, starts a real one.
+``run`` runs a program to its end, like ``subprocess.run``. A program starts in its ``main`` with its own words,
+environment, folder and standard streams. Its `/proc` shows the command line of the forking process, and late imports
+have already been done. A test that depends on either, or sets a variable that Python reads, must start a real process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROGRAMS = {
         "raftkv.cli.bench.command",
     ),
 }
-"""By the word after ``python -m``: the module of its ``main``, and what it imports once it knows its command."""
+"""By the word after ``python -m``: the module of its ``main``, and its imports after parsing the command."""
 
 is_used = False
 """Whether members of ``tests.procs`` are forked: in tests (``tests/conftest.py``), not where starts are measured."""
@@ -52,7 +52,7 @@ _lock = threading.Lock()
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A process that another one has made for this one."""
+    """A process forked by another one for this process."""
 
     def __init__(self, pid: int, arguments: Sequence[str]) -> None:
         self.args = list(arguments)
@@ -65,7 +65,7 @@ class Forked(subprocess.Popen[bytes]):
 
 
 def is_forkable(words: Sequence[str]) -> bool:
-    """Return whether a command line is of a program that can be forked: it begins with `python -m`."""
+    """Return whether a command line can be forked: it begins with `python -m` and a known program."""
     return list(words[:2]) == [sys.executable, "-m"] and words[2] in PROGRAMS
 
 
@@ -95,7 +95,7 @@ def spawn(
     told = {"words": words[3:], "cwd": str(cwd), "environment": dict(environment), "is_session": is_session}
     with _lock:
         server = _server(words[2])
-        # Whoever is made for this process has it as its parent once the process between them has ended.
+        # A forked process becomes a child of this one when the process between them has ended.
         _adopt_orphans(True)
         try:
             socket.send_fds(server, [json.dumps(told).encode()], [stream.fileno() for stream in streams])
@@ -161,7 +161,7 @@ def _server(program: str) -> socket.socket:
 
 
 def serve(program: str) -> bool:
-    """Fork for each request; return True in what was forked, once it is like a new process, and False in the end."""
+    """Fork for each request; return True in a forked child, once it resembles a new process, and False at the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     with socket.socket(fileno=0) as client:
         client.send(b"+")
@@ -186,7 +186,7 @@ def serve(program: str) -> bool:
 
 
 def _become(request: dict[str, Any], program: str, streams: Sequence[int], others: Sequence[int]) -> None:
-    """Give this process, just forked, what a new one would have."""
+    """Give this process, just forked, the state of a new one."""
     for new, stream in enumerate(streams):
         os.dup2(stream, new)
     for descriptor in (*streams, *others):
@@ -201,7 +201,7 @@ def _become(request: dict[str, Any], program: str, streams: Sequence[int], other
 
 
 def main(program: str) -> int:
-    """Import what a program needs, and fork until there is no one left who asks."""
+    """Import what a program needs, and fork until the last client is gone."""
     first, *_ = [importlib.import_module(module) for module in PROGRAMS[program]]
     gc.collect()
     gc.freeze()

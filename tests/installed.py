@@ -1,8 +1,8 @@
-"""Programs of Debian that tests run, and which package has each.
+"""Debian programs that tests run, and the package of each.
 
     promtool = installed.program("promtool")
 
-Where one is missing, the test that asks for it is skipped and says what to install; in CI (``CI`` is set) it fails.
+If a program is missing, the test that needs it is skipped and names the package; in CI (``CI`` is set) it fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = {
 
 
 def program(name: str, folder: str | None = None) -> str:
-    """Return the path of a program, of a folder if one is given, or end the test that needs it."""
+    """Return the path of a program, from a folder if one is given; if it is missing, skip or fail the test."""
     path = shutil.which(name, path=folder)
     if path is None:
         reason = f"{name} is missing: apt-get install {PACKAGES[name]}"

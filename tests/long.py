@@ -1,4 +1,4 @@
-"""Which cases of a test are marked `long`: all but a few, so that `make test` still plays a share of each kind.
+"""Marks all but a few cases of a test as `long`, so that `make test` still runs some of each kind.
 
 @pytest.mark.parametrize("first", long_except(range(1, 501, 10), range(100)))
 @pytest.mark.parametrize(("members", "steps"), long_except([(3, 8_000), (1, 500)], [(1, 500)]))
@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 
 def long_except(cases: Iterable[Any], short: Container[Any]) -> list[Any]:
-    """Return `cases` for `parametrize`: those not in `short` carry the marker; a tuple is several arguments."""
+    """Return `cases` for `parametrize`, marked unless they are in `short`; a tuple is several arguments."""
     return [case if case in short else pytest.param(*_arguments(case), marks=pytest.mark.long) for case in cases]
 
 
@@ -24,7 +24,7 @@ def _arguments(case: Any) -> tuple[Any, ...]:
 
 
 def property_of(strategy: SearchStrategy[Any], *, short: int, long: int) -> Callable[[Callable[..., None]], Any]:
-    """Make two cases of a property of one argument: with `short` examples, and with `long`, which is marked."""
+    """Return a decorator that makes two cases of a property: with `short` examples, and marked, with `long` ones."""
 
     def decorate(check: Callable[..., None]) -> Any:
         @pytest.mark.parametrize("examples", long_except((short, long), (short,)))

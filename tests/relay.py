@@ -1,10 +1,10 @@
-"""A port that leads to a member through this process: a link that can be cut, and that can be slow.
+"""A port that forwards to a member through this process: a link that can be cut or slow.
 
     with Relay(endpoint, SLOW) as link:
         client = raftkv.Client(link.endpoint)
 
-A slow link has small buffers, so the member soon finds its socket full, and what it sends passes in pieces with a
-pause after each. What clients send passes at once. Left out: cuts of one way, see `jepsen/faults/network.py`.
+A slow link has small buffers, so the member soon finds its socket full; its bytes are forwarded in pieces, with a pause
+after each. Clients' bytes are forwarded at once. Not here: one-way cuts, see `jepsen/faults/network.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOW_BUFFER_BYTES = 16_384
 
 @dataclass(frozen=True)
 class Pace:
-    """So many bytes pass, then nothing for a while."""
+    """The size of a piece, and the pause after it."""
 
     piece_bytes: int = FAST_PIECE_BYTES
     pause_s: float = 0.0
@@ -35,11 +35,11 @@ FULL_SPEED = Pace()
 
 
 class Relay:
-    """A port that leads to a member until the connections are cut or refused.
+    """A port that forwards to a member until connections are cut or refused.
 
     Arguments:
         endpoint: `host:port` of the member.
-        pace: how fast the member's bytes pass.
+        pace: limits the speed of the member's bytes.
     """
 
     def __init__(self, endpoint: str, pace: Pace = FULL_SPEED) -> None:
@@ -93,7 +93,7 @@ class Relay:
             target.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cut everything; new connections are refused."""
+        """Cut all connections, and refuse new ones."""
         self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -1,4 +1,4 @@
-"""Records as an attacker writes them: each field of each kind with another type, size or path, and under other keys.
+"""Records as an attacker would write them: each field with a wrong type, size or path, and records under other keys.
 
 for value in spoiled(record.encode()): ...      # one field of it is spoiled, at any depth
 for sample in SAMPLES: ...                      # a record of each kind that any part keeps, and its key
@@ -26,11 +26,11 @@ WRONG: Final[tuple[Any, ...]] = (
     None, True, [], {}, "", "text", -1, 2**64, 10**400, 1.5, 1e300, float("nan"), float("inf"), [None], {"a": None},
     {"": [{}]},
 )  # fmt: skip
-"""Values of another type, or beyond what any program counts to; JSON has each of them."""
+"""Values of another type, or beyond any program's counters; JSON can express each of them."""
 LARGE: Final[tuple[Any, ...]] = ("x" * 30_000, ["x"] * 3_000, {str(number): "x" for number in range(3_000)})
 PATHS: Final[tuple[str, ...]] = (
-    "/", "/etc/passwd", "..", "../victim/x", "a/../../x", "a\0b", "a\nb", "\x1b[2J", "\ud800", "memory://", "file:///etc",
-    "s3://other/bucket", "%2e%2e%2f", "victim@files@1",
+    "/", "/etc/passwd", "..", "../victim/x", "a/../../x", "a\0b", "a\nb", "\x1b[2J", "\ud800", "memory://",
+    "file:///etc", "s3://other/bucket", "%2e%2e%2f", "victim@files@1",
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ FEW: Final[tuple[Any, ...]] = (None, -1, 2**63, 10**400, "x" * 3_000, "/etc", ".
 
 
 def spoiled(value: bytes, wrongs: Sequence[Any] = (*WRONG, *PATHS, *LARGE)) -> Iterator[bytes]:
-    """Yield the JSON of a record with one field spoiled, each in each way."""
+    """Yield the JSON of a record with one field spoiled: for each field, each wrong value."""
     plain = json.loads(value)
     for path in _paths(plain):
         for wrong in wrongs:
@@ -62,7 +62,7 @@ def _replaced(plain: Any, path: tuple[Any, ...], wrong: Any) -> Any:
 
 
 class Sample(NamedTuple):
-    """A record, and the key that it speaks for; empty: it is part of another, or of a file."""
+    """A record, and its key; empty: it is part of another record, or of a file."""
 
     record: Record
     key: str = ""

@@ -1,4 +1,4 @@
-"""Failures of the calls to the system: one run notes the calls, and each further run makes one of them fail.
+"""Failing system calls: one run records the calls, and each further run makes one of them fail.
 
 calls = Calls()
 with calls.noted():
@@ -72,7 +72,7 @@ _OTHERS: tuple[tuple[Any, str], ...] = (
 
 
 class Call(NamedTuple):
-    """A call of the system: in which phase of the story, from which function of raftkv, of what."""
+    """A system call: the phase of the test, the function of raftkv that calls, and the call."""
 
     phase: str
     place: str
@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """What is called in a story, and what fails in it. Threads count too."""
+    """The calls in a test, and the one that fails. Calls of other threads are included."""
 
     def __init__(self) -> None:
         self.phase = ""
@@ -92,7 +92,7 @@ class Calls:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note all calls."""
+        """Record all calls during the block."""
         with pytest.MonkeyPatch.context() as patches:
             for owner, name in (*((os, name) for name in _NAMES), *_OTHERS):
                 patches.setattr(owner, name, self._watched(f"{owner.__name__}.{name}", getattr(owner, name)))
@@ -100,7 +100,7 @@ class Calls:
 
     @contextmanager
     def failing(self, call: Call, number: int) -> Iterator[None]:
-        """Have a call fail once, with an error number."""
+        """Let a call fail once during the block, with an error number."""
         self._failing, self._number, self.has_failed = call, number, False
         try:
             with self.noted():
@@ -119,7 +119,7 @@ class Calls:
                     self.has_failed |= fails
                 if fails:
                     if what == "os.close":
-                        function(*arguments)  # the descriptor is gone all the same
+                        function(*arguments)  # close the descriptor anyway, as a failing close does
                     if what == "lmdb.open":
                         raise lmdb.Error(os.strerror(self._number))
                     name = arguments[0] if arguments and isinstance(arguments[0], str | bytes | os.PathLike) else None

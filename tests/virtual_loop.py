@@ -1,21 +1,23 @@
-"""Virtual time: one event loop for each node, all of them driven by one scheduler with a seed.
+"""Virtual time: one event loop for each node, all driven by one seeded scheduler.
 
-Owns the clock and the order of everything. Production code runs unchanged: it sees an asyncio loop, and ``loop.time``,
-``asyncio.sleep``, ``asyncio.timeout`` and ``time.time`` tell the time of *its* machine, which may be an hour ahead.
+Controls the clock and the order of all events. Production code runs unchanged: it sees an asyncio loop, and
+``loop.time``, ``asyncio.sleep``, ``asyncio.timeout`` and ``time.time`` show the time of *its* machine, which may be an
+hour ahead.
 
 Invariants:
-1. Time is a whole number of ticks and only grows; a timer never fires before its time, by the clock of its own loop.
-2. Callbacks of one loop run in the order asyncio promises; loops that are ready at the same tick take turns by chance.
-3. A frozen loop runs nothing; when it thaws, what arrived meanwhile runs first and then all timers that are late.
-4. A crashed loop runs nothing ever again, and no ``finally`` block of it either, until the simulation is over.
+1. Time is a whole number of ticks and only grows; a timer never fires early, by the clock of its own loop.
+2. Callbacks of one loop run in the order that asyncio guarantees; loops that are ready at the same tick take turns at
+   random.
+3. A frozen loop runs nothing; when it is thawed, messages that arrived in the meantime run first, then all late timers.
+4. A crashed loop never runs anything again, not even a ``finally`` block, until the simulation has ended.
 
     scheduler = Scheduler(random.Random(7))
     loop = NodeLoop(scheduler, offset_s=3600.0)
     loop.create_task(agent())
     scheduler.run_until(60.0)
 
-What a program does on a thread (``run_in_executor``) happens at one moment, a little later, on the same thread. Left
-out: sockets; a simulation has a network of its own.
+Work on a thread (``run_in_executor``) is executed at one moment, a little later, on the same thread. Not supported:
+sockets; a simulation has a simulated network.
 """
 
 from __future__ import annotations
@@ -39,24 +41,24 @@ TICKS_PER_S = 1 << 20
 """A power of two, so that sums of times and offsets are exact."""
 WALL_AT_START_S = 1_800_000_000.0
 THREAD_DELAY_S = 0.001
-"""Longest time until a job that was given to a thread is done."""
+"""Longest delay of a job for a thread."""
 CALLBACKS_MAX = 3_000_000
-"""Far above what any simulation needs: code that spins without waiting is an error, not a hang."""
+"""Far above the need of any simulation: code that spins without waiting is an error, not a hang."""
 TEARDOWN_TURNS = 200
 
 
 class SpinningError(Exception):
-    """A loop never comes to rest: something runs again and again without waiting."""
+    """A loop never becomes idle: something runs repeatedly without waiting."""
 
 
 class Scheduler:
-    """The one source of time and order.
+    """The only source of time and order.
 
     Attributes:
-        now_ticks: the time.
-        random: decides between what happens at the same tick.
-        loops: all loops ever made, crashed ones too.
-        failures: what the loops' exception handlers got, as text.
+        now_ticks: current time.
+        random: decides the order of events at the same tick.
+        loops: all loops ever created, crashed ones too.
+        failures: reports to the loops' exception handlers, as text.
     """
 
     def __init__(self, source: random.Random) -> None:
@@ -75,22 +77,22 @@ class Scheduler:
         return self.now_ticks / TICKS_PER_S
 
     def after(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Do something after a delay; zero: at this tick, in random order with the rest of it."""
+        """Run an action after a delay; 0: at this tick, in random order with the other actions."""
         self.at_ticks(self.now_ticks + math.ceil(delay_s * TICKS_PER_S), action, *arguments)
 
     def at_ticks(self, ticks: int, action: Callable[..., object], *arguments: Any) -> None:
-        """Do something at a tick, or now if that has passed."""
+        """Run an action at a tick, or now if the tick has passed."""
         self._number += 1
         entry = (max(ticks, self.now_ticks), self.random.random(), self._number, action, arguments)
         heapq.heappush(self._queue, entry)
 
     def wake(self, action: Callable[[], object]) -> None:
-        """Do something at this tick: ``after`` with no delay, for the many times that a loop asks for its turn."""
+        """Run an action at this tick: ``after`` without delay, for the many times that a loop requests its turn."""
         self._number += 1
         heapq.heappush(self._queue, (self.now_ticks, self.random.random(), self._number, action, ()))
 
     def run_until(self, deadline_s: float, stop: Callable[[], bool] | None = None) -> bool:
-        """Let time pass up to a deadline; True if ``stop`` held before it came."""
+        """Advance time to a deadline; return True if ``stop`` held before."""
         deadline_ticks = math.ceil(deadline_s * TICKS_PER_S)
         queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= deadline_ticks:
@@ -102,14 +104,14 @@ class Scheduler:
         return stop is not None and stop()
 
     def count(self, callbacks: int) -> None:
-        """So many callbacks have run."""
+        """Add to the number of executed callbacks."""
         self._callbacks += callbacks
         if self._callbacks > CALLBACKS_MAX:
             raise SpinningError(f"{CALLBACKS_MAX} callbacks by {self.now:.3f} s")
 
     @contextlib.contextmanager
     def ambient(self) -> Iterator[None]:
-        """While it lasts, ``time.time`` is that of the program that runs, and no id is drawn from real chance."""
+        """During the block, ``time.time`` is that of the running program, and ids are not truly random."""
         wall, token = time.time, secrets.token_hex
         names = random.Random(self.random.random())
         time.time = lambda: WALL_AT_START_S + self._local()
@@ -123,7 +125,7 @@ class Scheduler:
         return self.running.time() if self.running is not None else self.now
 
     def tear_down(self) -> None:
-        """End every task that is left, so that nothing of this simulation runs when it is collected."""
+        """End all remaining tasks, so that nothing of this simulation runs when it is garbage-collected."""
         for loop in self.loops:
             loop.tear_down()
         self._queue.clear()
@@ -133,13 +135,13 @@ class NodeLoop(asyncio.AbstractEventLoop):
     """The event loop of one node.
 
     Arguments:
-        scheduler: whose time it keeps.
-        offset_s: how far its clock is ahead; a multiple of a tick.
-        name: for traces.
+        scheduler: source of its time.
+        offset_s: seconds by which its clock is ahead; a multiple of a tick.
+        name: name in traces.
     """
 
     turns_in_a_row = 1
-    """Turns that it may have at one tick before others get theirs: more of them cost less."""
+    """Turns that it may have at one tick before other loops get theirs; more turns are faster."""
 
     def __init__(self, scheduler: Scheduler, offset_s: float = 0.0, name: str = "") -> None:
         self.name = name
@@ -156,27 +158,27 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._steps_left = -1
         scheduler.loops.append(self)
 
-    # ---- what the simulation does to it
+    # ---- control by the simulation
 
     def freeze(self) -> None:
         """Stop the machine, as SIGSTOP or a hypervisor would."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume the machine."""
         self.frozen = False
         self._wake()
 
     def crash(self) -> None:
-        """End it in the middle of its work."""
+        """End the loop in the middle of its work."""
         self.crashed = True
 
     def crash_after(self, steps: int) -> None:
-        """End it after so many more callbacks, in the middle of a turn or between two."""
+        """End the loop after a number of further callbacks, in the middle of a turn or between two."""
         self._steps_left = steps
 
     def enter(self, callback: Callable[..., T], *args: Any) -> T:
-        """Call something now, with this loop running; what it raises is the caller's."""
+        """Call a function now, with this loop running; its exceptions go to the caller."""
         self._scheduler.running = self
         events._set_running_loop(self)
         try:
@@ -186,14 +188,14 @@ class NodeLoop(asyncio.AbstractEventLoop):
             self._scheduler.running = None
 
     def died(self) -> None:
-        """Called when ``crash_after`` has come to its end."""
+        """Called when ``crash_after`` has ended the loop."""
         self.crash()
 
     def turned(self) -> None:
         """Called after each turn in which something ran."""
 
     def tear_down(self) -> None:
-        """Cancel all tasks, and run nothing but what that causes."""
+        """Cancel all tasks, and run only the resulting callbacks."""
         self._torn = True
         self._timers.clear()
         for task in list(self._tasks):
@@ -240,7 +242,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
             self._scheduler.wake(self._turn)
 
     def _turn(self) -> None:
-        """One iteration, as asyncio's: what is ready, then timers whose time has come."""
+        """Run one iteration like asyncio's: ready callbacks, then due timers."""
         self._due = False
         if self.frozen or self.crashed:
             return
@@ -299,7 +301,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self.call_later(delay_s, _work, future, func, *args)
         return future
 
-    # ---- the rest that asyncio asks for
+    # ---- the rest of asyncio's interface
 
     def is_running(self) -> bool:
         return events._get_running_loop() is self
@@ -311,7 +313,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing to do: a cancelled timer is passed over when its time comes."""
+        """Do nothing: a cancelled timer is skipped when it is due."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._torn:

@@ -1,4 +1,4 @@
-"""The client's half of a websocket for tests: frames of RFC 6455, written by hand, and a blocking client of them."""
+"""The client side of a websocket for tests: hand-written frames of RFC 6455, and a blocking client."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ HANDSHAKE: Final = (
 
 
 def handshake(path: str, *more: tuple[str, str]) -> bytes:
-    """Return the bytes of a handshake; a header that comes again replaces the first."""
+    """Return the bytes of a handshake; a repeated header replaces the first one."""
     fields = {**dict(HANDSHAKE), **dict(more)}
     lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items() if value), "", ""]
     return "\r\n".join(lines).encode()
 
 
 def frame(kind: int, payload: bytes = b"", *, is_final: bool = True, mask: bytes = MASK) -> bytes:
-    """Return one frame; an empty mask: it has none."""
+    """Return one frame; an empty mask: unmasked."""
     size, masked = len(payload), 0x80 if mask else 0
     if size < 126:
         length = bytes((masked | size,))
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def take_frame(data: bytes) -> tuple[Frame, bytes] | None:
-    """Return the first frame and what follows it; None: it is not whole."""
+    """Return the first frame and the bytes after it; None: it is incomplete."""
     if len(data) < 2:
         return None
     assert not data[0] & 0x70
@@ -121,5 +121,5 @@ class Client:
         return json.loads(b"".join(part.payload for part in parts))
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the connection without a close frame."""
         self._socket.close()

@@ -1,20 +1,20 @@
-"""Checkpoints in the memory of nodes: how soon a state is back after `kill -9` of a node, and what saving costs.
+"""Checkpoints in the memory of nodes: the time to restore a state after `kill -9` of a node, and the cost of saving.
 
     python -m bench.checkpoint.memory [--rows restore,nearest,held,kills] [--size 256MiB] [--kills-s 300] [--seed 1]
 
-Three members of raftkv with fsync and three nodes on this machine, each with agent, holder and rank in one process, and
-each state also on one other node. No checkpoint has a directory.
+Three members of raftkv with fsync and three nodes on this machine, each with agent, holder and rank in one process.
+Each state is also held by one other node. No checkpoint has a directory.
 
-    restore   a node is killed, another takes its place; from the new generation to the state, on the slowest of the
-              ranks, each of which compares its digest                                     bar: 0.5 s
-    nearest   where are the copies of a file, asked by three ranks at once                   bar: 5 ms (median)
-    held      the share of its time for which `save` holds a loop of steps of 0.1 s with a collective of gloo, which
-              saves every 10 steps; beside it the same loop without                        bar: 5 %
+    restore   a node is killed and replaced; from the start of the new generation until the slowest rank has its state,
+              of which each rank compares the digest                                       bar: 0.5 s
+    nearest   a query for the copies of a file, by three ranks at once                     bar: 5 ms (median)
+    held      share of the time for which `save` blocks a loop of steps of 0.1 s with a gloo collective, saving every
+              10 steps, compared with the same loop without saves                          bar: 5 %
     kills     nodes killed at named points of saves and restores, drawn from the seed; every state is compared byte for
-              byte with what its rank has saved                                            bar: 0 wrong, stale or mixed
+              byte with the state that its rank has saved                                  bar: 0 wrong, stale or mixed
 
-A bar that is missed makes the exit status 1. Members, nodes and the load of others share the cores: the load average
-is printed beside the figures.
+If a bar is missed, the exit status is 1. Members, nodes and other work share the cores, so the load average is printed
+beside the figures.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Line = tuple[str, str, str, str, str]
 
 
 def line_of(row: str, what: str, value: float, unit: str, bar: float | None = None) -> Line:
-    """Return a line of the table; with a bar, whether it is met."""
+    """Return a line of the table; with a bar, also whether it is met."""
     verdict = "" if bar is None else "met" if value <= bar else "MISSED"
     return row, what, f"{value:,.3g} {unit}".strip(), "" if bar is None else f"{bar:g} {unit}".strip(), verdict
 
 
 def measure_restore(endpoints: list[str], size_bytes: int) -> list[Line]:
-    """Kill a node after a save ended well, again and again."""
+    """Repeatedly kill a node after a successful save."""
     with MemoryJob(endpoints, size_bytes=size_bytes // NODES, run_id="restore", reserve=NODES + 1) as job:
         for number in range(KILLS_OF_RESTORE):
             job.save()
@@ -63,7 +63,7 @@ def measure_restore(endpoints: list[str], size_bytes: int) -> list[Line]:
 
 
 def measure_calm(endpoints: list[str], size_bytes: int, rows: list[str]) -> list[Line]:
-    """Measure what nodes do that are not killed."""
+    """Measure nodes that are not killed."""
     lines = []
     with MemoryJob(endpoints, size_bytes=size_bytes // NODES, run_id="calm", reserve=NODES) as job:
         job.save()
@@ -90,7 +90,7 @@ def measure_calm(endpoints: list[str], size_bytes: int, rows: list[str]) -> list
 
 
 def measure_kills(endpoints: list[str], limit_s: float, seed: int) -> list[Line]:
-    """Kill nodes for some time; every hundred kills another seed."""
+    """Kill nodes for some time, with another seed after every hundred kills."""
     deadline = time.monotonic() + limit_s
     kills = restored = lost = 0
     problems: list[str] = []
@@ -110,7 +110,7 @@ def measure_kills(endpoints: list[str], limit_s: float, seed: int) -> list[Line]
 
 
 def main() -> None:
-    """Measure, print a table, and say which bars are missed."""
+    """Measure, print a table, and report missed bars."""
     parser = parser_of(__doc__, ROWS)
     parser.add_argument("--size", default="256MiB", help="of the states of all ranks together")
     parser.add_argument("--kills-s", type=float, default=300.0, help="how long nodes are killed")

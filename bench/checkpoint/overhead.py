@@ -1,20 +1,21 @@
-"""What the registry costs a save of torch.distributed.checkpoint, and how long a save holds training up.
+"""The overhead of the registry on saves of torch.distributed.checkpoint, and how long a save blocks training.
 
     python -m bench.checkpoint.overhead --size 1GiB --rounds 9                         beside plain DCP, in turns
-    python -m bench.checkpoint.overhead --size 1GiB --directory /dev/shm/overhead      a disk that costs nothing
+    python -m bench.checkpoint.overhead --size 1GiB --directory /dev/shm/overhead      on a disk without cost
     python -m bench.checkpoint.overhead --ways save,thread,process --size 256MiB [--device cuda]
 
-*Beside plain DCP*: both sync what they write: plain DCP its files, the registry also names of files and directories,
-and it digests all bytes and commits through a cluster of three members on the same machine. Between two saves
-everything is deleted and written back, so that no save pays for the one before. The bar: the median of the registry is
-at most 3 % over plain. The time that digests alone take is printed beside it: they are made while the file is written.
+*Beside plain DCP*: both sync what they write. Plain DCP syncs its files; the registry also syncs the names of files and
+directories, digests all bytes, and commits through a cluster of three members on the same machine. Between two saves
+everything is deleted and written back, so that no save pays for the previous one. The bar: the registry's median is at
+most 3 % above plain DCP. The time of digests alone is printed beside it; they are computed while the file is written.
 
-*Ways*: two ranks of an `ElasticGroup` hold so many bytes each and save them with `dcp.save`, and with `dcp.async_save`
-in a thread and in a process. While a save is under way they go on with allreduces on the device and change their state;
-what is loaded afterwards must be the state at the save, bit for bit. *held* is the time in the call, *committed* until
-the checkpoint was there, *steps* the allreduces meanwhile. On `cuda` both ranks share one GPU.
+*Ways*: each of two ranks of an `ElasticGroup` holds the given number of bytes, and saves them with `dcp.save`, and with
+`dcp.async_save` in a thread and in a process. During a save they continue with allreduces on the device and change
+their state; the state loaded afterwards must be the state at the save, bit for bit. *held* is the time in the call,
+*committed* the time until the checkpoint existed, *steps* the number of allreduces in between. On `cuda` both ranks
+share one GPU.
 
-The first save of each kind warms up, and does not count. The exit code is 1 if the bar or a bit was missed.
+The first save of each kind is a warm-up and does not count. The exit code is 1 if the bar was missed or a bit differed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ WAYS: Final = ("save", "thread", "process")
 
 
 def size_of(text: str) -> int:
-    """Read a size as ``1GiB``."""
+    """Parse a size such as ``1GiB``."""
     for unit, factor in UNITS.items():
         if text.endswith(unit):
             return int(float(text.removesuffix(unit)) * factor)
@@ -63,12 +64,12 @@ def size_of(text: str) -> int:
 
 
 def state_of(size_bytes: int, device: str = "cpu", name: str = "layer") -> dict[str, torch.Tensor]:
-    """Return a model of so many bytes: tensors of the same size."""
+    """Return a model of the given size, in tensors of equal size."""
     return {f"{name}.{number}": torch.rand(size_bytes // TENSORS // 4, device=device) for number in range(TENSORS)}
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Return how long a step takes, in seconds."""
+    """Return the duration of a step, in seconds."""
     begun = time.perf_counter()
     step()
     return time.perf_counter() - begun
@@ -78,7 +79,7 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def beside_plain(directory: Path, registry: Registry, size_bytes: int, rounds: int, digest: str) -> bool:
-    """Save in turns, and print; returns whether the bar is met."""
+    """Save in turns, and print; return whether the bar is met."""
     state = state_of(size_bytes)
     found: dict[str, list[float]] = {"plain": [], "registry": []}
     for number in range(1, rounds + 2):
@@ -109,7 +110,7 @@ def beside_plain(directory: Path, registry: Registry, size_bytes: int, rounds: i
 
 
 class Rank:
-    """One rank: its state, and how it saves it."""
+    """One rank: its state, and its ways to save it."""
 
     def __init__(self, run: Any, group: Any, size_bytes: int, device: str) -> None:
         self._run = run
@@ -118,7 +119,7 @@ class Rank:
         self._gradient = torch.ones(1000, device=device)
 
     def save(self, way: str, step: int) -> dict[str, Any]:
-        """Save in a way; returns what it took."""
+        """Save in one way; return the measured times."""
         before = {name: tensor.clone() for name, tensor in self._tensors.items()}
         began, steps, writer = time.monotonic(), 0, Writer(self._run, step)
         if way == "save":
@@ -140,8 +141,8 @@ class Rank:
         return {"way": way, "took": took, "is_same": is_same}
 
     def _train(self, is_done: bool) -> bool:
-        """Change the state, by what all ranks have to do with; returns whether all are done."""
-        if self._gradient.is_cuda:  # on the CPU the save has the group to itself
+        """Change the state in a collective step of all ranks; return whether all are done."""
+        if self._gradient.is_cuda:  # on the CPU, the save uses the group exclusively
             self._gradient.fill_(float(is_done))
             dist.all_reduce(self._gradient)
             is_done = bool(self._gradient[0] == dist.get_world_size())
@@ -152,7 +153,7 @@ class Rank:
 
 
 def work(endpoints: str, options: argparse.Namespace) -> None:
-    """Save in each way, and tell what each save took."""
+    """Save in each way, and report the times of each save."""
     gpu = share_gpu(options.device)
     run = raftkv.training.join(
         "async", endpoints=endpoints, min_nodes=1, max_nodes=RANKS, expected_nodes=RANKS, address="127.0.0.1",
@@ -167,7 +168,7 @@ def work(endpoints: str, options: argparse.Namespace) -> None:
 
 
 def compare_ways(endpoints: list[str], options: argparse.Namespace, directory: Path) -> bool:
-    """Run the two ranks, and print; returns whether all that was loaded was right."""
+    """Run the two ranks, and print; return whether all loaded states were correct."""
     words = ["--work", ",".join(endpoints), "--directory", str(directory), "--size", str(options.size)]
     words += ["--ways", ",".join(options.ways), "--rounds", str(options.rounds), "--device", options.device]
     ranks = [Worker("bench.checkpoint.overhead", *words) for _ in range(RANKS)]
@@ -185,7 +186,7 @@ def compare_ways(endpoints: list[str], options: argparse.Namespace, directory: P
 
 
 def main() -> None:
-    """Measure, and end with 1 if something was missed."""
+    """Measure, and exit with 1 if the bar was missed or a state was wrong."""
     parser = parser_of(__doc__, rounds=9)
     parser.add_argument("--size", type=size_of, default="1GiB", help="of the model, or of each rank (default 1GiB)")
     parser.add_argument("--directory", type=Path, help="where to save (default: a temporary one)")

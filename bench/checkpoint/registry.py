@@ -1,13 +1,13 @@
-"""What the registry of checkpoints costs, on three real members with fsync, raftkv beside etcd in one run.
+"""The cost of the checkpoint registry, on three real members with fsync, raftkv beside etcd in one run.
 
     python -m bench.checkpoint.registry [--rows commit,watch,lookup] [--scale 0.01] [--write]
 
-    commit   many ranks prepare at the same moment, the worst case, and one commits     bar: 0.5 s for 1,000 ranks
-    watch    from a commit to a program that waits for it                               bar: 50 ms
-    lookup   every question about 100,000 checkpoints of 100 runs                       bar: 5 ms
+    commit   many ranks prepare at the same moment (the worst case), and one commits    bar: 0.5 s for 1,000 ranks
+    watch    from a commit until a waiting program sees it                              bar: 50 ms
+    lookup   every kind of query on 100,000 checkpoints of 100 runs                     bar: 5 ms
 
-The bars are on raftkv alone and machine-checked: the exit code is 1 if one is missed. The members, and the load, share
-the cores of one machine; the load average is printed beside the figures.
+The bars apply only to raftkv: the exit code is 1 if one is missed. The members and the load share the cores of one
+machine, so the load average is printed beside the figures.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from raftkv.client.operations import Operation, put
 from tests.procs import Cluster, Program
 
 PROCESSES: Final = 8
-"""In which ranks prepare."""
+"""Number of processes in which ranks prepare."""
 PAUSE_S: Final = 0.02
-"""Between two commits of row watch: commits in practice do not come one after the other."""
+"""Pause between two commits of row watch, because commits are never back to back in practice."""
 OPERATIONS_MAX: Final = 120
 AT_ONCE: Final = 32
 KIND: Final = "dcp"
@@ -53,7 +53,7 @@ Rows = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """The numbers of ranks, commits and so on."""
 
     ranks: tuple[int, ...]
     commits: int
@@ -64,7 +64,7 @@ class Sizes:
 
 
 def bar_of(row: str, name: str) -> float | None:
-    """Return what a figure of raftkv may be at most; None: it has no bar."""
+    """Return the maximum of a figure of raftkv; None: it has no bar."""
     if row == "watch" and "watcher" in name:
         return WATCH_BAR_MS
     if row == "lookup" and name.endswith("ms"):
@@ -74,13 +74,13 @@ def bar_of(row: str, name: str) -> float | None:
 
 
 def latencies(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Return p50 and p99 of some seconds, in milliseconds."""
+    """Return p50 and p99 of times in seconds, in milliseconds."""
     found = latencies_ms(seconds)
     return {f"{name} {each}, ms": found[f"{each}_ms"] for each in ("p50", "p99")}
 
 
 def table(found: dict[str, Rows]) -> tuple[str, list[str]]:
-    """Return everything as Markdown, and what raftkv misses."""
+    """Return the results as Markdown, and the missed bars of raftkv."""
     lines, missed = [], []
     for row, figures in found["raftkv"].items():
         for figure, value in figures.items():
@@ -98,7 +98,7 @@ def table(found: dict[str, Rows]) -> tuple[str, list[str]]:
 
 
 def write_files(directory: Path, ranks: Sequence[int]) -> dict[int, list[FileRecord]]:
-    """Write two files of each rank, as DCP and a data position have."""
+    """Write two files for each rank, as for DCP and a data position."""
     directory.mkdir(exist_ok=True)
     names = {rank: (f"__{rank}_0.distcp", f"position-{rank}.json") for rank in ranks}
     for name in chain.from_iterable(names.values()):
@@ -107,7 +107,7 @@ def write_files(directory: Path, ranks: Sequence[int]) -> dict[int, list[FileRec
 
 
 async def prepare(endpoints: list[str], directory: str, *ranks: int) -> None:
-    """Prepare for some ranks whenever a step and a claim are said, and then a word."""
+    """Prepare for some ranks when a step and a claim are received, and again on another word."""
     async with raftkv.aio.connect(endpoints) as kv:
         registry = Registry(kv, "commit", uri=directory)
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -121,7 +121,7 @@ async def prepare(endpoints: list[str], directory: str, *ranks: int) -> None:
 
 
 def _ask_all(workers: Sequence[Worker], word: str) -> list[dict[str, Any]]:
-    """Say a word to all, and wait for their answers."""
+    """Send a word to all workers, and return their answers."""
     for worker in workers:
         worker.say(word)
     return [worker.answer() for worker in workers]
@@ -165,7 +165,7 @@ async def _measure_commit(endpoints: list[str], directory: str, world_size: int,
 
 
 async def wait(endpoints: list[str], directory: str, wanted: int) -> None:
-    """Tell when this process is ready, and when it saw each commit."""
+    """Report when this process is ready, and when it saw each commit."""
     seen: dict[int, float] = {}
     async with raftkv.aio.connect(endpoints) as kv:
         commits = Registry(kv, "watch", uri=directory).watch()
@@ -179,7 +179,7 @@ async def wait(endpoints: list[str], directory: str, wanted: int) -> None:
 
 
 async def measure_watch(cluster: Cluster, sizes: Sizes) -> Rows:
-    """Commit so many times."""
+    """Measure a number of commits."""
     watcher = _worker("wait", cluster.endpoints, "", sizes.commits)
     await asyncio.to_thread(watcher.answer)
     called, answered = list[float](), list[float]()
@@ -205,11 +205,11 @@ async def measure_watch(cluster: Cluster, sizes: Sizes) -> Rows:
     return {"watch": found[0] | found[1]}
 
 
-# ---- row lookup: every question, asked of many checkpoints of many runs; larger txns write the records
+# ---- row lookup: every kind of query on many checkpoints of many runs; larger txns write the records
 
 
 def checkpoint_of(run: int, step: int) -> Checkpoint:
-    """Return what a commit of 64 ranks writes."""
+    """Return the record that a commit of 64 ranks writes."""
     choose = random.Random(run * 1_000_003 + step)
     return Checkpoint(
         run_id(run), step, 1, step, KIND, 64, f"/shared/checkpoints/{run_id(run)}/step-{step:012d}.g1.{step}", DIGEST,
@@ -222,7 +222,7 @@ def run_id(run: int) -> str:
 
 
 def _records(run: int, count: int) -> list[list[Operation]]:
-    """Return the puts of one run, a txn each."""
+    """Return the puts of one run, grouped into txns."""
     keys = RegistryKeys(run_id(run))
     latest: Latest | None = None
     puts: list[Operation] = []
@@ -255,7 +255,7 @@ async def _fill(kv: raftkv.aio.Client, runs: int, each: int) -> float:
 
 
 async def measure_lookups(cluster: Cluster, sizes: Sizes) -> Rows:
-    """Fill the registry, and ask."""
+    """Fill the registry, and run the queries."""
     each, found = sizes.checkpoints // sizes.runs, dict[str, float]()
     async with raftkv.aio.connect(cluster.endpoints) as kv:
         found["fill, s"] = await _fill(kv, sizes.runs, each)
@@ -307,7 +307,7 @@ def _worker(role: str, endpoints: list[str], directory: str, *numbers: int) -> W
 
 
 def main() -> None:
-    """Run the benchmark, and end with 1 if a bar is missed."""
+    """Run the benchmark, and exit with 1 if a bar is missed."""
     parser = parser_of(__doc__, list(ROWS), writes="the table of docs/training/checkpoints.md")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of ranks, commits and checkpoints")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)

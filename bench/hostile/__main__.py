@@ -2,10 +2,11 @@
 
     python -m bench.hostile [--rows sort-modify,flood-ping] [--scale 1.0] [--seconds 6]
 
-The bars of a row: no turn of a member's loop above 50 ms of its own (without waits for a processor that others had), no
-change of leader, no honest error, and the p99 of an honest put not above etcd's in the same row. The exit code is 1 if
-raftkv misses one. Members, attacker and honest client share the machine's cores: figures of one run compare, those of
-two machines do not. Of several rounds the one of median p99 counts, with the worst of the other figures that have bars.
+The bars of a row: no turn of a member's loop above 50 ms of its own time (not counting waits for a processor that
+others used), no change of leader, no error for the honest client, and the p99 of an honest put not above etcd's in the
+same row. The exit code is 1 if raftkv misses a bar. Members, attacker and honest client share the machine's cores:
+figures of one run can be compared, those of two machines cannot. Of several rounds, the one with the median p99 counts,
+with the worst of the other figures that have bars.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.procs import Program
 
 
 def main() -> None:
-    """Measure, print, and end with 1 if a bar is missed."""
+    """Measure, print, and exit with 1 if a bar is missed."""
     parser = parser_of(__doc__, {row.name: row.what for row in ROWS}, rounds=1)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of keys, calls and connections")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long an attack that can be repeated lasts")

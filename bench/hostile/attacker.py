@@ -1,4 +1,4 @@
-"""The hostile client: what rows are made of. It does what it likes, and takes every refusal without complaint."""
+"""The hostile client with which rows are built. It makes any request, and accepts every refusal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVERYTHING: Final = b"\0"
 
 
 class UserChannel(Channel):
-    """A connection whose every call shows a token; empty: none does."""
+    """A connection whose calls all carry a token; empty: none."""
 
     def __init__(self, endpoint: str | list[str], token: str = "", options: ChannelOptions | None = None) -> None:
         super().__init__(endpoint, options=options)
@@ -43,15 +43,15 @@ class UserChannel(Channel):
 
 @dataclass
 class Attacker:
-    """One row's client.
+    """The client of one row.
 
     Attributes:
-        endpoints: of all members.
-        target: the number of the member that is attacked.
-        scale: of all counts.
-        until: when the attack ends, by the monotonic clock; rounds that are under way may last longer.
-        refusals: what the members said no to, by its text.
-        token: of root, where users are asked for.
+        endpoints: endpoints of all members.
+        target: number of the attacked member.
+        scale: factor of all counts.
+        until: end of the attack, by the monotonic clock; rounds in progress may last longer.
+        refusals: the members' refusals, by text.
+        token: token of root, if authentication is enabled.
     """
 
     endpoints: list[str]
@@ -63,7 +63,7 @@ class Attacker:
     _channels: list[Channel] = field(default_factory=list)
 
     def count(self, full: int, least: int = 1) -> int:
-        """A number of the row, scaled."""
+        """Return a number of the row, scaled."""
         return max(least, int(full * self.scale))
 
     async def until_over(self) -> None:
@@ -72,7 +72,7 @@ class Attacker:
 
     @property
     def endpoint(self) -> str:
-        """Name the member that is attacked."""
+        """The endpoint of the attacked member."""
         return self.endpoints[self.target]
 
     def is_over(self) -> bool:
@@ -80,7 +80,7 @@ class Attacker:
         return monotonic() >= self.until
 
     def channel(self) -> Channel:
-        """A new connection to the member that is attacked; closed with the attacker."""
+        """Return a new connection to the attacked member; it is closed with the attacker."""
         options = ChannelOptions(stream_window_bytes=4 << 20, connection_window_bytes=16 << 20)
         channel = UserChannel(self.endpoint, self.token, options)
         self._channels.append(channel)
@@ -95,7 +95,7 @@ class Attacker:
     # ---- calls
 
     async def call(self, path: str, request: Any, channel: Channel | None = None) -> None:
-        """One call, which may be refused, or not be answered in time."""
+        """Make one call, which may be refused, or not be answered in time."""
         try:
             await self._unary(path, request, channel)
         except RpcError as error:
@@ -106,7 +106,7 @@ class Attacker:
         self.refusals[text[:100]] += 1
 
     async def must(self, path: str, request: Any) -> bytes:
-        """A call of the preparation, which may be repeated and has to succeed."""
+        """Make a call of the preparation, which may be repeated and has to succeed."""
         for _ in range(5):
             with suppress(RpcError):
                 return await self._unary(path, request)
@@ -118,7 +118,7 @@ class Attacker:
         return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
 
     async def each(self, requests: Iterable[Callable[[], Awaitable[Any]]], in_flight: int = IN_FLIGHT) -> None:
-        """Make all calls, so many at once."""
+        """Make all calls, ``in_flight`` of them concurrently."""
         remaining = iter(requests)
 
         async def work() -> None:
@@ -128,7 +128,7 @@ class Attacker:
         await asyncio.gather(*[work() for _ in range(in_flight)])
 
     async def fill(self, count: int, prefix: bytes = b"fill/", value: bytes = b"v" * 16, lease: int = 0) -> None:
-        """Write so many keys: ``fill/00000000`` and on."""
+        """Write ``count`` keys, from ``fill/00000000`` on."""
         per_txn = max(1, min(PUTS_PER_TXN, (1 << 20) // (len(value) + 64)))
 
         def txn(start: int) -> Callable[[], Awaitable[Any]]:
@@ -143,20 +143,20 @@ class Attacker:
 
     @asynccontextmanager
     async def stream(self, path: str, channel: Channel | None = None) -> AsyncIterator[ClientStream]:
-        """A stream; its errors are refusals."""
+        """Open a stream for the block; its errors count as refusals."""
         try:
             async with (channel or self.channel()).stream(path) as stream:
                 yield stream
         except RpcError as error:
             self.refused(str(error))
 
-    # ---- frames written by hand
+    # ---- hand-written frames
 
     async def connect(self, window_bytes: int | None = None) -> RawConnection:
-        """A connection whose frames the row writes itself.
+        """Open a connection on which the row writes the frames itself.
 
         Arguments:
-            window_bytes: of each stream, for the answers; None: HTTP/2's 65,535.
+            window_bytes: window of each stream for answers; None: HTTP/2's 65,535.
         """
         host, _, port = self.endpoint.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -166,7 +166,7 @@ class Attacker:
 
 
 class RawConnection:
-    """Frames out, bytes in and away."""
+    """A connection that sends given frames and discards received bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -174,7 +174,7 @@ class RawConnection:
         self._draining: asyncio.Task[None] | None = None
 
     def discard_answers(self, bytes_per_s: float | None = None) -> None:
-        """Read and forget what the member sends, at a rate if one is given."""
+        """Read and discard what the member sends, at a limited rate if one is given."""
         self._draining = asyncio.create_task(self._drain(bytes_per_s))
 
     async def _drain(self, bytes_per_s: float | None) -> None:
@@ -184,7 +184,7 @@ class RawConnection:
                     await asyncio.sleep(len(data) / bytes_per_s)
 
     async def send(self, data: bytes) -> bool:
-        """Write, and wait while the member does not take it; False: it has closed the connection."""
+        """Write, waiting until the member accepts it; return False if the member has closed the connection."""
         try:
             self._writer.write(data)
             await self._writer.drain()
@@ -193,7 +193,7 @@ class RawConnection:
         return not self._writer.is_closing()
 
     async def send_until(self, pieces: Iterable[bytes], until: float) -> None:
-        """Write all pieces, but no longer than to a moment, nor than the member takes them."""
+        """Write pieces until a given time, or until the member stops accepting them."""
         with suppress(TimeoutError):
             async with asyncio.timeout(until - monotonic()):
                 for piece in pieces:
@@ -202,21 +202,21 @@ class RawConnection:
                     await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Close it, without goodbye."""
+        """Close the connection without a GOAWAY."""
         if self._draining is not None:
             self._draining.cancel()
         self._writer.transport.abort()
 
 
 def grpc_request(stream_id: int, path: str, request: Any) -> bytes:
-    """The frames of one unary call."""
+    """Return the frames of one unary call."""
     body = request.SerializeToString()
     message = b"\0" + len(body).to_bytes(4, "big") + body
     return raw.headers(stream_id, raw.grpc_headers(path)) + raw.message(stream_id, message, raw.END_STREAM)
 
 
 async def secure(endpoint: str) -> str:
-    """Have a cluster ask for users; a token of root."""
+    """Enable authentication on a cluster; return a token of root."""
     async with raftkv.aio.connect(endpoint) as kv:
         await kv.users.add("root", ROOT_PASSWORD)
         await kv.roles.add("root")
@@ -226,7 +226,7 @@ async def secure(endpoint: str) -> str:
 
 
 async def login(endpoint: str, user: str, password: str) -> str:
-    """A token of a user."""
+    """Return a token of a user."""
     request = rpc_pb2.AuthenticateRequest(name=user, password=password).SerializeToString()
     async with Channel(endpoint) as channel:
         answer = await channel.unary(AUTH + "Authenticate", request, CALL_TIMEOUT_S)

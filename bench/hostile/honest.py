@@ -1,13 +1,13 @@
-"""The honest client: puts and linearizable reads at a steady rate, in a process of its own, with checked answers.
+"""The honest client: puts and linearizable reads at a steady rate, in a separate process, with checked answers.
 
     python -m bench.hostile.honest h1:2379,h2:2379,h3:2379 [--puts-per-second 100]
 
-Open loop: a put is due every 10 ms, or as often as asked for, and counts from when it was due, so that a member that
-stalls costs every put which should have been made meanwhile. Puts and reads take the members in turn, one connection to
-each. A read that began after the answer to a put shows that put or a later one, or it is an error.
+Open loop: by default a put is due every 10 ms, and its latency counts from that time, so that a stall of a member
+counts against every put that was due during it. Puts and reads use the members in turn, with one connection to each. A
+read that started after the answer to a put must return that put or a later one; otherwise it is an error.
 
-Standard input takes a word a line: ``mark`` begins a window, ``tell`` answers one JSON line about the window, once all
-that was due in it has ended. The end of standard input ends the process.
+Standard input takes one word per line: ``mark`` starts a window; ``tell`` prints one JSON line about the window, once
+all requests that were due in it have ended. At the end of standard input the process ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T", bound=Message)
 
 
 class Window:
-    """What was measured since ``mark``."""
+    """The measurements since ``mark``."""
 
     def __init__(self) -> None:
         self.put_s: list[float] = []
@@ -56,12 +56,12 @@ class Window:
 
 
 class Honest:
-    """The client.
+    """The honest client.
 
     Arguments:
-        endpoints: of all members.
-        puts_per_s: how many puts are due in a second.
-        token: of a user; empty: users are not asked for.
+        endpoints: endpoints of all members.
+        puts_per_s: number of puts due per second.
+        token: token of a user; empty: no authentication.
     """
 
     def __init__(self, endpoints: list[str], puts_per_s: float = PUTS_PER_S, token: str = "") -> None:
@@ -78,7 +78,7 @@ class Honest:
         await asyncio.gather(puts, self._steadily(READ_INTERVAL_S, self._read))
 
     async def settled(self) -> None:
-        """Wait for what is under way now."""
+        """Wait for the requests in progress."""
         if self._under_way:
             await asyncio.wait(list(self._under_way))
 
@@ -117,7 +117,7 @@ class Honest:
                 data = await self.channels[member].unary(method.path, request.SerializeToString(), CALL_TIMEOUT_S)
                 return method.response.FromString(data)
             except RpcError as error:
-                # Users have changed on the way, and nothing else was done: etcd's clients ask again, too.
+                # Users changed in the meantime, and the request was not executed; etcd's clients retry too.
                 if OLD_REVISION not in str(error):
                     self.window.errors.append(f"{where}: {error}")
                     return None
@@ -138,14 +138,14 @@ async def _obey(honest: Honest) -> None:
 
 
 class HonestProcess(Worker):
-    """The honest client as a process of its own."""
+    """The honest client in a separate process."""
 
     def __init__(self, endpoints: list[str], *, puts_per_s: float = PUTS_PER_S, token: str = "") -> None:
         arguments = (",".join(endpoints), f"--token={token}", f"--puts-per-second={puts_per_s:g}")
         super().__init__("bench.hostile.honest", *arguments)
 
     async def window(self, beside: Callable[[], Awaitable[object]]) -> tuple[dict[str, Any], float]:
-        """Return what the client tells of the time that something else takes, and its answered puts a second."""
+        """Return the client's report about the time of another task, and its answered puts per second."""
         self.say("mark")
         began = monotonic()
         await beside()

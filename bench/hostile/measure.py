@@ -1,4 +1,4 @@
-"""One row with one program: fresh members, data, an honest client, the attack, and what became of all of them."""
+"""One row with one program: fresh members, data, an honest client, the attack, and the outcome."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _LONG_TURN: Final = re.compile(
 
 @dataclass
 class Outcome:
-    """What one program did in one row. Times in milliseconds unless the name says otherwise.
+    """The outcome of one row with one program. Times in milliseconds unless the name says otherwise.
 
     Attributes:
-        turns_ms, turns_own_ms: the longest turn of each member of raftkv, by the clock, and without waits for a
-            processor that others had.
-        put, read: count, p50_ms, p99_ms, max_ms of the honest client's.
-        errors: of the honest client.
-        peak_mb, growth_mb: anonymous memory of the largest member, and how much more than before the attack.
-        details: what the table has no room for, a line each.
-        problem: why the members are not what they were: one died, or they differ; empty: they are.
+        turns_ms, turns_own_ms: longest turn of each member of raftkv, by the clock, and without waits for a processor
+            that others used.
+        put, read: count, p50_ms, p99_ms, max_ms of the honest client.
+        errors: errors of the honest client.
+        peak_mb, growth_mb: anonymous memory of the largest member, and its growth since before the attack.
+        details: further results that do not fit into the table, one per line.
+        problem: why the members are not healthy: one died, or they differ; empty: no problem.
     """
 
     row: str
@@ -65,11 +65,11 @@ class Outcome:
     problem: str = ""
 
 
-# ---- what members tell
+# ---- data from members
 
 
 def metrics_of(member: Member) -> dict[str, float]:
-    """Sums of all metrics of a member by name; empty if it does not answer. A scrape begins the longest turn anew."""
+    """Return the sums of all metrics of a member by name; empty without an answer. A scrape resets the longest turn."""
     try:
         return top.fetch(member.endpoint, None, CALL_TIMEOUT_S)
     except OSError:
@@ -77,25 +77,25 @@ def metrics_of(member: Member) -> dict[str, float]:
 
 
 def elections(before: Sequence[dict[str, float]], after: Sequence[dict[str, float]]) -> int:
-    """Return how often members saw their leader change between two readings of their metrics."""
+    """Return the number of leader changes that members saw between two readings of their metrics."""
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if old and new]
     return int(max((new[LEADER_CHANGES] - old[LEADER_CHANGES] for old, new in pairs), default=0))
 
 
 def _long_turns(member: Member, since_bytes: int) -> list[tuple[int, str]]:
-    """Turns that a member of raftkv warned of, from a place in its log on: milliseconds of its own, and what ran."""
+    """Return long turns from a member's log, from a given offset on: their own milliseconds, and what ran in them."""
     text = member.log_path.read_bytes()[since_bytes:].decode("utf-8", errors="replace")
     return [(int(found[1]), found[2]) for found in _LONG_TURN.finditer(text)]
 
 
 @asynccontextmanager
 async def _sampled_mib(cluster: Cluster) -> AsyncIterator[list[list[float]]]:
-    """Note the members' own memory while the block runs."""
+    """Sample the members' private memory during the block."""
     samples: list[list[float]] = []
 
     async def sample() -> None:
         while True:
-            with suppress(OSError, KeyError):  # a member that has died has no memory
+            with suppress(OSError, KeyError):  # the member has died
                 samples.append([memory_mib(pid)["RssAnon"] for pid in pids_of(cluster)])
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
@@ -107,7 +107,7 @@ async def _sampled_mib(cluster: Cluster) -> AsyncIterator[list[list[float]]]:
 
 
 async def agreement(cluster: Cluster, token: str = "") -> str:
-    """Return why the members do not live and hold the same; empty: they do. A member has a while to catch up."""
+    """Return why the members are not alive and equal; empty: they are. A member may take a while to catch up."""
     deadline = monotonic() + AGREEMENT_TIMEOUT_S
     while True:
         try:
@@ -120,7 +120,7 @@ async def agreement(cluster: Cluster, token: str = "") -> str:
 
 
 async def _difference(cluster: Cluster, token: str) -> str:
-    """Ask every member, after a linearizable read of each, for its leader and the hash of one revision."""
+    """Read the leader and the hash of one revision from every member, after a linearizable read of each."""
     for member in cluster.members:
         if not member.is_running():
             return f"{member.name} died: {member.log_tail()}"
@@ -144,7 +144,7 @@ async def _difference(cluster: Cluster, token: str) -> str:
 
 
 async def measure(row: Row, program: Program, scale: float, seconds: float) -> Outcome:
-    """Run a row. What the members do wrong is in the outcome; what the benchmark cannot do raises."""
+    """Run a row. Misbehaviour of the members is in the outcome; a failure of the benchmark raises."""
     outcome = Outcome(row.name, program.name)
     with Cluster(program, SIZE) as cluster:
         attacker = Attacker(cluster.endpoints, number_of_leader(cluster), scale)
@@ -196,7 +196,7 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
 
 
 def together(rounds: Sequence[Outcome]) -> Outcome:
-    """Several rounds of one program: the one of median honest p99, with the worst of all else that has a bar."""
+    """Combine several rounds of one program: the one with the median honest p99, with the worst of all other bars."""
     by_latency = sorted(rounds, key=lambda outcome: outcome.put.get("p99_ms", float("inf")))
     return replace(
         by_latency[(len(rounds) - 1) // 2],
@@ -209,7 +209,7 @@ def together(rounds: Sequence[Outcome]) -> Outcome:
 
 
 def misses(raftkv: Outcome, etcd: Outcome | None) -> list[str]:
-    """The bars that a row of raftkv misses."""
+    """Return the bars that a row of raftkv misses."""
     found = [raftkv.problem] if raftkv.problem else []
     if raftkv.turns_own_ms and max(raftkv.turns_own_ms) > TURN_LIMIT_MS:
         found.append(f"a turn of {max(raftkv.turns_own_ms):.0f} ms")
@@ -229,7 +229,7 @@ HEADINGS: Final = (
 
 
 def table(found: Sequence[dict[str, Outcome]]) -> str:
-    """One line for each program of each row, with what raftkv misses."""
+    """Return one line for each program of each row, with the bars that raftkv misses."""
     lines = []
     for programs in found:
         for one in programs.values():

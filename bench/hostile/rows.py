@@ -1,7 +1,7 @@
-"""The rows: one hostile thing each, in the order of the table at the end.
+"""The rows: one kind of attack each, in the order of the table at the end.
 
-An attack is a coroutine function of an attacker. What many rows do alike is a function whose first arguments differ, so
-the table takes it as a ``partial``.
+An attack is a coroutine function with an attacker as its argument. Code shared by many rows is a function with further
+leading arguments, which the table binds with ``partial``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECONNECT_PAUSE_S: Final = 0.01
 _FRAMES_PER_WRITE: Final = 1000
 _OPERATIONS_MAX: Final = 128
 _BURST_BYTES: Final = 400_000
-"""What each connection of a burst brings at once; the kernel keeps it until the member reads."""
+"""Bytes that each connection of a burst delivers at once; the kernel keeps them until the member reads."""
 _LEASE_ID: Final = 7_000_000
 _TTL_S: Final = 3600
 _PASSWORD: Final = "a password of the bench"
@@ -47,15 +47,15 @@ async def _nothing(attacker: Attacker) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One hostile thing to do.
+    """One kind of attack.
 
     Attributes:
-        name: for ``--row``.
-        what: it does, for people, at full scale.
-        attack: one round of it.
-        prepare: what must be there before; not measured.
-        repeats: whether rounds follow each other until the time is over; False: once.
-        users: it needs a cluster that asks for users; attacker and honest client are root then.
+        name: name for ``--row``.
+        what: description for people, at full scale.
+        attack: one round of the attack.
+        prepare: preparation, which is not measured.
+        repeats: whether rounds are repeated until the time is up; False: one round.
+        users: whether it needs a cluster with authentication; attacker and honest client are then root.
     """
 
     name: str
@@ -66,19 +66,19 @@ class Row:
     users: bool = False
 
     async def repeat(self, attacker: Attacker) -> None:
-        """Attack until the time is over; once, if rounds do not follow each other."""
+        """Attack until the time is up, or once if rounds are not repeated."""
         await self.attack(attacker)
         while self.repeats and not attacker.is_over():
             await self.attack(attacker)
 
 
 async def _fill(count: int, least: int, value: bytes, attacker: Attacker) -> None:
-    """Write so many keys, see ``Attacker.fill``."""
+    """Write ``count`` keys, see ``Attacker.fill``."""
     await attacker.fill(attacker.count(count, least), value=value)
 
 
 async def _calls(path: str, request: Any, times: int, attacker: Attacker) -> None:
-    """Make the same call so many times at once."""
+    """Make the same call ``times`` times, concurrently."""
     await asyncio.gather(*[attacker.call(path, request) for _ in range(times)])
 
 
@@ -96,7 +96,7 @@ _everything = partial(rpc_pb2.RangeRequest, key=EVERYTHING, range_end=EVERYTHING
 _sorted = partial(_everything, limit=1, sort_order=rpc_pb2.RangeRequest.DESCEND)
 _BY_REVISION = _sorted(sort_target=rpc_pb2.RangeRequest.MOD)
 _NONE_PASSES = _everything(limit=1, min_create_revision=1 << 60)
-"""Nothing is sent: all of the cost is in looking."""
+"""Nothing is returned: the whole cost is in the scan."""
 
 
 async def _hashed(attacker: Attacker) -> None:
@@ -106,25 +106,25 @@ async def _hashed(attacker: Attacker) -> None:
     )
 
 
-# ---- writes whose work is inherently in apply, on every member
+# ---- writes with expensive work in apply, on every member
 
 
 _GREATER = rpc_pb2.Compare(
     key=b"fill/", range_end=b"fill0", target=rpc_pb2.Compare.MOD, result=rpc_pb2.Compare.GREATER, mod_revision=0
 )
 _COMPARES = rpc_pb2.TxnRequest(compare=[_GREATER] * _OPERATIONS_MAX)
-"""All hold, so that each looks at every key."""
+"""All conditions hold, so that each examines every key."""
 _PUT = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"fill/00000000", value=b"v"))
 _RANGE = rpc_pb2.RequestOp(request_range=_BY_REVISION)
 _RANGES = rpc_pb2.TxnRequest(success=[_PUT] + [_RANGE] * (_OPERATIONS_MAX - 1))
-"""Sorted ranges, and a put that makes it an entry of the log."""
+"""Sorted ranges, with a put that makes the txn an entry of the log."""
 _DELETE_ALL = rpc_pb2.DeleteRangeRequest(key=b"fill/", range_end=b"fill0")
 
 
 async def _nested(outer: int, middle: int, inner: tuple[int, ...], key_bytes: int, attacker: Attacker) -> None:
-    """Put different keys in txns in a txn: so many operations in each txn of a level.
+    """Put different keys in nested txns, with the given number of operations in each txn of a level.
 
-    What is allowed is 128 along each path from the outermost to an operation, not in all.
+    The limit of 128 applies to each path from the outermost txn to an operation, not to the total.
     """
     fan_outs = (outer, attacker.count(middle, 2), *inner)
     request = rpc_pb2.TxnRequest()
@@ -137,7 +137,7 @@ async def _nested(outer: int, middle: int, inner: tuple[int, ...], key_bytes: in
 
 
 async def _nested_deletes(attacker: Attacker) -> None:
-    """Deletes of one range in each txn: what compares each pair of them compares the most."""
+    """Deletes of one range in each txn: worst case for a check that compares all pairs."""
     delete = rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"none/", range_end=b"none0"))
     inner = rpc_pb2.RequestOp(request_txn=rpc_pb2.TxnRequest(success=[delete] * attacker.count(64, 2)))
     await attacker.call(KV + "Txn", rpc_pb2.TxnRequest(success=[inner] * 64))
@@ -155,7 +155,7 @@ async def _churned_and_read(attacker: Attacker) -> None:
     await _each(attacker, KV + "Range", [_everything(revision=2)] * 100)
 
 
-# ---- watches: very many on a stream, and very much history
+# ---- watches: very many on one stream, and a long history
 
 
 def _watch(key: bytes, range_end: bytes = b"", **options: Any) -> bytes:
@@ -164,7 +164,7 @@ def _watch(key: bytes, range_end: bytes = b"", **options: Any) -> bytes:
 
 
 async def _read(stream: ClientStream, responses: int, attacker: Attacker) -> None:
-    """Read so many answers, or to the end of the stream."""
+    """Read a number of answers, or to the end of the stream."""
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             for _ in range(responses):
@@ -178,7 +178,7 @@ async def _read(stream: ClientStream, responses: int, attacker: Attacker) -> Non
 
 
 async def _watchers_then_progress(attacker: Attacker) -> None:
-    """Creating them is a part of the attack."""
+    """Create many watchers, which is part of the attack, then request progress."""
     watchers, asked = attacker.count(200_000, 100), attacker.count(500, 5)
     async with attacker.stream(_WATCH) as stream:
         reading = asyncio.create_task(_read(stream, watchers, attacker))
@@ -200,7 +200,7 @@ async def _fill_history(attacker: Attacker) -> None:
 
 
 async def _replay(attacker: Attacker) -> None:
-    """Ten connections of ten streams, each from revision 1, all read as fast as they come."""
+    """Ten connections of ten streams, each from revision 1, all read at full speed."""
     channels = [attacker.channel() for _ in range(10)]
 
     async def replay(number: int) -> None:
@@ -217,7 +217,7 @@ async def _replay(attacker: Attacker) -> None:
 
 
 async def _unread(attacker: Attacker) -> None:
-    """A thousand watchers of one key that is written, by clients which read nothing."""
+    """A thousand watchers of one key that is being written; their clients read nothing."""
     channels, puts = [attacker.channel() for _ in range(10)], attacker.channel()
     streams = [channels[number % 10].stream(_WATCH) for number in range(attacker.count(1000, 10))]
     try:
@@ -233,7 +233,7 @@ async def _unread(attacker: Attacker) -> None:
 
 
 async def _delete_watched(attacker: Attacker) -> None:
-    """Ten watchers of all that is deleted, half of them with previous values; all is read."""
+    """Ten watchers of all deleted keys, half of them with previous values; everything is read."""
     channels = [attacker.channel() for _ in range(5)]
     async with AsyncExitStack() as stack:
         reading = []
@@ -266,11 +266,11 @@ async def _grant_many(attacker: Attacker) -> None:
     await _each(attacker, _LEASE + "LeaseLeases", [rpc_pb2.LeaseLeasesRequest()] * 20)
 
 
-# ---- frames by hand: floods of small ones, and answers for which there is no room
+# ---- hand-written frames: floods of small ones, and answers that cannot be sent
 
 
 async def _connect(attacker: Attacker, window_bytes: int | None = None) -> RawConnection:
-    """Connect; OSError (of which TimeoutError is one) after a pause: the member does not take it."""
+    """Connect; raise OSError (TimeoutError is a subclass) after a pause if the member does not accept."""
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             return await attacker.connect(window_bytes)
@@ -284,9 +284,9 @@ async def _connect(attacker: Attacker, window_bytes: int | None = None) -> RawCo
 async def _opened(
     attacker: Attacker, count: int, window_bytes: int | None = None, bytes_per_s: float | None = None
 ) -> AsyncIterator[list[RawConnection]]:
-    """Open so many connections, or as many as the member takes, and close them at the end of the block.
+    """Open ``count`` connections, or as many as the member accepts, and close them at the end of the block.
 
-    Answers are read, at a rate if one is given, and thrown away.
+    Answers are read, at a limited rate if one is given, and discarded.
     """
     connections: list[RawConnection] = []
     try:
@@ -301,7 +301,7 @@ async def _opened(
 
 
 async def _flood(pieces: Callable[[], Iterable[bytes]], attacker: Attacker) -> None:
-    """Send pieces as fast as the member takes them, on one connection after the other, until it closes each."""
+    """Send pieces as fast as the member accepts them, reconnecting each time the member closes the connection."""
     while not attacker.is_over():
         await asyncio.sleep(_RECONNECT_PAUSE_S)
         async with _opened(attacker, 1) as connections:
@@ -311,12 +311,12 @@ async def _flood(pieces: Callable[[], Iterable[bytes]], attacker: Attacker) -> N
 
 
 def _again(frames: bytes, first: bytes = b"") -> Act:
-    """Return the flood of the same frames."""
+    """Return a flood of the same frames."""
     return partial(_flood, lambda: chain([first], repeat(frames * _FRAMES_PER_WRITE)))
 
 
 def _of_calls(call: Callable[[int], bytes], ids_each: int, at_once: int) -> Act:
-    """Return the flood of calls; stream ids never come again on a connection, so each has its own."""
+    """Return a flood of calls; stream ids cannot be reused on a connection, so each call has a new one."""
     firsts = partial(count, 1, ids_each * at_once)
     return partial(
         _flood,
@@ -329,7 +329,8 @@ def _window_update(stream_id: int) -> bytes:
 
 
 _TINY_HEAD = raw.headers(1, raw.grpc_headers(KV + "Put")) + raw.message(1, b"\0" + (1 << 20).to_bytes(4, "big"))
-"""A message of 1 MB begins, whose bytes come one in each frame, while its window lasts; then the next connection."""
+"""The beginning of a message of 1 MB; its bytes follow one per frame until the window is full; then a new
+connection."""
 
 
 def _reset_call(stream_id: int) -> bytes:
@@ -337,7 +338,7 @@ def _reset_call(stream_id: int) -> bytes:
 
 
 async def _packed(attacker: Attacker) -> None:
-    """Messages of 2 MB that are 2 KB on the wire, one behind the other: puts, and requests of keep-alive streams."""
+    """Messages of 2 MB that are 2 KB on the wire, one after another: puts, and requests of keep-alive streams."""
     data = gzip.compress(rpc_pb2.PutRequest(key=b"k", value=bytes(2_000_000)).SerializeToString())
     message = b"\1" + len(data).to_bytes(4, "big") + data
     extra = (b"grpc-encoding", b"gzip")
@@ -352,7 +353,7 @@ async def _packed(attacker: Attacker) -> None:
 
 
 async def _closed_window(attacker: Attacker) -> None:
-    """Full reads whose answers have no window: 500 requests, 74 KB in all, for 10 GB of answers."""
+    """Full reads whose answers get no window: 500 requests, 74 KB in total, for 10 GB of answers."""
     async with _opened(attacker, 1, window_bytes=0) as (connection,):
         for number in range(attacker.count(100, 10)):
             await connection.send(grpc_request(2 * number + 1, KV + "Range", _everything()))
@@ -360,7 +361,7 @@ async def _closed_window(attacker: Attacker) -> None:
 
 
 async def _slow_readers(attacker: Attacker) -> None:
-    """Twenty connections that ask for every large value and read 200 KB a second."""
+    """Twenty connections that request every large value and read 200 KB per second."""
     async with _opened(attacker, 20, 1 << 20, bytes_per_s=200_000) as connections:
         for connection in connections:
             for number in range(attacker.count(1_000, 5)):
@@ -371,7 +372,7 @@ async def _slow_readers(attacker: Attacker) -> None:
 
 
 async def _halves(attacker: Attacker) -> None:
-    """Ten connections with a hundred puts each, of 1 MB, that never end."""
+    """Ten connections with a hundred unfinished puts of 1 MB each."""
     body = b"\0" + (1_000_000).to_bytes(4, "big") + b"x" * 16_000
     async with _opened(attacker, 10) as connections:
         for connection in connections:
@@ -383,11 +384,11 @@ async def _halves(attacker: Attacker) -> None:
         await attacker.until_over()
 
 
-# ---- very many small requests that come at once, on many connections
+# ---- very many small requests at once, on many connections
 
 
 def _burst(method: str, request: Any, size_bytes: int) -> bytes:
-    """Return so many bytes of the same request, whose header is a few octets from the second on."""
+    """Return ``size_bytes`` bytes of the same request; from the second on, its header takes only a few octets."""
     fields = raw.grpc_headers(KV + method)
     encoder = Encoder(frozenset(name for name, _ in fields))
     body = message_of(request.SerializeToString())
@@ -413,11 +414,11 @@ _TXN = rpc_pb2.TxnRequest(
 )
 
 
-# ---- connections: very many that do nothing, and very many that come and go
+# ---- connections: very many idle ones, and very many short ones
 
 
 async def _idle_and_churn(attacker: Attacker) -> None:
-    """A thousand idle ones, and beside them handshakes that end at once."""
+    """A thousand idle connections, and concurrent handshakes that end at once."""
 
     async def churn() -> None:
         while not attacker.is_over():
@@ -429,7 +430,7 @@ async def _idle_and_churn(attacker: Attacker) -> None:
         await asyncio.gather(*[churn() for _ in range(16)])
 
 
-# ---- users, roles and tokens: logins that cost a hash each, very many rights, changes of them under many watches
+# ---- users, roles and tokens: logins that cost a hash each, very many permissions, changes with many watches
 
 
 async def _two_users(attacker: Attacker) -> None:
@@ -442,7 +443,7 @@ def _login(name: str, password: str = _PASSWORD) -> rpc_pb2.AuthenticateRequest:
 
 
 async def _logins(attacker: Attacker) -> None:
-    """Wrong and right passwords, of users that are there and that are not."""
+    """Wrong and right passwords, of existing and unknown users."""
     numbers = range(attacker.count(10_000, 4))
     logins = (_login(f"u{number % 20}", "wrong" if number % 2 else _PASSWORD) for number in numbers)
     await _each(attacker, AUTH + "Authenticate", logins, 500)
@@ -457,7 +458,7 @@ def _grants(role: str, permissions: Iterable[Any]) -> Iterable[Any]:
 
 
 async def _permissions(attacker: Attacker) -> None:
-    """A role that is granted a million keys, each a little from the last, until that is refused; then one of 1 MB."""
+    """Grant a role a million keys, each slightly different from the last, until this is refused; then one of 1 MB."""
     await attacker.call(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name="wide"))
     many = (_permission(b"%08d" % (2 * number)) for number in range(attacker.count(11_000, 10)))
     long = (_permission(b"%02d" % number + b"k" * 1_000_000) for number in range(attacker.count(20, 1)))
@@ -468,8 +469,10 @@ async def _permissions(attacker: Attacker) -> None:
 
 
 async def _users_of_one_role(attacker: Attacker) -> None:
-    """Thousands of users have one role, and each change of it concerns all of them. One at a time: each makes the
-    revision of the users by which the others were let in an old one."""
+    """Change a role of thousands of users; each change affects all of them.
+
+    The changes are sequential, because each outdates the auth revision with which concurrent ones were admitted.
+    """
     await attacker.call(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name="all"))
     names = [f"all{number}" for number in range(attacker.count(2_000, 5))]
     users = (rpc_pb2.AuthUserAddRequest(name=name, options={"no_password": True}) for name in names)
@@ -485,7 +488,7 @@ async def _change_role(attacker: Attacker) -> None:
 
 
 async def _watches_and_changes(attacker: Attacker) -> None:
-    """Many watches, and a change of rights after the other: each watch has to be looked at again."""
+    """Many watches, and repeated changes of permissions: each change makes the member check every watch again."""
 
     async def drain(stream: ClientStream) -> None:
         while await stream.receive() is not None:

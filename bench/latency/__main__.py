@@ -1,9 +1,9 @@
-"""Where the microseconds of one put go, on three members and one client.
+"""The time of one put by stage, in microseconds, on three members with one client.
 
     python -m bench.latency measure --puts 3000 --out before.json
     python -m bench.latency draw before.json after.json --picture docs/images/put-latency.svg
 
-`draw` takes any number of results, names each after its file, and draws them under each other; it needs matplotlib.
+`draw` takes any number of results, names each after its file, and draws them one below the other; it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ async def _put(endpoint: str, count: int) -> list[Span]:
 
 
 def measure(count: int, fastest: float = 1.0) -> dict[str, Any]:
-    """Make puts, one after the other, to the leader of members that take stamps; return the stages of their median.
+    """Make sequential puts to the leader of members that record stamps; return the medians of the stages.
 
     Arguments:
-        count: of puts.
-        fastest: share of them that is looked at: on a busy machine other work held up all but the fastest tenth.
+        count: number of puts.
+        fastest: share of the puts to evaluate; on a busy machine, other work delays all but the fastest tenth.
     """
     facts = machine()
     with Cluster(STAMPED, size=3) as cluster:
@@ -69,15 +69,15 @@ def measure(count: int, fastest: float = 1.0) -> dict[str, Any]:
 
 def _read(path: Path) -> Stamps:
     noted = json.loads(path.read_text(encoding="ascii"))
-    # A function that was called within another of its name has ended before it.
+    # A function called within another one of the same name ends first.
     return {name: sorted((begin, end) for begin, end in spans) for name, spans in noted.items()}
 
 
-# ---- what is shown
+# ---- output
 
 
 def lines(name: str, result: Mapping[str, Any]) -> list[str]:
-    """Say what each stage took."""
+    """Return the duration of each stage as text."""
     head = f"{name}: one put {result['p50_us']:,.0f} us (90 % below {result['p90_us']:,.0f}), {_of(result)}"
     rows = [
         f"  {stage.name:40} {stage.who:18} {found['p50_us']:8,.0f} us  from {found['begin_us']:8,.0f} us"
@@ -88,13 +88,13 @@ def lines(name: str, result: Mapping[str, Any]) -> list[str]:
 
 
 def _of(result: Mapping[str, Any]) -> str:
-    """Say which puts these are medians of."""
+    """Return a description of the evaluated puts."""
     puts, of_puts = result["puts"], result["of_puts"]
     return f"{puts:,} puts" if puts == of_puts else f"the fastest {puts:,} of {of_puts:,} puts"
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw a bar for each stage on a line of time, one result under the other."""
+    """Draw each result as a bar of stages on a time axis, one result below the other."""
     with drawing(path, "", 3.4 * len(results), panels=len(results)) as panels:
         for axes, (name, result) in zip(panels, results.items(), strict=True):
             for position, stage in enumerate(STAGES):
@@ -115,7 +115,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line asks for."""
+    """Run the command line."""
     parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure", help="measure, and print each stage")

@@ -1,7 +1,7 @@
-"""A member that notes when the functions on the way of a put run; else it is ``python -m raftkv``.
+"""A member that records when the functions on the path of a put run; otherwise it is ``python -m raftkv``.
 
-A note costs about half a microsecond, and a put makes nine of them on the leader. They are written to
-``stamps-<pid>.json`` in the working directory when the member stops.
+A record costs about 0.5 us, and a put causes nine of them on the leader. They are written to ``stamps-<pid>.json`` in
+the working directory when the member stops.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ PLACES = {
     "applied": (Cork, "expect"),
     "answered": (UnaryCall, "reply"),
 }
-"""What is noted when it is called, by name; the standard names of the stages are in ``stages``. Each is called by its
-name, by a part that is not compiled together with it: a compiled part calls its own without looking."""
+"""Recorded functions, by name; the standard names of the stages are in ``stages``. Each function is called by name from
+a part that is not compiled together with it; calls within a compiled part bypass the wrapper."""
 
 SYNCED = "synced"
-"""Noted when a sync has ended, inline or beside the loop: the disk tells."""
+"""Recorded by the disk when a sync has ended, inline or concurrent with the loop."""
 
 NAMES = (*PLACES, SYNCED)
 
 
 def stamped(call: Callable[..., Any], stamps: list[tuple[float, float]]) -> Callable[..., Any]:
-    """Return the same function, with a note of when it began and ended."""
+    """Return a wrapper of a function that records its start and end."""
 
     @functools.wraps(call)
     def noted(*arguments: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ def stamped(call: Callable[..., Any], stamps: list[tuple[float, float]]) -> Call
 
 
 def syncs_of(stamps: list[tuple[float, float]]) -> Callable[[float], None]:
-    """Return what notes a sync that has ended just now, given how long it took."""
+    """Return a function that records a sync that has just ended, given its duration."""
 
     def note(seconds: float) -> None:
         now = perf_counter()
@@ -69,7 +69,7 @@ def syncs_of(stamps: list[tuple[float, float]]) -> Callable[[float], None]:
 
 
 def take_stamps() -> None:
-    """Wrap all the places, and have the disk tell of its syncs; write the notes to a file when the node stops."""
+    """Wrap all functions, and let the disk report its syncs; write the records to a file when the node stops."""
     stamps: Stamps = {name: [] for name in NAMES}
     for name, (owner, function) in PLACES.items():
         setattr(owner, function, stamped(getattr(owner, function), stamps[name]))

@@ -1,10 +1,10 @@
-"""From stamps to stages: what each part of the way of a put took.
+"""Computes the duration of each stage of a put from stamps.
 
     client --> received, checked, proposed, sent --> heard, synced --> acknowledged, applied, answered --> client
                                         \\-- the leader's own sync, beside all that
 
-A put is made when the one before it is answered, so what happens between its sending and its answer belongs to it. Of
-two followers the one counts whose sync is over first: with the leader it makes the quorum.
+A put starts when the one before it is answered, so everything recorded between its sending and its answer belongs to
+it. Of two followers, the one whose sync ends first counts, because it completes the quorum with the leader.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Span = Sequence[float]
-"""When something began and when it ended, in seconds of the monotonic clock."""
+"""Start and end of a call, in seconds of the monotonic clock."""
 
 Stamps = dict[str, list[tuple[float, float]]]
-"""What a member noted, by name; see ``member.PLACES``."""
+"""The records of a member, by name; see ``member.PLACES``."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the way: between which moments it lies, and who is busy with it, or waits."""
+    """A stage: the moments at its ends, and who is busy or waits in it."""
 
     name: str
     begin: str
@@ -53,26 +53,26 @@ _ON_THE_WAY = (
     ("synced", "sync begins"),
 )
 _ON_THE_WAY_BACK = (("heard", "acknowledged"), ("applied", "applied"), ("answered", "answered"))
-"""What the leader notes, in this order, and the moment that it is."""
+"""Records of the leader in this order, and the moment that each stands for."""
 
 
 @dataclass(frozen=True)
 class Noted:
-    """What one member noted of one put: spans that began between its sending and its answer."""
+    """The records of one member for one put: spans that began between its sending and its answer."""
 
     stamps: dict[str, Sequence[Span]]
 
     def first(self, name: str, since: float) -> Span | None:
-        """Return the first of a name that began at a time or later."""
+        """Return the first span of a name that began at or after a time."""
         return next((span for span in self.stamps[name] if span[0] >= since), None)
 
     def last(self, name: str, until: float) -> Span | None:
-        """Return the last of a name that began before a time."""
+        """Return the last span of a name that began before a time."""
         return next((span for span in reversed(self.stamps[name]) if span[0] < until), None)
 
 
 def during(stamps: Stamps, put: Span) -> Noted:
-    """Cut out what belongs to a put; spans of a name are in the order in which they began."""
+    """Return the spans that belong to a put; the spans of a name are ordered by their start."""
     cut = {}
     for name, spans in stamps.items():
         cut[name] = spans[bisect_left(spans, (put[0],)) : bisect_left(spans, (put[1],))]
@@ -80,7 +80,7 @@ def during(stamps: Stamps, put: Span) -> Noted:
 
 
 def moments_of(put: Span, leader: Noted, followers: Sequence[Noted]) -> dict[str, float] | None:
-    """Return the moments of one put in seconds since its sending; None if one was not noted."""
+    """Return the moments of one put in seconds since its sending; None if one was not recorded."""
     synced = [found for each in followers if (found := _synced(each, put[0])) is not None]
     if not synced:
         return None
@@ -99,7 +99,7 @@ def moments_of(put: Span, leader: Noted, followers: Sequence[Noted]) -> dict[str
 
 
 def _synced(follower: Noted, since: float) -> tuple[Span, Span] | None:
-    """Return when a follower heard of the put, and its sync."""
+    """Return when a follower received the put, and its sync."""
     sync = follower.first("synced", since)
     heard = follower.last("heard", sync[0]) if sync is not None else None
     return (heard, sync) if heard is not None and sync is not None else None
@@ -109,7 +109,7 @@ def medians_us(puts: Sequence[Span], leader: Stamps, followers: Sequence[Stamps]
     """Return where each stage begins and ends, in microseconds since the sending: medians over all puts.
 
     Returns:
-        For each stage "begin_us" and "end_us", and of what it took "p50_us" and "p90_us".
+        For each stage "begin_us" and "end_us", and of its duration "p50_us" and "p90_us".
     """
     seen = []
     for put in puts:

@@ -1,15 +1,15 @@
-"""The checkers of histories. Each is a function from a history to a list of ``Violation``; none trusts another's
-reading.
+"""The checkers of histories. Each is a function from a history to a list of ``Violation``; none depends on another's
+interpretation.
 
-Owns what is promised, and how a breach shows in what clients saw:
+They define the guarantees, and how a violation shows in what clients saw:
 
-    replay   the run again, in the order of its revisions, with a model of the store (``model``)     sound and complete
-    linear   each key on its own, by search for an order, believing values and times only
+    replay   replays the run in revision order on a model of the store (``model``)                   sound and complete
+    linear   each key separately, by search for an order, based only on values and times
     append   list-append transactions, by cycles of dependency (``cycles``)
     watch    streams against the replayed store               lease    ends of leases against the clients' clocks
-    lock     holders and leaders against the replayed store   sets     what was added against the last read
-    members  members against each other, and each against what it showed before
-    logs     what members wrote against what they never have a reason to write
+    lock     holders and leaders against the replayed store   sets     the added elements against the last read
+    members  members against each other, and each against its own earlier state
+    logs     log lines that a member must never write
 
     history (operations, streams, faults, the store read back)
           |                |                  |
@@ -17,16 +17,16 @@ Owns what is promised, and how a breach shows in what clients saw:
           |                |                  |
           +----------------+------------------+--> Verdict (``jepsen.checker``): violations by checker
 
-Laws: a checker that cannot decide reports that; where a time is known only as an interval, the checker takes the end of
-it that acquits the server; a violation names its rule and the operations concerned; every rule is broken by hand in
-``tests/jepsen`` and reported there.
+Invariants: a checker that cannot decide reports this; where a time is known only as an interval, the checker uses the
+bound that favours the server; a violation names its rule and the operations concerned; for every rule, a test in
+``tests/jepsen`` breaks it by hand and expects the report.
 
 Example::
 
     from jepsen.checkers import linear
     for violation in linear.check(history.load(path)): print(violation)
 
-Left out: what a workload means (``jepsen.workloads``), and which checkers look at a history (``jepsen.checker``).
+Not here: the meaning of a workload (``jepsen.workloads``), and which checkers check a history (``jepsen.checker``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise: the rule, what was seen, and the ids of the operations concerned."""
+    """One violated guarantee: the rule, the observation, and the ids of the operations concerned."""
 
     rule: str
     text: str

@@ -1,12 +1,12 @@
 """The append checker: list-append transactions, checked for cycles of dependency (Adya's anomalies, Elle's method).
 
-Each key holds a list of unique numbers; a transaction reads whole lists and appends numbers. As a list shows its own
-history, the order of all versions of a key is known, and with it who depends on whom:
+Each key holds a list of unique numbers; a transaction reads whole lists and appends numbers. Because a list shows its
+whole history, the order of all versions of a key is known, and so are the dependencies:
 
     ww  B appended right after A        wr  B read what A appended last        rw  B appended right after A read
     rt  A returned before B was called
 
-A cycle means that no order of the transactions explains what they saw. The names of what is found:
+A cycle means that no order of the transactions explains their reads. The anomalies are:
 
     G0  writes only        G1c  writes and reads of them        G-single  one rw edge        G2  several rw edges
     ... -realtime          the cycle needs an rt edge (serializable, but not strictly)
@@ -14,7 +14,7 @@ A cycle means that no order of the transactions explains what they saw. The name
 and, without cycles: *aborted read* (G1a), *intermediate read* (G1b), *incompatible order*, *duplicate element*,
 *phantom element*, *lost append* (acknowledged, and not in the last list).
 
-Transactions of unknown fate count as done if one of their elements was seen.
+Transactions of unknown fate count as committed if one of their elements was read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check(history: History) -> list[Violation]:
 def check_transactions(transactions: list[Transaction]) -> list[Violation]:
     """Return the violations among transactions."""
     book = _Book(transactions)
-    if book.violations:  # without an order of versions there are no edges to speak of
+    if book.violations:  # without an order of versions there are no edges
         return book.violations
     graph = Graph(len(transactions))
     for kind, first, then in book.edges():
@@ -91,7 +91,7 @@ def _counts(operation: Operation) -> bool:
 
 
 class _Book:
-    """Who appended what, and the order of each key's elements."""
+    """The transaction that appended each element, and the order of each key's elements."""
 
     def __init__(self, transactions: list[Transaction]) -> None:
         self.violations: list[Violation] = []
@@ -103,7 +103,7 @@ class _Book:
         self._find_lost()
 
     def edges(self) -> Iterator[tuple[str, int, int]]:
-        """Dependencies (kind, from, to) as positions in the list of transactions."""
+        """Yield dependencies (kind, from, to) as positions in the list of transactions."""
         for key, elements in self._lists.items():
             authors = [self._author[key, element] for element in elements]
             yield from (("ww", first, then) for first, then in pairwise(authors))
@@ -154,9 +154,10 @@ class _Book:
             self._report("intermediate read", f"{key} read up to {last}, half of a transaction", author, node)
 
     def _find_lost(self) -> None:
-        """Acknowledged appends that the latest reads do not show.
+        """Report acknowledged appends that are missing in the latest reads.
 
-        Only reads called after the append returned can miss it; the longest list is what all reads agree on.
+        Only reads called after the append returned must contain it; the longest list is the one that all reads agree
+        on.
         """
         shown = {key: set(map(str, elements)) for key, elements in self._lists.items()}
         last_read: dict[str, int] = defaultdict(int)
@@ -177,8 +178,8 @@ class _Book:
 
 
 def _add_real_time(graph: Graph, transactions: list[Transaction]) -> None:
-    """rt edges, only those that the others do not imply: from the frontier of latest returned transactions."""
-    # At one instant calls go before returns: such transactions were concurrent.
+    """Add rt edges that the others do not imply: from the frontier of the latest returned transactions."""
+    # At equal times, calls come before returns: such transactions were concurrent.
     marks = [(t.call, 0, node) for node, t in enumerate(transactions) if not t.aborted]
     marks += [(t.returned, 1, node) for node, t in enumerate(transactions) if t.returned is not None and not t.aborted]
     frontier: set[int] = set()

@@ -1,7 +1,7 @@
-"""Cycles in a graph whose edges have kinds, and the names of the anomalies that they are.
+"""Cycles in a graph with kinds of edges, and their classification as anomalies.
 
-The search is Tarjan's for strongly connected components, without recursion, on ever larger sets of kinds; from a
-component a shortest cycle is taken as the witness. The anomalies are named in ``append.py``.
+The search is Tarjan's algorithm for strongly connected components, without recursion, on growing sets of kinds; from
+each component a shortest cycle is the witness. The anomalies are listed in ``append.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ANTI = "rw"
 
 
 class Graph:
-    """Nodes 0..size-1 and edges of kinds; an edge may have several kinds, a node none to itself."""
+    """Nodes 0..size-1 and edges with kinds; an edge may have several kinds, a node has no edge to itself."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -24,8 +24,8 @@ class Graph:
         """Add an edge.
 
         Arguments:
-            first, then: its nodes.
-            kind: its kind.
+            first, then: nodes of the edge.
+            kind: kind of the edge.
         """
         if first != then:
             self._edges[first].setdefault(then, set()).add(kind)
@@ -34,8 +34,8 @@ class Graph:
         """Return the nodes reached by one edge of the given kinds.
 
         Arguments:
-            node: where the edges begin.
-            kinds: of the edges.
+            node: start of the edges.
+            kinds: kinds of edges to follow.
         """
         return [then for then, have in self._edges[node].items() if not have.isdisjoint(kinds)]
 
@@ -43,7 +43,7 @@ class Graph:
         """Return the kinds of one edge.
 
         Arguments:
-            first, then: its nodes.
+            first, then: nodes of the edge.
         """
         return self._edges[first].get(then, set())
 
@@ -54,7 +54,7 @@ class Graph:
 
 
 def find_cycles(graph: Graph) -> list[tuple[str, list[int]]]:
-    """Return named cycles, the gravest name first; each component is reported once, under its gravest name."""
+    """Return classified cycles, the most severe first; each component is reported once, by its most severe anomaly."""
     found: list[tuple[str, list[int]]] = []
     for suffix, extra in (("", frozenset[str]()), ("-realtime", frozenset({REAL_TIME}))):
         found += _components_as("G0" + suffix, graph, {"ww"} | extra, found)
@@ -95,13 +95,13 @@ def _single_anti(
 
 
 def shortest_path(graph: Graph, start: int, goal: int, kinds: set[str], inside: set[int]) -> list[int]:
-    """Return the nodes of a shortest way, the goal left out; empty when there is none.
+    """Return the nodes of a shortest path without the goal; empty if there is none.
 
     Arguments:
         graph: the graph.
         start, goal: nodes.
-        kinds: of the edges that may be used.
-        inside: nodes that may be used.
+        kinds: kinds of edges to follow.
+        inside: nodes that may be visited.
     """
     came_from: dict[int, int] = {}
     queue = deque([start])
@@ -128,7 +128,7 @@ def components(graph: Graph, kinds: Collection[str]) -> list[list[int]]:
 
     Arguments:
         graph: the graph.
-        kinds: of the edges that count.
+        kinds: kinds of edges that count.
     """
     search = _Tarjan(graph, kinds)
     for node in range(graph.size):
@@ -146,7 +146,7 @@ class _Tarjan:
         self._on_stack: set[int] = set()
 
     def visit(self, root: int) -> None:
-        """Depth-first from one node, with a stack of our own."""
+        """Search depth-first from one node, with an explicit stack."""
         if root in self._number:
             return
         work = [(root, iter(self._enter(root)))]

@@ -1,17 +1,17 @@
-"""The lease checker: when they end, by the clients' monotonic clock, and what ends with them.
+"""The lease checker: when leases end, by the clients' monotonic clock, and what ends with them.
 
     L1 whole       the end of a lease deletes exactly its keys, all in one revision
     L2 not early   not before the TTL has passed since the last acknowledged renewal was *sent*, unless revoked
-    L3 not late    once the cluster works: within the TTL, two election timeouts and a second
-    L5 for good    what has ended is not renewed, given keys, or reported alive again
-    L6 unique      an id is not granted while a lease of that id lives; no refusal of an id that no lease has
+    L3 not late    once the cluster works: within the TTL, two election timeouts and 1 s
+    L5 for good    an ended lease is not renewed, given keys, or reported alive again
+    L6 unique      an id is not granted while a lease with this id lives; no refusal of an unused id
 
-A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
-anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
-takes the bound that acquits the server; a new member takes all leases for renewed when it receives the data, as does
-each member at its start, so after the death of all, or of a quorum, every lease may last its TTL again. Leases of
-which a grant was never acknowledged are not checked, and of ids that were, or may have been, granted again only L1 and
-L6.
+A client knows less than the server: a renewal took place between its call and its answer; a lease had ended when any
+later state was seen (a revision, a refusal, TTL 0), and was still alive when any earlier state was requested. Each rule
+uses the bound that favours the server. A new member counts all leases as renewed when it receives the data, and so does
+each member at its start; so after the death of all members, or of a quorum, every lease may last for another TTL.
+Leases without an acknowledged grant are not checked. For ids that were, or may have been, granted again, only L1 and L6
+are checked.
 
 L4 (steps of the wall clock change nothing): by the same rules, under the faults ``ahead`` and ``behind``.
 """
@@ -33,13 +33,13 @@ from jepsen.ops import RECIPES, Grant, KeepAlive, LeaseResult, Revoke, Special, 
 _S = 1_000_000_000
 LATE_S = 1.0
 OBSERVED_S = 1.0
-"""What the harness's own delays may add to lateness."""
+"""Allowance for the harness's own delays in lateness."""
 _GONE = "etcdserver: requested lease not found"
 _EXISTS = "etcdserver: lease already exists"
 
 Span = tuple[int, int]
 Trouble = tuple[int, int, bool]
-"""From when until when, and whether all who remembered the renewals may have died."""
+"""Start, end, and whether all members that knew of the renewals may have died."""
 
 
 def check(history: History) -> list[Violation]:
@@ -53,8 +53,9 @@ def check(history: History) -> list[Violation]:
 
 
 def lateness_s(history: History) -> list[float]:
-    """Return, for each lease with keys that ended by itself and was granted once, the seconds from its last renewal's
-    call plus TTL until seen.
+    """Return the lateness of each lease with keys that expired and was granted once, in seconds.
+
+    This is the time from when it was due (call of the last renewal plus TTL) until its end was seen.
     """
     ends, _ = _ends(replayed(history))
     times = _Times(history)
@@ -70,7 +71,7 @@ def lateness_s(history: History) -> list[float]:
 
 @dataclass(slots=True)
 class _Lease:
-    """One lease id: what was asked about it, and the revision that ended it (0: none was seen)."""
+    """One lease id: the operations on it, and the revision that ended it (0: unknown)."""
 
     id: int
     ended_rev: int = 0
@@ -81,7 +82,7 @@ class _Lease:
         return (operation for operation in self.operations if isinstance(operation.request, kind))
 
     def renewals(self) -> Iterator[tuple[Operation, float]]:
-        """Acknowledged grants and renewals, with their TTL."""
+        """Yield acknowledged grants and renewals, with their TTL."""
         for operation in self.operations:
             renews = isinstance(operation.request, Grant | KeepAlive)
             if renews and isinstance(operation.result, LeaseResult) and operation.result.ttl_s > 0:
@@ -89,13 +90,13 @@ class _Lease:
 
 
 class _Times:
-    """What can be said about when: from all operations, streams and faults of a history."""
+    """Bounds of times, from all operations, streams and faults of a history."""
 
     def __init__(self, history: History) -> None:
         setting = next((event for event in history.events if event["event"] == "settings"), {})
         self.slack = int((LATE_S + OBSERVED_S + 2 * setting.get("election_ms", 500) / 1000) * _S)
         self.restarts = setting.get("system") != "raftkv"
-        """A new leader may give every lease its whole TTL again, as etcd does."""
+        """Whether a new leader may restart the TTL of every lease, as etcd does."""
         self.troubles = _troubles(history)
         self.arrivals = _arrivals(history)
         self.last = max((op.returned for op in history.operations), default=0)
@@ -109,12 +110,12 @@ class _Times:
         self._last_before = list(accumulate((at for _, at in current), max))
 
     def seen_at(self, rev: int) -> float:
-        """Return when a revision, or a later one, was first seen by anyone: it existed by then."""
+        """Return when a revision, or a later one, was first seen: it existed by then."""
         place = bisect_left(self._seen, (rev, 0))
         return self._first_after[place] if place < len(self._seen) else math.inf
 
     def not_yet_at(self, rev: int) -> float:
-        """Return when a question was asked that was answered from before a revision: it did not exist then."""
+        """Return when a request was sent whose answer was from before a revision: the revision did not exist then."""
         place = bisect_left(self._current, (rev, 0))
         return self._last_before[place - 1] if place else -math.inf
 
@@ -141,7 +142,7 @@ class _LeaseCheck:
         self._found.append(Violation(rule, f"lease {self._lease.id}: {text}", ids))
 
     def _gone_at(self, granted: int) -> float:
-        """When it had ended for certain."""
+        """Return when it had certainly ended."""
         seen = self._times.seen_at(self._lease.ended_rev) if self._lease.ended_rev else math.inf
         answered_at = [op.returned for op in self._lease.operations if op.call > granted and _says_gone(op)]
         return min([seen, *answered_at])
@@ -157,12 +158,12 @@ class _LeaseCheck:
         for operation in self._lease.operations:
             if operation.call > gone and operation.kind == "ok" and not _says_gone(operation):
                 if isinstance(operation.request, Grant | Revoke):
-                    continue  # An id may be granted again; that it was revoked says nothing.
+                    continue  # An id may be granted again, so its revocation is no evidence.
                 after_s = (operation.call - gone) / _S
                 self._report("L5 after its end", f"{operation.request} answered {after_s:.3f} s after", operation)
 
     def _check_late(self) -> None:
-        """Against the last time when it was certainly alive."""
+        """Compare with the last time when it was certainly alive."""
         lease, times = self._lease, self._times
         answered_at = [op.call for op in lease.asked(TimeToLive) if op.kind == "ok" and not _says_gone(op)]
         answered_at = [call for call in answered_at if lease.ended_rev == 0 or call < times.seen_at(lease.ended_rev)]
@@ -183,7 +184,7 @@ class _LeaseCheck:
         for began, ended, forgotten in self._times.troubles:
             if began < due:
                 due = max(due, ended + self._times.slack + (ttl if doubtful or forgotten else 0))
-        # Who receives the data takes every lease for renewed then, and may lead as soon as it votes.
+        # A member that receives the data then counts every lease as renewed, and may lead as soon as it votes.
         return max([due, *(ended + self._times.slack + ttl for began, ended in self._times.arrivals if began < due)])
 
     def _check_unique(self) -> None:
@@ -232,13 +233,13 @@ def _concerned(operation: Operation) -> set[int]:
 
 
 def _ends(true: Replayed) -> tuple[dict[int, int], list[Violation]]:
-    """The revision that ended each lease, and L1: walks all changes with the keys of each lease in hand."""
+    """Return the revision that ended each lease, and violations of L1, by following the keys of each lease."""
     held: dict[int, set[str]] = defaultdict(set)
     gone: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     whole: dict[tuple[int, int], set[str]] = {}
     for rev, key, now, before in true.model.log:
         if key.startswith(RECIPES):
-            continue  # Locks are given up without the end of a lease.
+            continue  # Locks are also released without the end of a lease.
         if before is not None and before.lease:
             if now is None and rev in true.servers:
                 gone[rev][before.lease].add(key)
@@ -261,7 +262,7 @@ def _ends(true: Replayed) -> tuple[dict[int, int], list[Violation]]:
 
 
 def _arrivals(history: History) -> list[Span]:
-    """From the start of each new member until it votes: in between it receives the data."""
+    """Return the spans from the start of each new member until it votes; in between it receives the data."""
     spans: dict[str, Span] = {}
     for event in history.events:
         if event["event"] == "joining":
@@ -273,7 +274,7 @@ def _arrivals(history: History) -> list[Span]:
 
 
 def _troubles(history: History) -> list[Trouble]:
-    """From each fault until the cluster worked again: a write called after the healing was acknowledged."""
+    """Return the spans from each fault until a write called after the healing was acknowledged."""
     acked = sorted((op.call, op.returned) for op in history.operations if op.wrote)
     troubles: list[Trouble] = []
     began, forgotten = 0, False

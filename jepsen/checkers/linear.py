@@ -1,17 +1,19 @@
-"""The linearizability checker: the history of each key by search, believing values only.
+"""The linearizability checker: a search over the history of each key, based only on values.
 
 The algorithm is Wing and Gong's with Lowe's memory of visited configurations ("Testing for linearizability", 2017):
-take any operation that could come first, see whether the register allows it, go on, step back when stuck. Revisions
-are ignored throughout, so a store whose revisions lie is caught here.
+take any operation that could come first, check whether the register allows it, continue, backtrack when stuck.
+Revisions are ignored throughout, so this checker also detects a store with wrong revisions.
 
-Which operations count: those that touch exactly one key, now, linearizably. A key that is also written by others (txns
-over several keys, deletes of intervals, the server itself) is left to replay. Keep keys to a few hundred operations
-each: the cost grows with concurrency and length, and running out of steps is a violation ("undecided"), never a pass.
+Checked operations are those on exactly one key, current and linearizable. A key that is also written in other ways
+(txns over several keys, deletes of ranges, the server itself) is left to replay. Keep keys to a few hundred operations
+each: the cost grows with concurrency and length, and exceeding the step limit is a violation ("undecided"), never a
+pass.
 
-Writes of unknown fate: a write whose value no reader saw may be left out, for then its presence and absence allow the
-same answers (a later write replaced its value); a write whose value was seen happened before the first reader that saw
-it returned. Both rest on unique values. The first also rests on this: no client noticed a key without seeing its value
-(a failed guard with no read, say, or the guard of another write of unknown fate). All are looked up, not assumed.
+Writes of unknown fate: a write whose value no reader saw may be left out, because its presence and absence then allow
+the same answers (a later write replaced its value). A write whose value was seen happened before the return of the
+first reader that saw it. Both rely on unique values. The first also relies on this: no client noticed a key without
+seeing its value (for example a failed condition without a read, or the condition of another write of unknown fate). All
+of this is checked, not assumed.
 """
 
 from __future__ import annotations
@@ -47,16 +49,16 @@ from jepsen.ops import (
 STEPS_MAX = 2_000_000
 
 State = str | None
-"""The value of the one key; None: no such key."""
+"""The value of the key; None: the key does not exist."""
 
 
 class Refused(Exception):
-    """The finding that the register in this state cannot have given this answer."""
+    """The register in this state cannot have given this answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation for the search: its span in time and what the register must allow."""
+    """One operation of the search: its time span, and its effect on the register."""
 
     call: float
     returned: float
@@ -69,8 +71,8 @@ def check(history: History, steps_max: int = STEPS_MAX) -> list[Violation]:
     """Return the violations, key by key.
 
     Arguments:
-        history: what happened.
-        steps_max: steps of the search for a key, after which it is undecided.
+        history: history to check.
+        steps_max: step limit of the search for a key, after which it is undecided.
     """
     found = []
     for key, operations in sorted(_by_key(history.operations).items()):
@@ -84,7 +86,7 @@ def check(history: History, steps_max: int = STEPS_MAX) -> list[Violation]:
 
 
 def prepare(operations: list[Operation]) -> list[Step]:
-    """Return the operations of one key as steps, with the unknown ones dropped or bounded (the module says how)."""
+    """Return the operations of one key as steps; unknown ones are dropped or bounded (see the module)."""
     written = Counter(put.value for operation in operations for put in puts(operation.request))
     seen = _first_seen(operations)
     blind = any(_notices_blindly(operation) for operation in operations)
@@ -107,11 +109,11 @@ def prepare(operations: list[Operation]) -> list[Step]:
 
 
 def is_linearizable(steps: list[Step], steps_max: int = STEPS_MAX) -> bool | None:
-    """Return whether one order of the steps, true to real time, explains all answers; None when undecided.
+    """Return whether some order of the steps, consistent with real time, explains all answers; None: undecided.
 
     Arguments:
         steps: the operations of one key.
-        steps_max: steps of the search, after which it is undecided.
+        steps_max: step limit of the search, after which it is undecided.
     """
     search = _Search(steps)
     for _ in range(steps_max):
@@ -124,7 +126,7 @@ def is_linearizable(steps: list[Step], steps_max: int = STEPS_MAX) -> bool | Non
 class _Search:
     """The linked list of calls and returns, the operations taken so far, and the configurations seen.
 
-    Entry 0 is the head. Steps without an answer have no return entry: they may stay untaken for ever.
+    Entry 0 is the head. Steps without an answer have no return entry: they may remain untaken.
     """
 
     def __init__(self, steps: list[Step]) -> None:
@@ -146,7 +148,7 @@ class _Search:
         self._entry = self._next[0] if marks else 0
 
     def advance(self) -> bool | None:
-        """Look at one entry; True and False are verdicts."""
+        """Process one entry; True and False are verdicts."""
         if self._unanswered == 0:
             return True
         entry = self._entry
@@ -209,9 +211,9 @@ def next_state(state: State, request: Request, result: Result | None) -> State:
     """Return the register after a request.
 
     Arguments:
-        state: value before.
-        request: what was asked, of one key only.
-        result: what was answered; None when unknown, then nothing is held against it.
+        state: value before the request.
+        request: request, on this key only.
+        result: its answer; None: unknown, so that any answer is possible.
 
     Raises:
         Refused: the answer is impossible in this state.
@@ -240,7 +242,7 @@ def _after_txn(state: State, request: Txn, result: Result | None) -> State:
     verdicts = [_holds(state, guard) for guard in request.compares]
     if False in verdicts:
         succeeded = False
-    elif None in verdicts:  # A guard on revisions: take the store's word, or that it held, if a reader saw the write.
+    elif None in verdicts:  # A condition on revisions: believe the store, or assume it held if a reader saw the write.
         succeeded = answer.succeeded if answer is not None else True
     else:
         succeeded = True
@@ -253,7 +255,7 @@ def _after_txn(state: State, request: Txn, result: Result | None) -> State:
 
 
 def _holds(state: State, guard: Compare) -> bool | None:
-    """Whether a guard holds, None when values cannot tell."""
+    """Return whether a condition holds; None: values cannot tell."""
     if guard.target == "value" and guard.relation in ("=", "!="):
         return state is not None and (state == guard.operand) == (guard.relation == "=")
     if guard.operand == 0 and guard.relation in ("=", "!=", ">"):
@@ -290,7 +292,7 @@ def _guards(request: Request) -> tuple[Compare, ...]:
 
 
 def _first_seen(operations: list[Operation]) -> dict[str, float]:
-    """For each value, when the first operation returned that was shown it."""
+    """Return, for each value, when the first operation that showed it returned."""
     seen: dict[str, float] = {}
     for operation in operations:
         for value in _shown(operation.request, operation.result):
@@ -299,7 +301,7 @@ def _first_seen(operations: list[Operation]) -> dict[str, float]:
 
 
 def _shown(request: Request, result: Result | None) -> Iterator[str]:
-    """Values that an answer showed, other than what the request itself wrote."""
+    """Yield the values that an answer showed, except those that the request itself wrote."""
     if result is None:
         return
     own = {put.value for put in puts(request)}
@@ -314,9 +316,9 @@ def _shown(request: Request, result: Result | None) -> Iterator[str]:
 
 
 def _notices_blindly(operation: Operation) -> bool:
-    """Whether an operation depends on the key's value without showing it."""
+    """Return whether an operation depends on the key's value without showing it."""
     request, result = operation.request, operation.result
-    if result is None:  # It may have happened, and then by its guards.
+    if result is None:  # It may have happened, depending on its conditions.
         guards_tell = all(_names_value(guard) for guard in _guards(request))
         return isinstance(request, Txn) and not (guards_tell and all(isinstance(p, Range) for p in request.failure))
     first = next(ran(request, result), None)

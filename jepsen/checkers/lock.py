@@ -1,17 +1,17 @@
-"""The lock checker: who held a lock or led, by the store's own changes, against what the members answered.
+"""The lock checker: compares the holders and leaders in the store's own changes with the members' answers.
 
-The holder of a name at a revision is the living key under it that was created first. The answer to ``Lock`` or
-``Campaign`` says so; the token of the holder is the create revision of that key.
+The holder of a name at a revision is the existing key below it with the lowest create revision. This is what an answer
+to ``Lock`` or ``Campaign`` asserts; the holder's token is the create revision of that key.
 
-    M1 order     tokens strictly grow from one holder to the next, and the token in the answer is the true one
-    M1 alone     while a holder certainly holds (its lease renewed, nothing given up), no other client gets the lock
-    M1 fenced    no update of a list is lost that is written only if the holder's key is still there (``lost``)
+    M1 order     tokens strictly increase from one holder to the next, and the token in the answer is correct
+    M1 alone     while a holder certainly holds (lease renewed, nothing released), no other client gets the lock
+    M1 fenced    no list update is lost that is written only if the holder's key still exists (``lost``)
     M2 checked   a lock is answered only if it was held at a moment between call and answer (etcd issue 11456)
-    E1 leader    ``Leader`` answers who led at a moment between call and answer, or that no client did
-    E1 observed  observers get true leaders only, and never an earlier leadership or value again
+    E1 leader    ``Leader`` answers who led at a moment between call and answer, or that there was no leader
+    E1 observed  observers get only true leaders, and never an earlier term or value again
     E2 proclaim  a proclamation is acknowledged only to the leader, and is in the store
 
-M3 (who does not fence loses updates) is no fault of the store: it is measured, by ``lost`` too.
+M3 (clients without fences lose updates) is not a fault of the store; it is measured, also by ``lost``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from jepsen.watches import Stream
 
 _S = 1_000_000_000
 OBSERVED = "observe/"
-"""How watchers of elections are called (``observer.py``)."""
+"""Name prefix of observers of elections (``observer.py``)."""
 Log = list[tuple[int, str, KeyValue | None, KeyValue | None]]
 
 
@@ -65,8 +65,8 @@ def lost(history: History, key: str) -> list[str]:
     """Return the elements of a list whose addition was acknowledged, but which are missing in its last read.
 
     Arguments:
-        history: what happened.
-        key: of the list, a JSON list that is written whole.
+        history: history to check.
+        key: key of the list, a JSON list that is always written as a whole.
     """
     final: list[str] | None = None
     added: dict[str, int] = {}
@@ -84,7 +84,7 @@ def lost(history: History, key: str) -> list[str]:
 
 @dataclass(slots=True)
 class _Hold:
-    """One hold of a lock, or one leadership: its key, its token, and the revisions [first, end) that it spans."""
+    """One hold of a lock, or one term of a leader: its key, its token, and its revisions [first, end)."""
 
     key: str
     token: int
@@ -95,7 +95,7 @@ class _Hold:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """A hold that a member answered: the operation, the token, and until when (ns) the hold certainly lasted."""
+    """A hold in a member's answer: the operation, the token, and until when (ns) the hold certainly lasted."""
 
     operation: Operation
     token: int
@@ -116,7 +116,7 @@ class _Check:
         self._holds = {name: list(_holds(log, name + "/")) for name in self._names}
 
     def _file(self, operation: Operation) -> None:
-        """Until when each lease lived for certain, and who gave up which lease or key."""
+        """Record until when each lease certainly lived, and who released which lease or key."""
         request, result = operation.request, operation.result
         if isinstance(request, Grant | KeepAlive) and isinstance(result, LeaseResult) and result.ttl_s > 0:
             self._alive[request.id] = max(self._alive[request.id], operation.call + result.ttl_s * _S)
@@ -149,7 +149,7 @@ class _Check:
                 yield operation
 
     def _holder(self, name: str, operation: Operation) -> _Holder | None:
-        """Check M2, and find the token of the hold that the answer speaks of."""
+        """Check M2, and return the hold in the answer with its token."""
         result = operation.result
         key, token = (result.key, result.token) if isinstance(result, HeldResult) else ("", 0)
         first, last = self._clock.window(operation)
@@ -162,7 +162,7 @@ class _Check:
         return _Holder(operation, token or holds[-1].token, self._certain(operation))
 
     def _certain(self, operation: Operation) -> float:
-        """Until when it held for certain: its lease was renewed, and no client gave it up."""
+        """Return until when it certainly held: its lease was renewed, and no client released it."""
         request = operation.request
         lease = request.lease if isinstance(request, Lock | Campaign) else 0
         key = operation.result.key if isinstance(operation.result, HeldResult) else ""
@@ -227,7 +227,7 @@ class _Check:
 
 
 class _Clock:
-    """Between which revisions an operation took place, by what others saw before and after."""
+    """Bounds of the revisions at which an operation took place, from what others saw before and after."""
 
     def __init__(self, history: History) -> None:
         answered = [op for op in history.operations if op.kind == "ok" and not isinstance(op.request, Special)]
@@ -239,7 +239,7 @@ class _Clock:
         self._lowest = list(accumulate((rev for _, rev in reversed(after)), min))[::-1]
 
     def window(self, operation: Operation) -> tuple[int, float]:
-        """Return the least revision that an operation may have seen, and the greatest."""
+        """Return the lowest and the highest revision that an operation may have seen."""
         place = bisect_left(self._returned, operation.call)
         least = self._highest[place - 1] if place else 1
         place = bisect_right(self._called, operation.returned)
@@ -247,7 +247,7 @@ class _Clock:
 
 
 def _holds(log: Log, prefix: str) -> Iterator[_Hold]:
-    """Who held a name, one after the other."""
+    """Yield the holders of a name, one after the other."""
     living: dict[str, KeyValue] = {}
     hold: _Hold | None = None
     by_revision: dict[int, list[tuple[str, KeyValue | None]]] = defaultdict(list)

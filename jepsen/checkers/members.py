@@ -1,4 +1,4 @@
-"""The checkers of members: do they hold the same, and does each one's revision only grow?"""
+"""The checkers of members: all hold the same data, and each one's revision never decreases."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from jepsen.history import History
 
 
 def check_hashes(history: History) -> list[Violation]:
-    """Check that at every quiet point all members gave the same hash and compact revision; no answer is not an equal
-    one.
+    """Check that at every quiet point all members gave the same hash and compact revision.
+
+    A missing answer counts as a difference.
     """
     found = []
     for event in history.events:
@@ -39,7 +40,7 @@ def _compare(event: dict[str, Any]) -> list[Violation]:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """One moment at which a member showed how far its state is. ``id`` is that of the operation, 0 for a Status."""
+    """One moment at which a member showed its progress. ``id`` is that of the operation, 0 for a Status."""
 
     call: int
     returned: int
@@ -48,10 +49,10 @@ class _Shown:
 
 
 def check_monotone(history: History) -> list[Violation]:
-    """Check that what a member shows never goes back, under any fault of its process: revision and applied index.
+    """Check that a member's revision and applied index never decrease, under any fault of its process.
 
-    An answer is compared with those that were returned before its request was called; kills and restarts in between
-    excuse nothing, because clients of a member cannot see them.
+    An answer is compared with those that returned before its request was called. Kills and restarts in between are no
+    excuse, because clients of a member cannot see them.
     """
     revisions: dict[int, list[_Shown]] = defaultdict(list)
     applied: dict[int, list[_Shown]] = defaultdict(list)

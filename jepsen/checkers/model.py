@@ -1,7 +1,7 @@
-"""The store as it should be: an obvious, unhurried copy of etcd's key-value semantics.
+"""The reference store: a simple model of etcd's key-value semantics, which does not care about speed.
 
-Owns every version of every key, so that reads of the past can be checked. Invariant: ``current`` is the last version of
-each living key. Every write comes with its revision; the model never counts by itself.
+Keeps every version of every key, so that reads of the past can be checked. Invariant: ``current`` is the last version
+of each existing key. Every write has a given revision; the model never counts revisions itself.
 
 >>> model = Model()
 >>> model.apply(Put("k", "1"), rev=2)
@@ -51,15 +51,15 @@ class Model:
     def __init__(self) -> None:
         self.current: dict[str, KeyValue] = {}
         self.log: list[tuple[int, str, KeyValue | None, KeyValue | None]] = []
-        """Every change in order: revision, key, what it became (None: deleted), what it was."""
+        """Every change in order: revision, key, new version (None: deleted), old version."""
         self._versions: dict[str, list[tuple[int, KeyValue | None]]] = {}
 
     def apply(self, request: Request, rev: int) -> Result:
-        """Do a request and return the right answer.
+        """Execute a request and return the right answer.
 
         Arguments:
-            request: what was asked.
-            rev: revision that its writes, if any, get.
+            request: the request.
+            rev: revision of its writes, if any.
         """
         if isinstance(request, Special):
             raise TypeError(f"the model knows nothing of {request}")
@@ -70,18 +70,18 @@ class Model:
         return TxnResult(succeeded, tuple(self._do(part, rev) for part in branch))
 
     def copy(self) -> Model:
-        """Return a model that goes its own way from here."""
+        """Return an independent copy of the model."""
         other = Model()
         other.current, other.log = dict(self.current), list(self.log)
         other._versions = {key: list(versions) for key, versions in self._versions.items()}
         return other
 
     def read(self, key: str, end: str = "", rev: int = 0) -> tuple[KeyValue, ...]:
-        """Return the living keys of an interval in order.
+        """Return the existing keys of a range in order.
 
         Arguments:
-            key, end: the interval, as on the wire.
-            rev: a past revision; 0 is now.
+            key, end: the range, in its wire form.
+            rev: a past revision; 0: the current one.
         """
         if end == "":
             found = self._at(key, rev)
@@ -90,17 +90,17 @@ class Model:
         return tuple(kv for k in inside if (kv := self._at(k, rev)) is not None)
 
     def written_at(self, rev: int, keys: set[str]) -> dict[str, KeyValue | None]:
-        """Return what the last revision did to some keys: the new version, or None for deleted.
+        """Return the effect of the last revision on some keys: the new version, or None for deleted.
 
         Arguments:
             rev: the last revision.
-            keys: which keys.
+            keys: the keys.
         """
         last = {key: self._versions.get(key, [(0, None)])[-1] for key in keys}
         return {key: kv for key, (at, kv) in last.items() if at == rev}
 
     def force(self, rev: int, kvs: tuple[KeyValue, ...], deleted: tuple[str, ...]) -> None:
-        """Take over what the store says of a revision that no request explains, so that checking can go on.
+        """Adopt a revision of the store that no request explains, so that the check can continue.
 
         Arguments:
             rev: the revision.

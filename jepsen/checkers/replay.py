@@ -1,22 +1,22 @@
-"""The replay checker: the run again, in the order of its revisions.
+"""The replay checker: replays the run in the order of its revisions.
 
-The store promises that every write has its own revision, one after the other, and that every answer carries the
-revision it is true at. So the order is given, and nothing need be searched: put every answered operation at its
-revision, replay all of them on the model, and demand
+The store guarantees that every write has its own revision, without gaps, and that every answer carries the revision at
+which it is true. So the order is given, and no search is needed: the checker places every answered operation at its
+revision, replays all of them on the model, and requires:
 
-- *durable*: every acknowledged write is in the store at its revision, as asked;
+- *durable*: every acknowledged write is in the store at its revision, as requested;
 - *once*: every revision of the store comes from exactly one request; no request is there twice;
-- *honest*: no request that was definitely refused is there;
-- *exact*: every answer (also of reads of the past, failed txns, stale reads) is the model's, field by field;
+- *honest*: no definitely refused request is in the store;
+- *exact*: every answer (also of reads of the past, failed txns, stale reads) equals the model's, field by field;
 - *real time*: no operation returned before one placed earlier was called.
 
-Writes of unknown fate are looked up in the store as it was read back (``StoreRecord``): values are unique, so a value
-names its request. A plain delete leaves no value; an unexplained deletion is given to the unknown delete of that key
-that was called first, which can always be exchanged for any other choice. (Txns that delete must also put.) What
-nobody explains is the server's own doing if the keys say that it may be (``ops.SERVERS``); other checkers look at that.
+Writes of unknown fate are looked up in the store as read back (``StoreRecord``): values are unique, so a value
+identifies its request. A plain delete leaves no value; an unexplained deletion is assigned to the unknown delete of
+that key that was called first, which can always be exchanged for any other choice. (Txns that delete must also put.) A
+change that no request explains is the server's own, if the keys allow this (``ops.SERVERS``); other checkers check it.
 
-The checker is sound (an accepted history has the replay as its witness) and, because revision order is promised,
-complete. The linearizability checker (``linear.py``) does not believe revisions.
+The checker is sound (the replay is the witness of an accepted history) and, because revision order is guaranteed,
+complete. The linearizability checker (``linear.py``) does not rely on revisions.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def check(history: History) -> list[Violation]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The store as the history explains it: what other checkers compare answers with.
+    """The store as explained by the history, with which other checkers compare answers.
 
     Attributes:
-        model: with the log of all changes.
+        model: model with the log of all changes.
         servers: revisions that no request explains, of keys that the server writes.
     """
 
@@ -57,7 +57,7 @@ class Replayed:
 
 
 def replayed(history: History) -> Replayed:
-    """Replay to the end, past violations."""
+    """Replay to the end, continuing after violations."""
     replay = _Replay(history.operations, history.store or StoreRecord())
     replay.run()
     return Replayed(replay.model, frozenset(replay.servers))
@@ -90,7 +90,7 @@ class _Replay:
     def _sort_out(self) -> None:
         for operation in self.operations:
             if isinstance(operation.request, Special):
-                continue  # Their answers name no revision; they have checkers of their own.
+                continue  # Their answers name no revision; other checkers check them.
             for put in puts(operation.request):
                 self.by_value[put.key, put.value].append(operation)
             if operation.wrote:
@@ -129,7 +129,7 @@ class _Replay:
         self._apply(owner, rev, change)
 
     def _unknown_owner(self, rev: int, change: Change) -> Operation | None:
-        """The request without an acknowledged revision that must have written this one."""
+        """Return the request without an acknowledged revision that must have written this one."""
         for kv in change.kvs:
             candidates = self.by_value.get((kv.key, kv.value), [])
             for operation in sorted(candidates, key=lambda candidate: candidate.kind != "info"):
@@ -182,7 +182,7 @@ class _Replay:
             self._report("wrong state", text)
 
     def _report_beyond_end(self) -> None:
-        """Answers from revisions that the store does not have at the end: time went backwards."""
+        """Report answers from revisions that the store does not have at the end: revisions were lost."""
         for rev, operation in sorted(self.acked.items()):
             if not FIRST_REVISION < rev <= self.store.last:
                 text = f"acknowledged at revision {rev}, the store ends at {self.store.last}"
@@ -199,7 +199,7 @@ def real_time(order: Iterable[list[Operation]]) -> list[Violation]:
     """Return the operations that returned before one placed earlier was called.
 
     Arguments:
-        order: groups of operations, earliest first; those in one group may be ordered freely.
+        order: groups of operations, earliest first; within a group, any order is allowed.
     """
     found = []
     latest: Operation | None = None
@@ -216,7 +216,7 @@ def real_time(order: Iterable[list[Operation]]) -> list[Violation]:
 
 
 def _is_servers(change: Change) -> bool:
-    """Whether the server may have done it by itself: for a lease, a lock or an election."""
+    """Return whether the server may have made the change by itself: for a lease, a lock or an election."""
     put = all(kv.key.startswith(RECIPES) for kv in change.kvs)
     return put and all(key.startswith(SERVERS) for key in change.deleted) and bool(change.kvs or change.deleted)
 

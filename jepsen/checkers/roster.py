@@ -1,12 +1,12 @@
-"""The checker of changes of members that many operators ask for at once (``workloads/roster.py``).
+"""The checker of concurrent membership changes by several operators (``workloads/roster.py``).
 
-    R1 shown     what was acknowledged shows in the lists that its operator reads from then on
-    R2 refused   a member that was refused shows in no later list
+    R1 shown     an acknowledged change shows in all lists that its operator reads afterwards
+    R2 refused   a member whose addition was refused shows in no later list
     R3 gone      a member whose removal was acknowledged shows in no later list
-    R4 known     a member that is there is not refused as unknown
+    R4 known     an existing member is not refused as unknown
 
-Each operator changes members of its own only, so its next change alone may change what it knows of them. A change
-without an answer may have been made: what it was about is unknown from then on.
+Each operator changes only its own members, so its knowledge of them changes only with its own next change. A change
+without an answer may have been made; its member's state is then unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNKNOWN = "member not found"
 
 
 def check(history: History) -> list[Violation]:
-    """Go through the changes and the lists in the order in which they ended."""
+    """Check the changes and the lists in the order in which they ended."""
     known = _Known()
     for event in history.events:
         if event["event"] == "change":
@@ -31,7 +31,7 @@ def check(history: History) -> list[Violation]:
 
 
 class _Known:
-    """What follows from the answers so far."""
+    """The knowledge from the answers so far."""
 
     def __init__(self) -> None:
         self.found: list[Violation] = []
@@ -40,7 +40,7 @@ class _Known:
         self._gone: dict[int, int] = {}
 
     def changed(self, event: dict[str, Any]) -> None:
-        """Take a change and its answer."""
+        """Process a change and its answer."""
         kind, member, url, answer = event["change"], event["id"], event["url"], event["answer"]
         if answer == "refused":
             if kind == "MemberAdd":
@@ -55,7 +55,7 @@ class _Known:
             self._urls[member] = event["operator"], url
 
     def listed(self, event: dict[str, Any]) -> None:
-        """Compare a list with what is known."""
+        """Compare a list with the knowledge so far."""
         members = dict(event["members"])
         for member, (operator, url) in self._urls.items():
             if operator == event["operator"] and members.get(member) != [url]:

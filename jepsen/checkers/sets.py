@@ -1,6 +1,6 @@
 """The set checker: of unique keys added, the last read must show every acknowledged one and no impossible one.
 
-Weaker than replay and simpler: it shares no code with it and looks at no revision.
+Weaker than replay but simpler: it shares no code with it and ignores revisions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ def check(history: History, prefix: str) -> list[Violation]:
     """Compare the elements of a set with the last whole read of it.
 
     Arguments:
-        history: what happened.
-        prefix: of the elements' keys.
+        history: history to check.
+        prefix: prefix of the elements' keys.
     """
     final = _final_read(history, prefix)
     if final is None:
@@ -34,7 +34,7 @@ def check(history: History, prefix: str) -> list[Violation]:
 
 
 def _final_read(history: History, prefix: str) -> dict[str, str] | None:
-    """The last answered read of the interval, if it was called after every add had ended."""
+    """Return the last answered read of the range, if it was called after every add had ended."""
     ended = max((op.returned for op in history.operations if isinstance(op.request, Put)), default=0)
     for operation in reversed(history.operations):
         request, result = operation.request, operation.result

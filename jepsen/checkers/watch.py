@@ -1,19 +1,19 @@
-"""The watch checker: every stream against the replayed store, and streams of different members against each other.
+"""The watch checker: compares every stream with the replayed store, and streams of different members with each other.
 
-    W1 ordered      revisions grow, and within one the events are in the order of the writes
+    W1 ordered      revisions increase, and events within one are in the order of the writes
     W2 unique       no event twice
-    W3 reliable     between the first revision asked for and the last one delivered, nothing missing, nothing invented
+    W3 reliable     between the first requested and the last delivered revision, no event is missing or invented
     W4 atomic       a revision is not split over responses
-    W5 resumable    a stream that starts at a past revision begins with the first event from there on
-    W6 bookmarkable a bookmark at r: everything up to r was sent before, nothing up to r is sent after
+    W5 resumable    a stream from a past revision begins with the first event from there on
+    W6 bookmarkable a bookmark at r: all events up to r were sent before, none up to r is sent after
     W7 exact        the key, the filters, the fields, the previous value, created or not
-    W8 start        nothing from before the revision asked for, no bookmark that would lead back before it
-    W9 forward      the revision in headers never goes back, and is never behind the events it heads
-    W10 no silence  canceled only because of a compaction that took place; lasting watchers reach the end set for them
-    W12 same        all members say the same of one key at one revision
+    W8 start        no event from before the requested revision, no bookmark that would lead back before it
+    W9 forward      the revision in headers never decreases, and is never below that of the response's events
+    W10 no silence  canceled only because of an actual compaction; lasting watchers reach the end set for them
+    W12 same        all members report the same for one key at one revision
 
-The truth is ``replay.replayed``: the store as requests and the final reading explain it. W11 (memory) is not seen in a
-history. A violation names the watcher, its attempt and the member, as in ``w3.2 on m1``.
+The reference is ``replay.replayed``: the store as explained by requests and the final reading. W11 (memory) does not
+show in a history. A violation names the watcher, its attempt and the member, as in ``w3.2 on m1``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jepsen.ops import KeyValue
 from jepsen.watches import Event, Message, Stream, chains
 
 Mark = tuple[int, str]
-"""What makes an event unique: its revision and key."""
+"""The identity of an event: its revision and key."""
 
 
 def check(history: History) -> list[Violation]:
@@ -49,7 +49,7 @@ def check(history: History) -> list[Violation]:
 
 @dataclass(slots=True)
 class Truth:
-    """The true events in order, and which compactions were asked for when."""
+    """The true events in order, and the times of requested compactions."""
 
     events: list[Event]
     compactions: list[tuple[int, int]]
@@ -61,17 +61,17 @@ class Truth:
 
         Arguments:
             model: the replayed store.
-            history: with the compactions.
+            history: history with the compactions.
         """
         events = [_event(rev, key, now, before) for rev, key, now, before in model.log]
         compactions = [(event["at"], event["rev"]) for event in history.events if event["event"] == "compacting"]
         return cls(events, compactions, history.store.last if history.store else 0)
 
     def between(self, first: int, last: int) -> list[Event]:
-        """Return the events of an interval of revisions.
+        """Return the events in a range of revisions.
 
         Arguments:
-            first, last: both included.
+            first, last: bounds, inclusive.
         """
         start = bisect_left(self.events, first, key=lambda event: event.kv.mod)
         return self.events[start : bisect_right(self.events, last, key=lambda event: event.kv.mod)]
@@ -88,7 +88,7 @@ def _event(rev: int, key: str, now: KeyValue | None, before: KeyValue | None) ->
 
 
 class _StreamCheck:
-    """One stream against the truth."""
+    """The check of one stream against the truth."""
 
     def __init__(self, stream: Stream, truth: Truth) -> None:
         self._stream, self._truth = stream, truth
@@ -179,7 +179,7 @@ class _StreamCheck:
         self._report_missing(missing, marks)
         positions = {mark: place for place, mark in enumerate(true)}
         in_order = [mark for mark in marks if mark in positions]
-        # Order between revisions is W1's matter already; here it is the order inside one.
+        # W1 covers the order between revisions; this is the order inside one revision.
         for before, after in pairwise(in_order):
             if before[0] == after[0] and positions[before] > positions[after]:
                 self._report("W1 out of order", f"{after[1]} after {before[1]} in revision {after[0]}")
@@ -213,7 +213,7 @@ class _StreamCheck:
 
 
 def _ended(history: History, truth: Truth) -> list[Violation]:
-    """Cancellations had a reason, and lasting watchers got everything up to the last revision."""
+    """Check that cancellations had a reason, and that lasting watchers got all events up to the last revision."""
     found, end = [], _end(history, truth)
     for watcher, chain in chains(history.streams).items():
         for stream in chain:
@@ -231,9 +231,9 @@ def _ended(history: History, truth: Truth) -> list[Violation]:
 
 
 def _end(history: History, truth: Truth) -> int:
-    """The revision that lasting watchers had to reach before they might leave.
+    """Return the revision that lasting watchers had to reach before they might end.
 
-    The store may end above it: a write whose client has given up can be applied at any later time.
+    The store may have later revisions, because a write whose client has given up can be applied at any later time.
     """
     endings = [event["rev"] for event in history.events if event["event"] == "ending"]
     return int(endings[-1]) if endings else truth.last
@@ -245,7 +245,7 @@ def _justified(stream: Stream, message: Message, truth: Truth) -> bool:
 
 
 def _members_agree(streams: list[Stream]) -> list[Violation]:
-    """W12, without looking at the truth."""
+    """Check W12, without using the truth."""
     said: dict[Mark, dict[Event, Stream]] = defaultdict(dict)
     for stream in streams:
         for message in stream.messages:

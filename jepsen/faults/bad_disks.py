@@ -1,17 +1,17 @@
-"""Disks on which members lose power, are lied to, meet errors, wait or run short of memory: ``power.LyingDisk``.
+"""Bad disks: power loss, false syncs, errors and delays; also shortage of memory. Based on ``power.LyingDisk``.
 
-    power      members are killed and lose what was not synced -> start
+    power      members are killed and lose unsynced data -> start
     liar       the syncs of one member do nothing -> it loses power -> start: the others have what it acknowledged
-    liars      the same on all members, which no store survives: it shows that the checkers see the loss
+    liars      the same on all members, which no store survives: it shows that the checkers detect the loss
     failing    each sync is an error -> the member ends -> start
     erring     one call in fifty fails with one errno, or writes half -> members that ended start again
     stalling   each sync takes 200 ms
-    rewind     a member is down; its disk is copied -> it lives on -> its disk is as it was: it forgets a while
-    rot        bits flip in the files of a member that runs, and so in the pages that it has mapped, or of one that is
-               down for a moment -> its answers are right or errors -> it is replaced, as by an operator
-    starve     one allocation of memory in a million fails (by the same shim) -> a member that ended starts again
+    rewind     a member is down, its disk is copied -> it continues -> its disk is reset to the copy: it forgets data
+    rot        bits flip in the files of a running member, and so in its mapped pages, or of a briefly stopped one
+               -> its answers are right or errors -> it is replaced, as by an operator
+    starve     one memory allocation in a million fails (by the same shim) -> a member that ended starts again
 
-Left out: disks without room (``full_disks``).
+Not here: disks without free space (``full_disks``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from jepsen.faults.power import ALLOCATIONS, NAMES, OPENS, READS, SECTOR_BYTES, 
 
 STALL_MS: Final = 200
 ROTTEN_SHARE: Final = 0.1
-"""Share of the sectors: a smaller one is seldom read while the fault lasts."""
+"""Share of the sectors that rot; with a smaller one, few would be read during the fault."""
 ERRING_PER_MILLION: Final = 20_000
 STARVED_PER_MILLION: Final = 1
 STARVED_ENVIRONMENT: Final = {"PYTHONMALLOC": "malloc"}
-"""Python asks the C library for each object, not for many at once."""
+"""Makes Python allocate each object in the C library, instead of many at once."""
 ERRORS: Final = (
     (OPENS | READS | WRITES | SYNCS | NAMES, errno.EIO),
     (OPENS | WRITES | NAMES, errno.ENOSPC),
@@ -45,7 +45,7 @@ ERRORS: Final = (
 
 
 class _BadDisk(ABC):
-    """The base: healing makes the disk a good one and starts members that have ended."""
+    """The base class: healing makes the disk good again and starts members that have ended."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
 
@@ -56,7 +56,7 @@ class _BadDisk(ABC):
 
     @abstractmethod
     def _spoil(self, cluster: Cluster, member: Member) -> None:
-        """Make the disk of one member a bad one."""
+        """Make the disk of one member bad."""
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
         """Implement ``Fault.heal``."""
@@ -67,12 +67,12 @@ class _BadDisk(ABC):
 
 
 class Power(_BadDisk):
-    """A loss of power: death, and what was not synced is lost, torn and reordered."""
+    """A power loss: the member dies, and unsynced data is lost, torn and reordered."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.inject``: all at one instant."""
+        """Implement ``Fault.inject``: for all members at the same time."""
         cluster.kill(members)
         for member in members:
             self._spoil(cluster, member)
@@ -92,22 +92,22 @@ class Liar(Power):
             disk_of(member).set(lies=True)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``: lose power, with a good disk from now on."""
+        """Implement ``Fault.heal``: lose power; the disk is good from then on."""
         super().inject(cluster, members)
         super().heal(cluster, members)
 
 
 class Liars(Liar):
-    """Disks of all members that lie: acknowledged writes are lost, and the checkers must say so."""
+    """Disks of all members that lie: acknowledged writes are lost, and the checkers must report it."""
 
     targets: ClassVar[tuple[str, ...]] = ("all",)
 
     def _spoil(self, cluster: Cluster, member: Member) -> None:
-        disk_of(member).lose_power(random.Random(0), Loss())  # what is left is whole: members cannot find out
+        disk_of(member).lose_power(random.Random(0), Loss())  # consistent data: members cannot detect the loss
 
 
 class Failing(_BadDisk):
-    """A disk that answers each sync with an input/output error, until the member has ended."""
+    """A disk that answers each sync with an I/O error, until the member has ended."""
 
     def _spoil(self, cluster: Cluster, member: Member) -> None:
         disk_of(member).set(calls=SYNCS, error=errno.EIO)
@@ -122,7 +122,7 @@ class Erring(_BadDisk):
         disk_of(member).set(calls=calls, error=error, per_million=ERRING_PER_MILLION)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``; one that is about to end is ended first."""
+        """Implement ``Fault.heal``; a member that is about to end is ended first."""
         for member in members:
             cluster.ended(member)
         cluster.kill(members)
@@ -139,7 +139,7 @@ class Stalling(_BadDisk):
 
 
 class Rewind(_BadDisk):
-    """A disk that goes back in time, as one that was restored from a copy does."""
+    """A disk that goes back in time, like one restored from a copy."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
@@ -149,7 +149,7 @@ class Rewind(_BadDisk):
         cluster.start([member])
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``: the copy takes the place of the disk."""
+        """Implement ``Fault.heal``: replace the disk with the copy."""
         cluster.kill(members)
         for member in members:
             shutil.rmtree(member.folder / "data")
@@ -159,7 +159,7 @@ class Rewind(_BadDisk):
 
 
 class Rot(_BadDisk):
-    """Bits that flip in the files of a member, in the middle of its life or between two."""
+    """Bits that flip in the files of a member, during its life or between two lives."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
@@ -169,7 +169,7 @@ class Rot(_BadDisk):
         if at_rest:
             cluster.kill([member])
         for path in sorted((data / "member" / "snap" / "db", *data.rglob("*.wal"))):
-            if path.exists():  # a new member has none before its first entry
+            if path.exists():  # a new member has no log before its first entry
                 self._flip(path, rng)
         if at_rest:
             cluster.start([member])
@@ -184,14 +184,14 @@ class Rot(_BadDisk):
                     os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << rng.randrange(8)]), at)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``: the member ends, and its disk is not used again."""
+        """Implement ``Fault.heal``: end the member, and never use its disk again."""
         for member in members:
             cluster.ended(member)
         cluster.kill(members)
 
 
 class Starve(Erring):
-    """Memory that runs out for an instant, anywhere in the program."""
+    """Memory that runs out for a moment, anywhere in the program."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 

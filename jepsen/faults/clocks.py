@@ -1,8 +1,8 @@
-"""Wall clocks that step, by hours, under a member that runs, and clocks that run too fast or too slow.
+"""Wall clocks that step by hours while a member runs, and clocks that run too fast or too slow.
 
-Members run with ``libfaketime`` before them, which reads how far a clock is off from a file in the member's folder,
-every second. Monotonic clocks are left alone by steps, as the kernel leaves them alone when a clock is set. A clock
-with another rate is a bad quartz: the monotonic one has that rate too, and the member is started anew for it.
+Members run with ``libfaketime``, which reads the offset of the clock every second from a file in the member's folder.
+Steps do not affect monotonic clocks, as when the kernel's clock is set. A clock with another rate simulates a bad
+quartz: the monotonic clock has the same rate, and the member is restarted for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def library() -> str:
     """Return the path of libfaketime.
 
     Raises:
-        DbError: it is not installed.
+        DbError: libfaketime is not installed.
     """
     for place in PLACES:
         for path in sorted(Path(place).glob(f"**/faketime/{LIBRARY}")):
@@ -29,7 +29,7 @@ def library() -> str:
 
 
 def environment(member: Member, library_path: str) -> dict[str, str]:
-    """Return the variables with which a member takes its wall clock from its file; it begins right."""
+    """Return the environment in which a member reads its clock offset from its file; the initial offset is zero."""
     if not _file(member).exists():
         set_offset(member, "+0")
     return {
@@ -41,11 +41,11 @@ def environment(member: Member, library_path: str) -> dict[str, str]:
 
 
 def set_offset(member: Member, offset: str) -> None:
-    """Set how far the wall clock of a member is off, in libfaketime's words, such as ``+3h``."""
+    """Set the offset of a member's wall clock, in libfaketime's syntax, such as ``+3h``."""
     file = _file(member)
     beside = file.with_suffix(".new")
     beside.write_text(offset)
-    beside.replace(file)  # never read half
+    beside.replace(file)  # the file is never read half-written
 
 
 def _file(member: Member) -> Path:
@@ -82,7 +82,7 @@ class Fast:
     rate: ClassVar[str] = "x1.05"
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.inject``: start anew at another rate."""
+        """Implement ``Fault.inject``: restart with another rate."""
         cluster.kill(members)
         for member in members:
             file = member.folder.resolve() / "rate"
@@ -91,7 +91,7 @@ class Fast:
             cluster.start([member], {**cluster.environment(member), **rated})
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``: start anew at the right rate."""
+        """Implement ``Fault.heal``: restart with the right rate."""
         cluster.kill(members)
         cluster.start(members)
 

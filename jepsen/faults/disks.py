@@ -1,9 +1,9 @@
-"""A disk for each member, small enough to be filled: a file system in memory, mounted where its data directory is.
+"""A small disk for each member, which can be filled: a file system in memory, mounted at its data directory.
 
-Only the member sees it: it is mounted in a mount namespace, which a process (the keeper) holds open, so a disk outlives
-its member's lives and goes away with the harness, whatever happens. Root is not needed where users may make namespaces.
+Only the member sees it: it is mounted in a mount namespace, which a process (the keeper) holds open. So a disk outlives
+its member's lives and disappears with the harness in any case. Root is not needed where users may create namespaces.
 
-Nothing here is about durability: the data of a killed member is in memory, as it is in the kernel's cache elsewhere.
+These disks do not test durability: the data of a killed member stays in memory, as in the kernel's cache elsewhere.
 
 Example::
 
@@ -13,7 +13,7 @@ Example::
     disks.free(1)
     disks.close()
 
-Left out: what a disk answers while it is full; that is the member's to say.
+Not here: the behaviour of a full disk, which is the member's responsibility.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEEP: Final = 'mount -t tmpfs -o size="$1",mode=700 none "$2" && echo mounted &
 
 
 class DiskError(Exception):
-    """The refusal of the system to mount a disk; one line says why."""
+    """The system refused to mount a disk; the text is one line."""
 
 
 class Disks:
@@ -42,14 +42,14 @@ class Disks:
         self._places: dict[int, Path] = {}
 
     def enter(self, number: int, place: Path) -> list[str]:
-        """Return the words before a command that lives where the disk is mounted; the first call makes the disk.
+        """Return a command prefix for processes that see the disk; the first call creates the disk.
 
         Arguments:
-            number: of the member.
-            place: directory that it is mounted on.
+            number: number of the member.
+            place: directory to mount the disk on.
 
         Raises:
-            DiskError: it cannot be mounted.
+            DiskError: the disk cannot be mounted.
         """
         if number not in self._keepers:
             self._mount(number, place.resolve())
@@ -57,18 +57,18 @@ class Disks:
         return ["nsenter", *user, "--mount", "--target", str(self._keepers[number].pid), "--wdns=" + os.getcwd(), "--"]
 
     def path(self, number: int) -> Path:
-        """Return where a process outside of the namespace finds what is on the disk.
+        """Return the path of the disk's content for processes outside the namespace.
 
         Arguments:
-            number: of the member.
+            number: number of the member.
         """
         return Path(f"/proc/{self._keepers[number].pid}/root{self._places[number]}")
 
     def fill(self, number: int) -> None:
-        """Leave no room, down to the last page.
+        """Fill the disk to the last page.
 
         Arguments:
-            number: of the member.
+            number: number of the member.
         """
         with self._ballast(number).open("ab", buffering=0) as file:
             for piece in _PIECES_BYTES:
@@ -79,25 +79,25 @@ class Disks:
                     continue
 
     def free(self, number: int) -> None:
-        """Make room again.
+        """Free the space again.
 
         Arguments:
-            number: of the member.
+            number: number of the member.
         """
         self._ballast(number).unlink(missing_ok=True)
 
     def wipe(self, number: int) -> None:
-        """Destroy what is on the disk, if there is one.
+        """Destroy the content of the disk, if there is one.
 
         Arguments:
-            number: of the member, which is down.
+            number: number of the member, which must be down.
         """
         if number in self._keepers:
             for entry in self.path(number).iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def close(self) -> None:
-        """Let go of all disks; they are gone when the members have ended."""
+        """Release all disks; they disappear when the members have ended."""
         for keeper in self._keepers.values():
             keeper.kill()
             keeper.communicate()
@@ -112,7 +112,7 @@ class Disks:
         command = ["unshare", *namespaces, "sh", "-c", _KEEP, "sh", str(SIZE_BYTES), str(place)]
         keeper = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )  # it ends with this process, whose end closes its standard input
+        )  # the keeper ends with this process, because its standard input is then closed
         if keeper.stdout is None or keeper.stderr is None or keeper.stdout.readline() != _READY:
             why = keeper.communicate()[1].decode(errors="replace").strip()
             raise DiskError(f"no disk for member {number} can be mounted on {place}: {why or 'no word why'}")

@@ -1,9 +1,9 @@
 """Crashes at named points of the code: a member is down for a while, starts armed, dies at the point, starts again.
 
-    kill -> others go on -> start with RAFTKV_FAILPOINTS="walBeforeSync=after-7 panic" -> exit status 66 -> start
+    kill -> others continue -> start with RAFTKV_FAILPOINTS="walBeforeSync=after-7 panic" -> exit status 66 -> start
 
-The points are raftkv's (``storage/failpoints.py``; a test holds that the lists here name each one). One that a run does
-not come by within ``REACH_S`` is noted as not reached: a small store does not fill a log segment, say.
+The points are raftkv's (``storage/failpoints.py``; a test checks that the lists here name each one). A point that a run
+does not reach within ``REACH_S`` is recorded as not reached: a small store does not fill a log segment, for example.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jepsen.db import Cluster, Member
 ENVIRONMENT: Final = "RAFTKV_FAILPOINTS"
 PANIC_STATUS: Final = 66
 REACH_S: Final = 15.0
-"""How long an armed member may take to start and to come by its point."""
+"""Time limit for an armed member to start and to reach its point."""
 
 BEHIND_ACKS: Final = 150
-"""Writes that it misses first: with ``--snapshot-count=50`` it is then sent the whole database."""
+"""Writes that the member first misses: with ``--snapshot-count=50`` it then receives the whole database."""
 
 OFTEN: Final = (
     "raftBeforeSave",
@@ -38,7 +38,7 @@ OFTEN: Final = (
     "beforeWritebackBuf",
     "afterWritebackBuf",
 )
-"""Points that every busy member comes by: it dies at one of the first ``HITS_MAX`` times."""
+"""Points that every busy member reaches: it dies at one of the first ``HITS_MAX`` times."""
 
 HITS_MAX: Final = 15
 
@@ -53,7 +53,7 @@ RECEIVING: Final = (
     "replaceBeforeRename",
     "raftAfterApplySnap",
 )
-"""Points of a member that is sent the database."""
+"""Points of a member that receives the database."""
 
 SELDOM: Final = (
     "raftBeforeWALRelease",
@@ -65,7 +65,7 @@ SELDOM: Final = (
     "compactBeforeSetFinishedCompact",
     "compactAfterSetFinishedCompact",
 )
-"""Points of the log's and the history's ends: they want ``--snapshot-count`` and ``--compact-every`` to be small."""
+"""Points at log truncation and compaction: they require a small ``--snapshot-count`` and ``--compact-every``."""
 
 ELSEWHERE: Final = {
     "walBeforeCut": "tests/storage/wal/test_failures.py",
@@ -87,16 +87,16 @@ ELSEWHERE: Final = {
     "beforeApplyOneConfChange": "tests/server/process/test_total.py",
     "afterApplyOneConfChange": "tests/server/process/test_total.py",
 }
-"""Points that no storm comes by, and the tests that do."""
+"""Points that no storm reaches, and the tests that do."""
 
 
 class Crash:
-    """The death of a member at a failpoint; the nemesis carries it out step by step (``Nemesis``)."""
+    """A crash of a member at a failpoint; the nemesis executes it step by step (``Nemesis``)."""
 
     targets: ClassVar[tuple[str, ...]] = (*OFTEN, *RECEIVING, *SELDOM)
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.inject``: kill, so that the next start can be an armed one."""
+        """Implement ``Fault.inject``: kill, so that the next start can be armed."""
         cluster.kill(members)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
@@ -105,11 +105,11 @@ class Crash:
 
 
 def environment(point: str, shuffle: int) -> dict[str, str]:
-    """Return the variables that arm a point of a member about to start.
+    """Return the environment that arms a point of a member about to start.
 
     Arguments:
         point: name of the failpoint.
-        shuffle: seed of how often the point is passed before the member dies at it.
+        shuffle: seed of the number of passes before the member dies at the point.
     """
     hits = Random(shuffle).randrange(HITS_MAX) if point in OFTEN else 0
     return {ENVIRONMENT: f"{point}=after-{hits} panic"}

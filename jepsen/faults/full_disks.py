@@ -1,8 +1,8 @@
-"""Disks that are full for a while: what a member may not lose a write over.
+"""Disks that are full for a while; a member must not lose writes because of it.
 
-    no room -> alarm, writes that grow the store are refused -> room -> the operator disarms -> writes again
+    full -> alarm, writes that grow the store are refused -> space is freed -> the operator disarms -> writes again
 
-Each disk is one of ``disks.py``.
+The disks are those of ``disks.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jepsen.faults.disks import Disks
 
 
 class Full:
-    """A disk without room, and with room again; the nemesis disarms the alarms then, as an operator would."""
+    """A disk that is full, then has space again; the nemesis then disarms the alarms, as an operator would."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
 
@@ -24,7 +24,7 @@ class Full:
             _disks(cluster).fill(member.number)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``: make room."""
+        """Implement ``Fault.heal``: free the space."""
         for member in members:
             _disks(cluster).free(member.number)
 

@@ -1,18 +1,18 @@
-"""Changes of members under load: an operator who grows the cluster, replaces members, loses one, and shrinks it again.
+"""Membership changes under load: an operator grows the cluster, replaces members, loses one, and shrinks it again.
 
     three, five   add members one by one: a learner, started empty, that is promoted once it is in sync
-    replace       every member in turn makes place for a new one: by turns in one joint change (``MemberReplace``),
-                  or the new one is added first and the old one removed then
+    replace       every member in turn is replaced by a new one: alternately in one joint change (``MemberReplace``),
+                  or by adding the new one and then removing the old one
     wipe          a follower is killed and its disk destroyed: removed, and added again with the same peer URL
     leader        the leader is removed
     shrink        members are removed one by one until three are left
 
-These are the targets of the fault ``member``; a schedule keeps their order. A new member comes by MemberAdd and
-``--initial-cluster-state existing``, or by ``raftkv join URL``; which way, and whom it hits, is the seed's choice.
-Where three vote, the leader is sometimes killed while a new member receives the data.
+These are the targets of the fault ``member``; a schedule keeps their order. A new member joins by MemberAdd and
+``--initial-cluster-state existing``, or by ``raftkv join URL``; the seed chooses the way and the affected member. While
+there are three voters, the leader is sometimes killed while a new member receives the data.
 
-Laws: a change is asked for again until MemberList shows it, because the answer to the first attempt may be lost; a
-change that is not done within 60 s is a finding, and so is a removed member that does not end with exit status 0, at
+Invariants: a change is requested again until MemberList shows it, because the answer to the first attempt may be lost.
+A change that is not done within 60 s is a violation. So is a removed member that does not end with exit status 0, at
 once and when it is started again with its old data (``raftkv join`` may end with 1 before it has served).
 """
 
@@ -32,13 +32,13 @@ from jepsen.probe import Probe
 from raftkv.pb import admin_pb2, rpc_pb2
 
 CHANGE_S: Final = 60.0
-"""A change of members must be done within this: some wait until all members have been connected for 5 s."""
+"""Time limit of a membership change: some wait until all members have been connected for 5 s."""
 END_S: Final = 30.0
-"""A removed member must have ended within this."""
+"""Time limit for a removed member to end."""
 KILL_SHARE: Final = 0.3
-"""How often the leader is killed between the start of a new member and its vote."""
+"""Probability that the leader is killed between the start of a new member and its promotion."""
 ACKS: Final = 15
-"""Writes that must be acknowledged between two changes."""
+"""Number of writes that must be acknowledged between two changes."""
 ACKS_S: Final = 30.0
 
 _ASK_EVERY_S = 0.1
@@ -47,11 +47,11 @@ _SERVICE = "/etcdserverpb.Cluster/"
 
 
 class ChangeError(Exception):
-    """A change of members that was not done in time; one line says why."""
+    """A membership change was not done in time; the text is one line."""
 
 
 class Change:
-    """Changes of members; the nemesis has the operator carry them out, and nothing is undone."""
+    """Membership changes; the nemesis lets the operator make them, and nothing is undone."""
 
     targets: ClassVar[tuple[str, ...]] = ("three", "five", "replace", "wipe", "leader", "shrink")
 
@@ -63,10 +63,10 @@ class Change:
 
 
 class Operator:
-    """The one who changes the members.
+    """The operator that changes the members.
 
     Attributes:
-        counts: how many members were added, replaced in one joint change, and removed.
+        counts: numbers of members added, replaced in one joint change, and removed.
     """
 
     def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
@@ -75,7 +75,7 @@ class Operator:
         self._rng, self._kills = random.Random(), 0
 
     def take_kills(self) -> int:
-        """Return how many members were killed since this was asked last."""
+        """Return the number of members killed since the last call."""
         kills, self._kills = self._kills, 0
         return kills
 
@@ -83,8 +83,8 @@ class Operator:
         """Make the changes of one target.
 
         Arguments:
-            target: which changes.
-            shuffle: seed of choices.
+            target: target of the fault.
+            shuffle: seed of the choices.
 
         Raises:
             ChangeError: a change was not done in time.
@@ -109,7 +109,7 @@ class Operator:
                     await self._remove(self._rng.choice(members))
 
     async def _join(self, lost: Member | None = None, votes: bool = True) -> Member:
-        """Add a member as a learner and start it; wait until it is a voter, or until it is there."""
+        """Add a member as a learner and start it; wait until it is a voter (``votes``) or has started."""
         member = await self._cluster.new_member(lost)
         by_itself = self._cluster.settings.system == "raftkv" and self._rng.random() < 0.5
         if by_itself:
@@ -130,7 +130,7 @@ class Operator:
         return member
 
     async def _kill_leader(self) -> None:
-        """The leader dies while a new member is sent the data, and starts again when others have gone on."""
+        """Kill the leader while a new member receives the data; restart it when the others have made progress."""
         leader = await self._probe.leader()
         if leader is None or len(self._cluster.members) < 4:
             return
@@ -161,7 +161,7 @@ class Operator:
         )
 
     async def _replace(self, old: Member, at_once: bool) -> None:
-        """A new member in the place of an old one, in one change or in two."""
+        """Replace an old member with a new one, in one change or in two."""
         if not at_once:
             await self._join()
             await self._remove(old)
@@ -177,7 +177,7 @@ class Operator:
         await self._see_off(old)
 
     async def _wipe(self) -> None:
-        """A follower loses its disk, and comes back as a new member with the old peer URL."""
+        """Destroy a follower's disk, and add it as a new member with the old peer URL."""
         leader = await self._probe.leader()
         followers = [member for member in self._cluster.members if member is not leader]
         if len(self._cluster.members) < 3:
@@ -188,7 +188,7 @@ class Operator:
         await self.replace_lost(lost)
 
     async def replace_lost(self, lost: Member) -> None:
-        """Remove a member that is down for good, with its data, and add a new one with its peer URL.
+        """Remove a member that is permanently down, with its data, and add a new one with its peer URL.
 
         Raises:
             ChangeError: a change was not done in time.
@@ -210,7 +210,7 @@ class Operator:
         await self._see_off(member)
 
     async def _see_off(self, member: Member) -> None:
-        """Wait for the end of a removed member; half of them are started again with their old data, and must end."""
+        """Wait for the end of a removed member; restart half of them with their old data, and expect them to end."""
         lived = member.up
         self._cluster.let_go(member)
         if lived:
@@ -246,12 +246,12 @@ class Operator:
     async def _until(
         self, done: Callable[[list[Any]], bool], what: str, change: tuple[str, Any, type[Any]] | None
     ) -> list[Any]:
-        """Ask for a change until it is done; return the members as listed then.
+        """Repeat a change until it is done; return the members as then listed.
 
         Arguments:
-            done: whether the listed members show it.
-            what: for a report.
-            change: path, request and class of the answer; None only waits.
+            done: returns whether the listed members show the change.
+            what: description for the report.
+            change: path, request and response class; None: only wait.
         """
         deadline, last = time.monotonic() + CHANGE_S, "nobody was asked"
         while time.monotonic() < deadline:
@@ -264,7 +264,7 @@ class Operator:
         raise ChangeError(f"waited {CHANGE_S} s for {what}: {last}")
 
     async def _listed(self) -> list[Any] | None:
-        """The members as a random one lists them, confirmed by a quorum; None when it does not answer."""
+        """Return the members as a random one lists them, confirmed by a quorum; None: it does not answer."""
         request, member = rpc_pb2.MemberListRequest(linearizable=True), self._rng.choice(self._cluster.serving())
         try:
             answer = await self._probe.ask(
@@ -275,7 +275,7 @@ class Operator:
         return list(answer.members)
 
     async def _ask(self, path: str, request: Any, answer_class: type[Any]) -> str:
-        """Ask a random member for a change; return the failure, if it failed."""
+        """Request a change from a random member; return the text of a failure."""
         member = self._rng.choice(self._cluster.serving())
         try:
             await self._probe.ask(member, path, request, answer_class, _CALL_S, wait_for_ready=False)
@@ -285,6 +285,6 @@ class Operator:
 
 
 def _own(listed: list[Any], member: Member) -> Any:
-    """The entry of a member; an empty one if it is not listed."""
+    """Return the entry of a member; an empty one if it is not listed."""
     url = f"http://{member.peer_address}"
     return next((found for found in listed if url in found.peerURLs), rpc_pb2.Member())

@@ -1,14 +1,14 @@
-"""Faults, whom they hit, and their schedule from a seed.
+"""Faults, their targets, and their schedule from a seed.
 
-A fault is injected, perhaps held until the rest of the cluster has acknowledged more writes, healed, and then the
-cluster must show that it works again (the next acknowledged writes) before the next one comes. Nothing is slept
-through: each wait is for a condition with a limit, and a limit that runs out after healing is a finding ("not live").
-Changes of members (``members.py``) are not undone: what must work afterwards is the changed cluster.
+A fault is injected, perhaps held until the rest of the cluster has acknowledged more writes, and healed. Then the
+cluster must work again (acknowledge the next writes) before the next fault. There are no fixed sleeps: each wait is for
+a condition with a limit, and exceeding the limit after healing is a violation ("not live"). Membership changes
+(``members.py``) are not undone: afterwards the changed cluster must work.
 
-Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
-targets. To add one, write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``; members' addresses and
-folders are in ``db.Member``. Faults of the network are in ``partitions.py``, of clocks in ``clocks.py``, of disks in
-``bad_disks.py`` and ``full_disks.py``.
+Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone means all of its targets. To
+add one, write a class with ``inject`` and ``heal`` and add it to ``FAULTS``; members' addresses and folders are in
+``db.Member``. Faults of the network are in ``partitions.py``, of clocks in ``clocks.py``, of disks in ``bad_disks.py``
+and ``full_disks.py``.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from jepsen.history import Recorder
 from jepsen.probe import Probe
 
 LIVE_S = 30.0
-"""After healing, writes must be acknowledged within this."""
+"""Time limit for acknowledged writes after healing."""
 ACKS_MIN, ACKS_MAX = 10, 80
-"""How many acknowledged writes show that the cluster works; drawn anew for each step, to vary where faults fall."""
+"""Number of acknowledged writes that show that the cluster works; random for each step, to vary the times of faults."""
 POLL_S = 0.02
 
 
 class Fault(Protocol):
-    """One kind of trouble, done to some members and undone again."""
+    """One kind of fault, which is injected into some members and undone again."""
 
     targets: ClassVar[tuple[str, ...]]
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Make the trouble.
+        """Inject the fault.
 
         Arguments:
             cluster: the members and their network.
-            members: whom it hits.
+            members: affected members.
         """
         ...
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Undo the trouble.
+        """Undo the fault.
 
         Arguments:
             cluster: the members and their network.
-            members: whom it hit, in the order in which to heal them.
+            members: affected members, in the order in which to heal them.
         """
         ...
 
@@ -72,7 +72,7 @@ class Kill:
 
 
 class Pause:
-    """SIGSTOP, then SIGCONT: a process that believes no time has passed."""
+    """SIGSTOP, then SIGCONT: the process does not notice the passed time."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
 
@@ -81,18 +81,18 @@ class Pause:
         cluster.pause(members)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.heal``: go on."""
+        """Implement ``Fault.heal``: resume."""
         cluster.resume(members)
 
 
 class Freeze(Pause):
-    """SIGSTOP for half a minute, while the others go on."""
+    """SIGSTOP for half a minute, while the others continue."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
 
 class Wipe:
-    """The destruction of data. No store survives this on all members: it shows that the checkers see a loss."""
+    """The destruction of data. No store survives this on all members: it shows that the checkers detect a loss."""
 
     targets: ClassVar[tuple[str, ...]] = ("all",)
 
@@ -108,9 +108,9 @@ class Wipe:
 
 
 CRASHING = "failpoint"
-"""The fault whose targets are points of the code; it may strike any member."""
+"""The fault whose targets are points of the code; it may affect any member."""
 CHANGING = "member"
-"""The fault whose targets are changes of the members, made in their order (``members.py``)."""
+"""The fault whose targets are membership changes, made in their order (``members.py``)."""
 
 FAULTS: dict[str, Callable[[], Fault]] = {
     "kill": Kill,
@@ -130,25 +130,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "rates": clocks.RATES,
     "disk": ("full", "failing"),
 }
-"""Names that stand for several faults."""
+"""Names that mean several faults."""
 
 FILLING = "full"
 """The fault that raises alarms, which stay until they are disarmed."""
 FAILING = "failing"
 """The fault that ends members."""
 ROTTING = "rot"
-"""The fault after which the member is replaced, whether or not it has found out."""
+"""The fault after which the member is replaced, whether or not it has detected the rot."""
 FORGETTING = frozenset({"liar", "rewind"})
-"""Faults after which one member has forgotten what it acknowledged: another one only when it has caught up."""
+"""Faults after which one member has forgotten acknowledged data; the next fault waits until it has caught up."""
 
 _LINGERING = frozenset({ROTTING, "starve"})
 _RESTARTING = frozenset({"rewind", *clocks.RATES})
-"""Faults that begin with a new life, which must live a while."""
+"""Faults that start with a restart, after which the member must run for a while."""
 FREEZE_S = 30.0
 LINGER_S = 8.0
-"""How long a member with a rotten disk or little memory may go on, at most: time to meet it everywhere."""
+"""Longest time for which a member continues with a rotten disk or little memory, to meet the fault everywhere."""
 FOUND_OUT_S = 30.0
-"""How long a member may take to find out that its disk has forgotten, or to be well all the same."""
+"""Time limit for a member to detect that its disk has forgotten data, or to be healthy anyway."""
 _KILLING = frozenset({"kill", "wipe", "power", "liar", "liars", "rewind", ROTTING, CRASHING, FAILING, *clocks.RATES})
 _HELD = frozenset({"pause", "liar", "liars", "erring", "stalling", "rewind", "starve", ROTTING, FILLING, *clocks.RATES})
 
@@ -158,9 +158,9 @@ class Step:
     """One entry of a schedule.
 
     Attributes:
-        hold_s: seconds to keep the fault until more writes are acknowledged, at most; 0: heal at once.
+        hold_s: longest time in seconds to hold the fault until more writes are acknowledged; 0: heal at once.
         acks: acknowledged writes to wait for, before healing (if held) and after.
-        settle: afterwards wait for the health of every member too.
+        settle: whether to wait afterwards for the health of every member too.
         shuffle: seed of the order in which members are healed.
     """
 
@@ -195,22 +195,22 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
 
 
 def changes_members(names: str) -> bool:
-    """Return whether a list of faults has any change of members, or any after which one may have to be replaced."""
+    """Return whether a list of faults contains a membership change, or a fault after which a member may be replaced."""
     return any(name.partition("-")[0] in {CHANGING, ROTTING, *FORGETTING} for name in _expand(names))
 
 
 def uses_network(names: str) -> bool:
-    """Return whether a list of faults has any of the network."""
+    """Return whether a list of faults contains any of the network."""
     return any(name.partition("-")[0] in partitions.FAULTS for name in _expand(names))
 
 
 def uses_disks(names: str) -> bool:
-    """Return whether a list of faults fills disks."""
+    """Return whether a list of faults contains any that fills disks."""
     return any(name.partition("-")[0] == FILLING for name in _expand(names))
 
 
 def environment(names: str) -> Callable[[Member], Mapping[str, str]]:
-    """Return what members need in their environment for a list of faults.
+    """Return the environment that members need for a list of faults.
 
     Raises:
         DbError: a program is missing.
@@ -239,11 +239,11 @@ def _expand(names: str) -> Iterator[str]:
 
 
 def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
-    """Iterate over steps without end: each round has every fault once, in a new order; changes of members keep theirs.
+    """Yield steps without end: each round has every fault once, in a new order; membership changes keep their order.
 
     Arguments:
         wanted: faults and targets.
-        seed: of the order.
+        seed: seed of the order.
     """
     rng = random.Random(f"schedule {seed}")
     while wanted:
@@ -253,7 +253,7 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
             network, clock = fault in partitions.FAULTS, fault in clocks.FAULTS
             held = network or clock or fault in _HELD or rng.random() < 0.4
             hold_s = rng.uniform(0.3, 4.0 if network or clock else 2.0) if held else 0.0
-            # A cut that heals at once is not noticed: most go on until their time is up.
+            # A cut that heals at once is not noticed, so most last until their time limit.
             acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
             if fault == "freeze":
                 hold_s, acks = FREEZE_S, 1_000_000
@@ -263,13 +263,13 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
 
 
 class Nemesis:
-    """The executor of a schedule: it carries out steps and notes them in the history."""
+    """The executor of a schedule: it executes steps and records them in the history."""
 
     def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
         self.faults = 0
         self.kills = 0
         self.found_out = 0
-        """Members that refused to start on a disk that had forgotten what they knew."""
+        """Number of members that refused to start on a disk that had forgotten data."""
         self.crashed_at: set[str] = set()
         self._calm = True
         self._cluster, self._probe, self._recorder = cluster, probe, recorder
@@ -309,7 +309,7 @@ class Nemesis:
         await self.settle(min(step.acks, ACKS_MAX), step.settle or step.fault in {ROTTING, *FORGETTING})
 
     async def _change_members(self, step: Step) -> None:
-        """Change the members; all of those that are left must be well before the next fault."""
+        """Change the members; all remaining ones must be healthy before the next fault."""
         self.faults += 1
         names = [member.name for member in self._cluster.members]
         self._recorder.event(CHANGING, change=step.target, members=names, calm=self._calm)
@@ -321,7 +321,7 @@ class Nemesis:
         await self.settle(min(step.acks, ACKS_MAX), everyone=True)
 
     async def _replace_found_out(self, hit: list[Member]) -> None:
-        """Replace members that refuse to go on with what is left of their disks, as an operator would."""
+        """Replace members that refuse to continue with the rest of their disks, as an operator would."""
         until = time.monotonic() + FOUND_OUT_S
         while time.monotonic() < until and not await self._probe.wait_healthy(POLL_S):
             for member in hit:
@@ -338,7 +338,7 @@ class Nemesis:
             await self._unhealthy(f"{member.name} could not be replaced: {error}")
 
     async def _crash(self, step: Step, member: Member) -> None:
-        """Start a member that is down so that it dies at a point, and wait until it has."""
+        """Start a member that is down so that it dies at a point, and wait until it has died."""
         behind = failpoints.BEHIND_ACKS if step.target in failpoints.RECEIVING else step.acks
         await self._recorder.wait_acked(behind if len(self._cluster.members) > 1 else 0, LIVE_S)
         self._cluster.start([member], failpoints.environment(step.target, step.shuffle))
@@ -351,14 +351,14 @@ class Nemesis:
             self._cluster.kill([member])
 
     async def _fail_syncs(self, hit: list[Member]) -> None:
-        """Wait until members whose syncs fail have ended: who goes on acknowledges what is nowhere."""
+        """Wait until members whose syncs fail have ended; else they would acknowledge writes that are not durable."""
         for status in await self._await_ends(hit, LIVE_S):
             self._recorder.event("crashed", point="sync", status=status)
         if left := [member.name for member in hit if member.up]:
             await self._unhealthy(f"{', '.join(left)} went on for {LIVE_S} s with a disk that fails each sync")
 
     async def _await_ends(self, ending: list[Member], timeout_s: float) -> list[int]:
-        """Wait until members have ended by themselves; return the exit statuses of those that have."""
+        """Wait until members have ended by themselves; return the exit statuses of those that did."""
         statuses: list[int] = []
         until = time.monotonic() + timeout_s
         while any(member.up for member in ending) and time.monotonic() < until:
@@ -370,8 +370,8 @@ class Nemesis:
         """Wait until writes are acknowledged again.
 
         Arguments:
-            acks: how many.
-            everyone: wait until every member is well too.
+            acks: number of acknowledged writes.
+            everyone: whether to wait until every member is healthy too.
         """
         self._calm = everyone
         if not await self._recorder.wait_acked(acks, LIVE_S):
@@ -380,11 +380,11 @@ class Nemesis:
             await self._unhealthy(f"not every member well within {LIVE_S} s of healing")
 
     def revive(self) -> None:
-        """Start members that ended by themselves, and note that they did."""
+        """Start members that ended by themselves, and record that they did."""
         self._revive([])
 
     def _revive(self, ending: list[Member]) -> list[int]:
-        """Start members that ended by themselves, but for those that are to end; return the statuses of these."""
+        """Start members that ended by themselves, except for expected ends; return the exit statuses of these."""
         statuses = []
         for member, status in self._cluster.died():
             if any(member is one for one in ending):
@@ -395,7 +395,7 @@ class Nemesis:
         return statuses
 
     async def _leader(self) -> Member | None:
-        """The leader; waits for one a while, for a fault that misses its target is a fault less."""
+        """Return the leader, waiting for one for a while, because a fault without its target would be lost."""
         leader = await self._probe.leader()
         if leader is None and await self._recorder.wait_acked(1, LIVE_S):
             leader = await self._probe.leader()
@@ -418,7 +418,7 @@ class Nemesis:
 
 
 def leader_losses(events: list[dict[str, Any]]) -> list[int]:
-    """Return when (ns) a leader was killed while all others were well and went on: each costs one failover."""
+    """Return when (ns) a leader was killed while all others were healthy and running: each causes one failover."""
     return [
         event["at"]
         for event in events

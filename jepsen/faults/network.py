@@ -1,20 +1,21 @@
-"""The network between members, and between clients and members, in the hands of the harness: cut, slow, reset.
+"""The network between members, and between clients and members, under the control of the harness: cut, slow, reset.
 
-No member or client knows the ports that members listen on; what members advertise, and what clients dial, are *relay
-ports* of this class, which passes the bytes on. As all of it is loopback TCP, no privilege and no packet filter is
-needed, and nothing is left behind when the harness is killed.
+Members and clients do not know the ports that members listen on. Members advertise, and clients dial, *relay ports* of
+this class, which forwards the bytes. Because everything is loopback TCP, it needs no privileges and no packet filter,
+and nothing is left behind when the harness is killed.
 
-          m1 --dials--> relay port of m2 ~~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
+      m1 --dials--> relay port of m2 ~~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
 
-Which member dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their
+The member that dialled is identified by the process that holds the socket (sock_diag, ``/proc``); members have their
 numbers, clients are 0.
 
-Invariants: a cut is one-way, a pair of cuts is both ways; bytes and ends of connections that meet a cut wait, they are
-neither lost nor reordered (what TCP shows when packets are lost for a while); a heal lets them pass, or resets the
-connections they wait in (what TCP shows when packets were lost for long), or ends them for the dialler alone, while the
-other end never hears of it (what is left by a machine without power, or a firewall that forgot), by choice of the seed.
+Invariants: a cut is one-way; a pair of cuts works both ways. Bytes and ends of connections that meet a cut wait; they
+are neither lost nor reordered (as TCP appears when packets are lost for a while). A heal does one of three things,
+chosen by the seed: it lets the bytes pass; it resets the connections in which they wait (as when packets were lost for
+long); or it ends the connections only for the dialler, while the other end is never told (as after a power loss of the
+machine, or with a firewall that forgot the connection).
 
-Left out: loss, duplication and reordering below TCP, which TCP hides.
+Not simulated: loss, duplication and reordering below TCP, which TCP hides.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 CLIENTS = 0
-"""The number that stands for all clients."""
+"""The number that means all clients."""
 
 Pair = tuple[int, int]
-"""The member that sends, and the one that receives."""
+"""The sending member, and the receiving one."""
 
 _CHUNK_BYTES = 1 << 16
 _HOST = "127.0.0.1"
 _REFUSED_S = 0.1
 _TURNS_TO_HAND_OVER = 2
-"""One in which asyncio makes the transport of a connection, one in which it calls the handler."""
+"""One in which asyncio creates the transport of a connection, one in which it calls the handler."""
 _SOCK_DIAG, _BY_FAMILY, _ANY = 4, 20, 0xFFFFFFFF
 _HEADER_BYTES, _INODE_AT = 16, 84
 
 
 class Target(NamedTuple):
-    """Where a relay port leads: a member and the port it listens on; whether members dial it, or clients."""
+    """The target of a relay port: a member and the port it listens on; whether members or clients dial it."""
 
     member: int
     port: int
@@ -56,9 +57,9 @@ class Network:
     """Relays between relay ports and members.
 
     Arguments:
-        targets: where each relay port leads.
-        process_ids: of the members that run now.
-        seed: of delays and of how connections are healed.
+        targets: target of each relay port.
+        process_ids: process ids of the running members.
+        seed: seed of delays and of how connections are healed.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Network:
             await self._listen(port)
 
     async def add(self, targets: Mapping[int, Target]) -> None:
-        """Listen on more relay ports; one that is known leads to its new target from now on."""
+        """Listen on further relay ports; a known one gets its new target."""
         for port, target in targets.items():
             known = port in self._targets
             self._targets[port] = target
@@ -107,12 +108,12 @@ class Network:
         self._cut |= set(pairs)
 
     def slow(self, pairs: Iterable[Pair], least_s: float, most_s: float, bytes_per_s: float = math.inf) -> None:
-        """Hold what passes for a while, drawn anew each time.
+        """Delay forwarded bytes by a random time.
 
         Arguments:
-            pairs: from whom, to whom.
+            pairs: sender and receiver.
             least_s, most_s: bounds of the delay in seconds.
-            bytes_per_s: what a connection carries besides.
+            bytes_per_s: bandwidth limit of a connection.
         """
         self._delay_s |= dict.fromkeys(pairs, (least_s, most_s, bytes_per_s))
 
@@ -122,7 +123,7 @@ class Network:
             _abort(writers)
 
     def heal(self) -> None:
-        """Undo all cuts and delays: connections that were cut go on, or half of the time are reset or stranded."""
+        """Undo all cuts and delays: half of the cut connections continue, the others are reset or stranded."""
         how = self._rng.random()
         for task, ((source, target), writers) in list(self._relays.items()):
             if how < 0.5 and {(source, target), (target, source)} & self._cut:
@@ -136,7 +137,7 @@ class Network:
         self._healed = asyncio.Event()
 
     def _strand(self, task: asyncio.Task[None], writers: list[asyncio.StreamWriter]) -> None:
-        """End a connection for who dialled, and never tell the other end."""
+        """End a connection for its dialler, and never tell the other end."""
         self._stranded += writers[1:]
         del writers[1:]
         task.cancel()
@@ -151,7 +152,7 @@ class Network:
             pair, writers = (source, target.member), [writer]
             task = asyncio.get_running_loop().create_task(self._relay(pair, target.port, reader, writers))
             self._relays[task] = (pair, writers)
-            # Not in the task itself: one that is cancelled before its first step runs no line of it.
+            # Not in the task itself, because a task cancelled before its first step never runs.
             task.add_done_callback(lambda done: _abort(self._relays.pop(done)[1]))
 
         return accept
@@ -159,7 +160,7 @@ class Network:
     async def _relay(
         self, pair: Pair, behind: int, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]
     ) -> None:
-        """Pass on what comes, both ways, until both have ended or one broke; adds the far end to ``writers``."""
+        """Forward bytes both ways until both ends have closed or one broke; adds the far end to ``writers``."""
         with contextlib.suppress(OSError, ExceptionGroup):
             far_reader, far_writer = await self._connect(behind)
             near_writer = writers[0]
@@ -172,7 +173,7 @@ class Network:
         try:
             return await asyncio.open_connection(_HOST, behind, limit=_CHUNK_BYTES)
         except OSError:
-            # A peer that is accepted and cut off at once dials again at once: do not let that become a flood.
+            # A peer that is accepted and disconnected at once redials at once; the pause prevents a flood.
             await asyncio.sleep(_REFUSED_S)
             raise
 
@@ -194,7 +195,7 @@ class Network:
             await self._healed.wait()
 
     def _dialler(self, port: int, relay_port: int) -> int:
-        """The member whose process holds the near end of a connection; clients if none does."""
+        """Return the member whose process holds the near end of a connection; clients if none does."""
         inode = _socket_inode(port, relay_port)
         for number, process_id in self._process_ids().items():
             if inode is not None and _holds(process_id, inode):
@@ -203,9 +204,9 @@ class Network:
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Listen no more, once every connection that was taken has been handed to its handler.
+    """Stop listening, after every accepted connection has been passed to its handler.
 
-    ``Server.close`` alone loses a connection that was taken in the same turn: neither handled nor closed.
+    ``Server.close`` alone loses a connection accepted in the same turn: it is neither handled nor closed.
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
@@ -216,7 +217,7 @@ async def close_server(server: asyncio.Server) -> None:
 
 
 def _socket_inode(port: int, relay_port: int) -> int | None:
-    """Ask the kernel for one loopback connection (sock_diag(7)): a table of all of them is slow when there are many."""
+    """Ask the kernel for one loopback connection (sock_diag(7)), because a table of all connections is slow to read."""
     near = far = socket.inet_aton(_HOST) + bytes(12)
     identity = struct.pack("!HH", port, relay_port) + near + far + struct.pack("=III", 0, _ANY, _ANY)
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, _ANY) + identity

@@ -1,12 +1,12 @@
-"""Faults of the network between members: who is cut off from whom, in one direction or both, slow, or reset.
+"""Faults of the network between members: one-way or two-way cuts, delays, and resets.
 
-    cut      a member and the others do not hear each other        deaf   it hears nobody, all hear it
-    offline  the same, and its clients do not reach it either      mute   nobody hears it, it hears all
+    cut      a member and the others do not hear each other        deaf   it hears no member, all hear it
+    offline  the same, and its clients do not reach it either      mute   no member hears it, it hears all
     bridge   only one member reaches all others                    slow   its messages take up to 250 ms
     reset    every connection breaks at once                       thin   50 to 250 ms, and 1 Mbit/s
 
-They need ``Settings.network`` (``network.py``); clients stay connected but under ``offline``. The leader of ``cut`` is
-the one that clients can still ask: it must not answer what it cannot know.
+They need ``Settings.network`` (``network.py``); clients stay connected except with ``offline``. With ``cut``, clients
+can still reach the isolated leader, which must not answer from its outdated state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THIN_LEAST_S, THIN_MOST_S, THIN_BYTES_PER_S = 0.05, 0.25, 125_000.0
 
 
 class _NetworkFault:
-    """The base of all faults of the network: healing one heals everything."""
+    """The base class of all network faults: healing one heals everything."""
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
         """Implement ``Fault.heal``: undo all cuts and delays."""
@@ -31,7 +31,7 @@ class _NetworkFault:
 
 
 class Cut(_NetworkFault):
-    """A cut both ways, from all other members."""
+    """A two-way cut between a member and all other members."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
 
@@ -41,7 +41,7 @@ class Cut(_NetworkFault):
 
 
 class Offline(_NetworkFault):
-    """A cut both ways, from all other members and from clients."""
+    """A two-way cut between a member and all other members and clients."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
@@ -52,7 +52,7 @@ class Offline(_NetworkFault):
 
 
 class Deaf(_NetworkFault):
-    """A cut one way: what others send does not arrive."""
+    """A one-way cut: messages of others do not arrive."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
@@ -62,7 +62,7 @@ class Deaf(_NetworkFault):
 
 
 class Mute(_NetworkFault):
-    """A cut one way: what the member sends to others does not arrive."""
+    """A one-way cut: the member's messages to others do not arrive."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
@@ -72,7 +72,7 @@ class Mute(_NetworkFault):
 
 
 class Bridge(_NetworkFault):
-    """A cut of the other members into two halves, which only the chosen one reaches."""
+    """A cut between two halves of the other members, which only the chosen one reaches."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
@@ -84,7 +84,7 @@ class Bridge(_NetworkFault):
 
 
 class Slow(_NetworkFault):
-    """A delay of what goes to and from other members."""
+    """A delay of messages to and from other members."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "all")
 
@@ -94,18 +94,18 @@ class Slow(_NetworkFault):
 
 
 class Thin(_NetworkFault):
-    """A long thin line between all members, as between continents over a bad provider."""
+    """A slow, narrow line between all members, as between continents over a bad provider."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "all")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Implement ``Fault.inject``: slow down and narrow."""
+        """Implement ``Fault.inject``: delay and limit the bandwidth."""
         pairs = list(both_ways(_outwards(cluster, members)))
         _network(cluster).slow(pairs, THIN_LEAST_S, THIN_MOST_S, THIN_BYTES_PER_S)
 
 
 class Reset(_NetworkFault):
-    """A break of all connections, which may be made again at once."""
+    """A break of all connections, which may reconnect at once."""
 
     targets: ClassVar[tuple[str, ...]] = ("all",)
 
@@ -142,7 +142,7 @@ def both_ways(pairs: Iterable[Pair]) -> Iterator[Pair]:
 
 
 def _outwards(cluster: Cluster, members: list[Member]) -> list[Pair]:
-    """From each of some members to every other member."""
+    """Return a pair from each of some members to every other member."""
     return [(member.number, other.number) for member in members for other in cluster.members if other is not member]
 
 

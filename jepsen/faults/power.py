@@ -1,20 +1,20 @@
-"""Disks that lie: a loss of power, syncs that are not done, calls that fail, syncs that take long.
+"""Disks that lie: power loss, syncs that do nothing, calls that fail, slow syncs.
 
-Members run with ``disk_shim.c`` before the C library. It appends to a log what a loss of power could take back: the
-bytes that each write replaced, each change of a length or a name, and each sync. To lose power is to kill the members
-and then to undo in their directories a part, drawn from the seed, of what no successful sync covers:
+Members run with ``disk_shim.c`` preloaded before the C library. It logs everything that a power loss could undo: the
+bytes that each write replaced, each change of a length or a name, and each sync. To simulate a power loss, the members
+are killed, and a random part (by the seed) of what no successful sync covers is undone in their directories:
 
-    sectors (512 bytes)    each by itself keeps the newest bytes, or gets those of an earlier moment since its last sync
+    sectors (512 bytes)    each keeps its newest bytes, or gets those of an earlier moment since its last sync
     length                 that of the last sync, or up to the last sector that was kept
-    names                  in each directory a first part of the changes since its last sync is kept, the rest undone
+    names                  in each directory, the first changes since its last sync are kept, the rest undone
 
-So a disk is torn and reordered, removed files come back, and mapped pages (which no sync is noted for) have any earlier
-content. What is kept is drawn anew for each loss: nothing, little, half or nearly all.
+So the disk is torn and reordered, removed files reappear, and mapped pages (for which no sync is logged) have any
+earlier content. The kept part is drawn again for each loss: nothing, little, half or nearly all.
 
-Invariants: a sync covers the writes that returned before it was called, when it succeeded; a write of a file that was
-opened with O_DSYNC, or by RWF_DSYNC, covers itself. A disk whose syncs are lies succeeds and covers nothing.
+Invariants: a successful sync covers the writes that returned before it was called; a write to a file opened with
+O_DSYNC, or with RWF_DSYNC, covers itself. On a disk that lies, a sync succeeds and covers nothing.
 
-Left out: sectors that are neither old nor new; files that were cut short keep their new length.
+Not simulated: sectors that are neither old nor new; truncated files keep their new length.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from jepsen.db import DbError, Member
 
 SECTOR_BYTES: Final = 512
 OPENS, READS, WRITES, SYNCS, NAMES, ALLOCATIONS = 1, 2, 4, 8, 16, 32
-"""Kinds of calls, which can be made to fail."""
+"""Kinds of calls that can be made to fail."""
 SHORT: Final = 4096
-"""In the place of an errno: half of the bytes are written."""
+"""In place of an errno: only half of the bytes are written."""
 
 _SOURCE: Final = Path(__file__).with_name("disk_shim.c")
 _CONTROL: Final = struct.Struct("<5I")
@@ -49,10 +49,10 @@ _KEPT: Final = (0.0, 0.1, 0.5, 0.9)
 
 
 def library() -> str:
-    """Compile the shim, once for each text of it, and return its path.
+    """Compile the shim, once for each version of its source, and return its path.
 
     Raises:
-        DbError: there is no C compiler, or it fails.
+        DbError: there is no C compiler, or the compilation failed.
     """
     name = f"raftkv-disk-shim-{os.getuid()}-{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]}.so"
     path = Path(tempfile.gettempdir()) / name
@@ -70,11 +70,11 @@ def library() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How much of what was not synced outlives a loss of power.
+    """How much unsynced data survives a power loss.
 
     Attributes:
         sectors: share of the sectors that are newer than their last sync.
-        names: share of the changes of names in a directory.
+        names: share of the name changes in a directory.
         lengths: whether files keep a length that no sync covers.
     """
 
@@ -84,7 +84,7 @@ class Loss:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Loss:
-        """Return one of the many ways."""
+        """Return a random loss."""
         return cls(rng.choice(_KEPT), rng.choice((0.0, rng.random(), 1.0)), rng.random() < 0.5)
 
 
@@ -92,8 +92,8 @@ class LyingDisk:
     """The disk of one program, whose files are below one directory.
 
     Arguments:
-        folder: for the log, the control page and the files without a name; on the same file system.
-        root: absolute path of the directory.
+        folder: directory for the log, the control page and unnamed files; on the same file system.
+        root: absolute path of the program's directory.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -107,29 +107,29 @@ class LyingDisk:
             self._control = mmap.mmap(file.fileno(), _CONTROL.size)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of a program that lives on the disk."""
+        """Return the environment of a program that uses the disk."""
         return {"LD_PRELOAD": library(), "RAFTKV_DISK": str(self._folder), "RAFTKV_DISK_ROOT": str(self._root)}
 
     def set(
         self, *, lies: bool = False, delay_ms: int = 0, calls: int = 0, error: int = 0, per_million: int = 1_000_000
     ) -> None:
-        """Set what the disk does from now on; without an argument it is a good one.
+        """Set the behaviour of the disk from now on; without arguments it is a good one.
 
         Arguments:
-            lies: syncs succeed and cover nothing.
-            delay_ms: each sync takes so much longer.
+            lies: whether syncs succeed and cover nothing.
+            delay_ms: additional time of each sync.
             calls: kinds of calls that fail.
-            error: with which errno, or ``SHORT``.
-            per_million: how many of them fail.
+            error: errno of the failures, or ``SHORT``.
+            per_million: number of failures per million calls.
         """
         self._control[:] = _CONTROL.pack(lies, delay_ms * 1000, calls, error, per_million)
 
     def lose_power(self, rng: random.Random, loss: Loss | None = None) -> None:
-        """Undo what the disk had not made durable; the program is dead.
+        """Undo what the disk had not made durable; the program must be dead.
 
         Arguments:
-            rng: of what is kept.
-            loss: how much is kept; drawn anew if it is not given.
+            rng: decides what is kept.
+            loss: how much is kept; None: random.
         """
         log = _Log()
         for record in _records(self._folder / "log"):
@@ -148,7 +148,7 @@ class LyingDisk:
         self.renew()
 
     def renew(self) -> None:
-        """Take what is on the disk for durable; the program is dead."""
+        """Make the content of the disk count as durable; the program must be dead."""
         (self._folder / "log").unlink(missing_ok=True)
         shutil.rmtree(self._kept)
         self._kept.mkdir()
@@ -165,7 +165,7 @@ class LyingDisk:
 
 
 def environment(member: Member) -> dict[str, str]:
-    """Return the variables of a member that lives on a disk of this kind."""
+    """Return the environment of a member with such a disk."""
     return disk_of(member).environment()
 
 
@@ -189,7 +189,7 @@ class _Record:
 
 
 def _records(path: Path) -> Iterator[_Record]:
-    """Iterate over a log; a kill may have cut its last record short."""
+    """Yield the records of a log, whose last record may be incomplete after a kill."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -208,7 +208,7 @@ def _records(path: Path) -> Iterator[_Record]:
 
 @dataclass(slots=True)
 class _Log:
-    """What no sync covers: changes of each file, by inode, and of each directory, by path."""
+    """What no sync covers: the changes of each file by inode, and of each directory by path."""
 
     contents: dict[int, list[_Record]] = field(default_factory=lambda: defaultdict(list))
     names: dict[str, list[_Record]] = field(default_factory=lambda: defaultdict(list))
@@ -238,7 +238,7 @@ class _Log:
 
 
 def _undo_writes(path: Path, changes: list[_Record], loss: Loss, rng: random.Random) -> None:
-    """Take back a part of the writes to one file, each sector by itself."""
+    """Undo a part of the writes to one file, each sector independently."""
     touching: dict[int, list[_Record]] = defaultdict(list)
     for record in changes:
         if record.kind == b"W":
@@ -264,7 +264,7 @@ def _undo_writes(path: Path, changes: list[_Record], loss: Loss, rng: random.Ran
 
 
 def _restore(fd: int, sector: int, record: _Record, size: int) -> None:
-    """Write what stood in a sector before a write; beyond the end of the file then stood zeros."""
+    """Restore the content of a sector before a write; beyond the end of the file it is zeros."""
     begin = max(sector * SECTOR_BYTES, record.offset)
     end = min((sector + 1) * SECTOR_BYTES, record.offset + record.length, size)
     if begin < end:

@@ -1,16 +1,17 @@
-"""The workloads: what clients ask, and what is checked beyond the common checkers. One workload a file.
+"""The workloads: the requests of clients, and checks beyond the common checkers. One workload per file.
 
-Owns the requests of a run. A workload is a class with ``step`` (the next request of a client), ``finish`` (last reads)
-and ``checkers``; ``companions``, if it has any, are tasks beside the load, such as watchers.
+A workload is a class with ``step`` (sends the next request of a client), ``finish`` (last reads) and ``checkers``; its
+optional ``companions`` are tasks beside the load, such as watchers.
 
-    register, set, append, txn, mixed    keys          checked by replay and search; append by cycles, set by its own
-    watch                                streams       of watchers on every member, compared with the replayed store
-    lease                                leases        granted, renewed, revoked, forsaken; ends by the clients' clocks
-    lock, election                       recipes       who held, who led, and what was lost without a fence
-    roster                               members       changed by several at once; compared with the lists read since
+    register, set, append, txn, mixed    keys          checked by replay and search; append and set have a checker each
+    watch                                streams       watchers on every member, compared with the replayed store
+    lease                                leases        granted, renewed, revoked, abandoned; ends by the clients' clocks
+    lock, election                       recipes       holders, leaders, and updates lost without a fence
+    roster                               members       concurrent changes by several operators, compared with lists
 
-Laws: a value is written once in a run (``Client.fresh_value``), because the checkers find requests by it; a txn that
-deletes also puts; no key's history grows long (``Rotation``), because search takes time that grows steeply with it.
+Invariants: a value is written once in a run (``Client.fresh_value``), because the checkers identify requests by it; a
+txn that deletes also puts; no key's history grows long (``Rotation``), because the time of the search grows steeply
+with it.
 
 Example::
 
@@ -18,7 +19,7 @@ Example::
     await workload.step(client)
     verdict = check_history(history, workload.checkers)
 
-Left out: how fast clients ask and when they stop (``jepsen.runner``).
+Not here: the clients' rate and the end of the run (``jepsen.runner``).
 """
 
 from __future__ import annotations

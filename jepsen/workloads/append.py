@@ -1,7 +1,7 @@
-"""List append: transactions that read a few lists and append to some, guarded by the revisions they read.
+"""List append: transactions that read a few lists and append to some, on condition of the revisions they read.
 
-Each step reads the lists in one txn, then in a second one demands that they have not changed, reads them again and
-writes them longer; if they have changed, the second is a read. Checked for cycles (``checkers/append.py``).
+Each step reads the lists in one txn. A second txn requires that they are unchanged, reads them again and appends; if
+they have changed, the second txn is only a read. Checked for cycles (``checkers/append.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FINAL_BATCH = 32
 
 
 class Append:
-    """Guarded appends to four lists in use, each replaced after 80 uses."""
+    """Conditional appends to four active lists, each replaced after 80 uses."""
 
     name = "append"
 
@@ -29,7 +29,7 @@ class Append:
         self._keys = Rotation("l", active=4, uses_max=80)
 
     async def step(self, client: Client) -> None:
-        """Read some lists, then append to one or two of them if they are still the same."""
+        """Read some lists, then append to one or two of them if they are unchanged."""
         active = self._keys.active
         keys = [self._keys.take(key) for key in client.rng.sample(active, client.rng.randint(1, 3))]
         reads = tuple(Range(key) for key in keys)

@@ -1,4 +1,4 @@
-"""What a workload is, and the rotation of keys that all of them need."""
+"""The interface of workloads, and the rotation of keys that all of them need."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jepsen.watcher import Ending
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The surroundings of companions of the load: whom to talk to, where to note it, and when it is over.
+    """The environment of a workload's companions: endpoints, recorder, and the end of the run.
 
     Attributes:
-        seats: companions that stay with one member each, where a workload has such.
+        seats: number of pinned companions, for workloads that have them.
     """
 
     endpoints: Endpoints
@@ -28,32 +28,31 @@ class Scene:
 
 
 class Workload(Protocol):
-    """A generator of requests and the checkers that know what the requests mean.
+    """A generator of requests, with checkers that know the meaning of the requests.
 
-    Values written must be unique in the run (``Client.fresh_value``): the checkers find requests by them. For the same
-    reason a txn that deletes must also put, in the same branch; a plain delete needs no such mark.
+    Written values must be unique in the run (``Client.fresh_value``), because the checkers identify requests by them.
+    For the same reason a txn that deletes must also put, in the same branch; a plain delete needs no such mark.
 
-    A workload with tasks of its own beside the load has ``companions(scene)`` too, which returns them as coroutines:
-    they go on through all faults, and end soon after ``scene.ending`` says so.
+    A workload with tasks beside the load also has ``companions(scene)``, which returns them as coroutines: they run
+    through all faults, and end soon after ``scene.ending`` is set.
     """
 
     name: str
     checkers: dict[str, Checker]
 
     async def step(self, client: Client) -> None:
-        """Send the next request of a client, or a few that belong together."""
+        """Send the next request of a client, or a few related ones."""
         ...
 
     async def finish(self, client: Client) -> None:
-        """Do the last reads, when all faults are healed and all other clients have ended."""
+        """Make the last reads, when all faults are healed and all other clients have ended."""
         ...
 
 
 class Rotation:
-    """A few keys in use, each replaced after some operations, so that no key's history grows long.
+    """A few active keys, each replaced after some operations, so that no key's history grows long.
 
-    The search for a linearization takes time that grows steeply with the operations on a key; see
-    ``checkers/linear.py``.
+    The time of the search for a linearization grows steeply with the operations on a key; see ``checkers/linear.py``.
     """
 
     def __init__(self, prefix: str, active: int, uses_max: int) -> None:
@@ -65,11 +64,11 @@ class Rotation:
 
     @property
     def active(self) -> list[str]:
-        """Keys in use now."""
+        """Currently active keys."""
         return list(self._left)
 
     def take(self, key: str) -> str:
-        """Count one use of a key in use; it is replaced when used up."""
+        """Count one use of an active key; it is replaced when used up."""
         if key in self._left:
             self._left[key] -= 1
             if self._left[key] <= 0:

@@ -1,4 +1,4 @@
-"""Elections: candidates campaign, proclaim, resign or let their lease end; others ask who leads, or observe it."""
+"""Elections: candidates campaign, proclaim, resign or let their lease expire; others read or observe the leader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Election:
         self._keys = Rotation("k", active=5, uses_max=100)
 
     async def step(self, client: Client) -> None:
-        """Be a candidate once, or ask who leads and write something for the log to go on."""
+        """Be a candidate once, or read the leader and write something so that the log grows."""
         name = client.rng.choice(_NAMES)
         if client.rng.random() < 0.8:
             await client.call(Leader(name))
@@ -61,7 +61,7 @@ class Election:
             yield observe(name, scene.endpoints.shuffled(rng), scene.recorder, rng, scene.ending)
 
     async def finish(self, client: Client) -> None:
-        """Ask who leads at last."""
+        """Read the leader a last time."""
         for name in _NAMES:
             await client.call(Leader(name))
 

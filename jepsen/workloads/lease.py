@@ -1,7 +1,7 @@
-"""Leases: granted, given keys, kept alive, revoked, or left to end, while watchers note every deletion.
+"""Leases: granted, given keys, kept alive, revoked, or left to expire, while watchers record every deletion.
 
-Each client has a few leases of its own and at each step does something with one: mostly renews. Keys are
-``~l/<lease>/<n>``; the server deletes them. One in some grants asks for an id that is taken.
+Each client has a few leases and in each step does something with one of them: mostly a renewal. Keys are
+``~l/<lease>/<n>``; the server deletes them. Some grants request an id that is taken.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Own:
 
 
 class Lease:
-    """Short leases in all their lives."""
+    """Short leases in all phases of their lives."""
 
     name = "lease"
 
@@ -61,7 +61,7 @@ class Lease:
         self._keys = Rotation("k", active=5, uses_max=100)
 
     def figures(self, history: History) -> dict[str, Any]:
-        """Return how late leases ended by themselves, as clients saw it; negative is early."""
+        """Return the lateness of expired leases, as clients saw it; negative is early."""
         late_s = lease.lateness_s(history)
         if not late_s:
             return {"leases_ended": 0}
@@ -73,7 +73,7 @@ class Lease:
         }
 
     async def step(self, client: Client) -> None:
-        """Send one request about one lease, or the few that begin one."""
+        """Send one request about one lease, or the few that create one."""
         own = self._own.setdefault(client.name, _Own(len(self._own) + 1))
         choice = client.rng.random()
         if not own.kept or (len(own.kept) < _OWN_MAX and choice < 0.1):
@@ -97,7 +97,7 @@ class Lease:
             await client.call(Put(self._keys.take(client.rng.choice(self._keys.active)), value))
 
     async def finish(self, client: Client) -> None:
-        """Read until nothing that belongs to a lease is left, for as long as that may take."""
+        """Read until no key of a lease is left, for as long as that may take."""
         deadline = time.monotonic() + _ALL_END_S
         while time.monotonic() < deadline:
             operation = await client.call(Range(_PREFIX, _END))
@@ -136,7 +136,7 @@ class Lease:
         await client.call(self._key(client, lease_id, client.rng.randint(0, 5)))
 
     async def _disturb(self, client: Client, lease_id: int) -> None:
-        """Use a lease that was left alone, which may have ended or not."""
+        """Use an abandoned lease, which may or may not have expired."""
         if client.rng.random() < 0.3:
             await client.call(KeepAlive(lease_id))
         elif client.rng.random() < 0.5:

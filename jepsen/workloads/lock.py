@@ -1,11 +1,11 @@
-"""Locks: lists that are read, made longer and written back whole by the holder of the lock, in two ways.
+"""Locks: lists that the holder of a lock reads, extends and writes back as a whole, in two ways.
 
-*Fenced*: the write is a txn that demands the holder's key (its token) to be there still; nothing may be lost. *Plain*:
-the holder just writes. Some holders stall for longer than their lease lives, as a program does whose machine swaps: the
-plain list then loses updates, which shows why tokens are needed. These losses are measured, not checked.
+*Fenced*: the write is a txn whose condition is that the holder's key (its token) still exists; nothing may be lost.
+*Plain*: the holder just writes. Some holders stall for longer than the TTL of their lease, like a program whose machine
+swaps. The plain list then loses updates, which shows why tokens are needed. These losses are measured, not checked.
 
-Half of the clients ask the Lock service; the others stand in the same queue by the recipe that client libraries use:
-put a key with the lease, wait until none is older. The lists are too much for the linearizability search, so their keys
+Half of the clients use the Lock service; the others wait in the same queue with the algorithm of client libraries: put
+a key with the lease, wait until no key is older. The lists are too long for the linearizability search, so their keys
 are named as if the server wrote them.
 """
 
@@ -47,7 +47,7 @@ _POLL_S = 0.05
 
 
 class LockedLists:
-    """Lists that are read, changed and written back under locks."""
+    """Lists that are read, extended and written back under locks."""
 
     name = "lock"
 
@@ -56,12 +56,12 @@ class LockedLists:
         self._leases = 0
 
     def figures(self, history: History) -> dict[str, Any]:
-        """Return what was lost where nothing fences."""
+        """Return the updates lost without fences."""
         held = sum(isinstance(op.result, HeldResult) for op in history.operations)
         return {"held": held, "lost_unfenced": sum(len(lock.lost(history, _plain(name))) for name in _NAMES)}
 
     async def step(self, client: Client) -> None:
-        """Take one turn: lease, lock, some updates, unlock."""
+        """Do one cycle: lease, lock, some updates, unlock."""
         self._leases += 1
         lease_id = self._leases
         if not isinstance((await client.call(Grant(lease_id, _TTL_S))).result, LeaseResult):
@@ -71,7 +71,7 @@ class LockedLists:
         key = await take(client, name, lease_id)
         if key is not None:
             await self._hold(client, name, key, lease_id)
-        if client.rng.random() < 0.93:  # The others leave it to the lease.
+        if client.rng.random() < 0.93:  # The others let the lease expire.
             request = Unlock(key) if key is not None and client.rng.random() < 0.7 else Revoke(lease_id)
             await client.call(request)
 
@@ -103,7 +103,7 @@ class LockedLists:
         return None
 
     async def _hold(self, client: Client, name: str, key: str, lease_id: int) -> None:
-        """Updates of both lists; the token is what the key says of its creation."""
+        """Update both lists; the token is the create revision of the key."""
         for _ in range(client.rng.randint(1, 3)):
             reads = (Range(key), Range(_fenced(name)), Range(_plain(name)))
             result = (await client.call(Txn((), reads))).result

@@ -1,7 +1,7 @@
-"""The load of the kill storms: mostly puts of unique values, every one checked, and some of everything else.
+"""The load of the kill storms: mostly puts of unique values, every one checked, and some of all other requests.
 
-Weights follow etcd's own robustness traffic in kind: puts first, then reads fresh and stale, of the past, of intervals,
-deletes, swaps and small transactions.
+The weights resemble etcd's own robustness traffic: mostly puts, then fresh and stale reads, reads of the past and of
+ranges, deletes, swaps and small transactions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _START, _END = "k", "l"
 
 
 class Mixed:
-    """Weighted single requests over ten keys in use and ten more for transactions."""
+    """Weighted single requests on ten active keys and ten more for transactions."""
 
     name = "mixed"
 

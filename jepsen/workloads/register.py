@@ -1,7 +1,7 @@
-"""Registers: put, get and compare-and-swap on single keys, the swap through a guarded txn.
+"""Registers: put, get and compare-and-swap on single keys, the swap as a conditional txn.
 
-Guards are on the value, the revision or the version last seen, so that the search (which knows values only) and the
-replay (which knows everything) each have something to hold against the store. Keys rotate after 200 operations.
+Conditions are on the value, the revision or the version last seen, so that both the search (which knows only values)
+and the replay (which knows everything) have something to check. Keys rotate after 200 operations.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Register:
         return Txn((guard,), (Range(key), Put(key, client.fresh_value())), (Range(key),))
 
     def _note(self, client: Client, operation: Operation) -> None:
-        """Remember what the client saw, to compare with later."""
+        """Remember what the client saw, for later conditions."""
         if operation.result is None:
             return
         for _, answer in ran(operation.request, operation.result):

@@ -1,7 +1,8 @@
-"""Changes of members that several operators ask any member for at once, while registers are written and read.
+"""Concurrent membership changes by several operators at any member, while registers are written and read.
 
-Each operator adds learners that are nowhere, gives them other URLs, and removes them again; after each change it reads
-the list. So changes wait for each other, and the leaders that have them die. Members must take that many learners:
+Each operator adds learners that do not exist as processes, changes their URLs, and removes them again; after each
+change it reads the list. So changes wait for each other, and leaders with pending changes die. Members must accept that
+many learners:
 
     python -m jepsen run --workload roster --nemesis kill,network --flag=--max-learners=60 \\
         --flag=--strict-reconfig-check=false
@@ -27,7 +28,7 @@ from raftkv.pb import rpc_pb2
 
 OPERATORS = 5
 CALL_S = 9.0
-"""Longer than a member waits for a change."""
+"""Longer than a member's time limit of a change."""
 LIST_S = 3.0
 PAUSE_S = 0.2
 _SERVICE = "/etcdserverpb.Cluster/"
@@ -41,7 +42,7 @@ _REFUSALS = ("FAILED_PRECONDITION", "NOT_FOUND", "INVALID_ARGUMENT")
 
 
 class Roster(Register):
-    """Registers, and operators beside them."""
+    """Registers, with operators beside them."""
 
     name = "roster"
 
@@ -50,7 +51,7 @@ class Roster(Register):
         self.checkers["roster"] = roster.check
 
     def figures(self, history: History) -> dict[str, Any]:
-        """Return how many changes were answered, and how long the slowest took."""
+        """Return the number of answered changes, and the duration of the slowest."""
         changes = [event for event in history.events if event["event"] == "change"]
         counts = {
             f"changes_{kind}": sum(one["answer"] == kind for one in changes) for kind in ("ok", "refused", "lost")
@@ -63,7 +64,7 @@ class Roster(Register):
 
 
 class _Operator:
-    """One who changes members of its own, one change after the other."""
+    """An operator that changes its own members, one change after another."""
 
     def __init__(self, scene: Scene, number: int) -> None:
         self._scene, self._number = scene, number
@@ -72,7 +73,7 @@ class _Operator:
         self._urls = 0
 
     async def run(self) -> None:
-        """Change members until the run is over, and read the list a last time."""
+        """Change members until the run ends, then read the list a last time."""
         while not self._scene.ending.over.is_set():
             await self._one_member()
         await self._listed()
@@ -95,7 +96,7 @@ class _Operator:
             await self._listed()
 
     def _fresh_url(self) -> str:
-        """Return a URL that no member uses, and where no process listens."""
+        """Return a URL that no member uses, and at which no process listens."""
         self._urls += 1
         return f"http://127.0.{self._number + 1}.{self._urls % 250 + 1}:{1000 + self._urls // 250}"
 
@@ -112,7 +113,7 @@ class _Operator:
         self._scene.recorder.event("change", answer=answer, **details)
 
     async def _listed(self) -> list[tuple[int, list[str]]]:
-        """Read the list, confirmed by a quorum, as soon as a member answers."""
+        """Read the list, confirmed by a quorum, retrying until a member answers."""
         while True:
             call = time.monotonic_ns()
             try:

@@ -1,4 +1,4 @@
-"""A set: every client adds unique keys; the read at the end must show all that were acknowledged."""
+"""A set: every client adds unique keys; the read at the end must show all acknowledged ones."""
 
 from __future__ import annotations
 

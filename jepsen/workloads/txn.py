@@ -1,7 +1,7 @@
-"""Random transactions over a few keys: guards of every kind, and puts, deletes and reads in both branches.
+"""Random transactions over a few keys: all kinds of conditions, and puts, deletes and reads in both branches.
 
-Only replay checks them: it knows what each of them must answer and write. A branch with a delete
-always has a put too: the value it leaves tells whose deletion it was, should the answer be lost.
+Only replay checks them: it knows the right answer and effect of each. A branch with a delete always has a put too: its
+value identifies the request of the deletion if the answer is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _START, _END = "t", "u"
 
 
 class Transactions:
-    """Multi-key txns over six keys in use."""
+    """Multi-key txns on six active keys."""
 
     name = "txn"
 
@@ -48,7 +48,7 @@ class Transactions:
         return Compare(key, target, rng.choice(_RELATIONS), operand)
 
     def _branch(self, client: Client, keys: list[str]) -> tuple[Part, ...]:
-        """Parts on distinct keys, as a key may be written once only."""
+        """Return operations on distinct keys, because a key may be written only once."""
         marked, *others = client.rng.sample(keys, client.rng.randint(1, 4))
         parts = tuple(_part(client, key) for key in others)
         if any(isinstance(part, Delete) for part in parts):

@@ -1,8 +1,8 @@
 """Watches: the mixed load, and watchers of all kinds on every member while it runs.
 
-Lasting watchers resume for the whole run, on one member each or going round: from now, from the first revision, of
-one key, of a part, of everything, with filters, previous values and fragments, one of them slow. Brief ones come and
-go, and start in the past, at the last compaction, or in the future.
+Lasting watchers resume for the whole run, pinned to one member or moving around: from now, from the first revision, of
+one key, of a part, of everything, with filters, previous values and fragments, one of them slow. Brief watchers come
+and go, and start in the past, at the last compaction, or in the future.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BRIEF_EVERY_S = 0.3
 
 
 class Watch(Mixed):
-    """Writes and reads as in ``mixed``; what watchers are sent is checked too."""
+    """Writes and reads as in ``mixed``; the messages to watchers are checked too."""
 
     name = "watch"
 
@@ -69,7 +69,7 @@ class Watch(Mixed):
         return WatchingClient(name, members, scene.recorder, random.Random(rng.random()), wanted, habits)
 
     async def _brief(self, scene: Scene, rng: random.Random) -> None:
-        """Short streams that start anywhere."""
+        """Run short streams that start at any revision."""
         number = 0
         async with asyncio.TaskGroup() as group:
             while not scene.ending.over.is_set():

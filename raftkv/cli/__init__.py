@@ -3,6 +3,6 @@
 
     start: SIGINT during imports -> main, ctl.__main__ or utl.__main__ -> a command -> program.leave: code, last output
 
-Laws: a failure that a user can cause is one line and a code (``program``); what a command does not need is not
-imported. Example: ``raftkvctl put a 1``. Leaves out: everything that is not about words, output and exit codes.
+Invariants: a failure that a user can cause is reported as one line and an exit code (``program``); a command imports
+only what it needs. Example: ``raftkvctl put a 1``. Only words, output and exit codes are handled here.
 """

@@ -3,15 +3,15 @@
     member --snapshot--> local file --upload--> NAME.db.part --read back, restored, hashed--> NAME.db --> NAME.json
 
     raftkv backup URL --every 1h --keep 24 --endpoints ...      until SIGTERM
-    raftkv backup URL --once                                    for cron: exit code 0 if it is there and verified
+    raftkv backup URL --once                                    for cron: exit code 0 if stored and verified
     raftkv backup list|verify|restore URL ...
 
-Laws: a backup exists when its manifest does, and that is written last; so a backup that was killed at any moment is
-none. What was uploaded is what is verified, by the hash that a member gives for that revision. The newest verified
-backup is never deleted. A comparison that could not be made is a failure.
+Invariants: a backup exists when its manifest exists. The manifest is written last, so a backup killed at any moment
+does not count. The uploaded file itself is verified, against the hash that a member gives for its revision. The newest
+verified backup is never deleted. A verification that could not be done is a failure.
 
-Exit codes: 0 done, 1 something failed (one line says what), 2 a flag that cannot be read, 130 Ctrl-C. Leaves out: the
-log archive (``--wal-archive-dir`` of a member), which fills the time between two backups.
+Exit codes: 0 done, 1 failed (one line says what), 2 an invalid flag, 130 Ctrl-C. Not here: the log archive
+(``--wal-archive-dir`` of a member), which covers the time between two backups.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ if TYPE_CHECKING:
 
 # -- manifest -------------------------------------------------------------------------------------------------------
 #
-# What is known of one backup, and the rule which backups are deleted. Pure.
+# The manifest of a backup, and the rules for deleting backups. Pure.
 #
-# >>> one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379",
-# 1.0)
+# >>> one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0)
 # >>> Manifest.decode(one.encode()) == one
 # True
 
@@ -82,14 +81,15 @@ class Manifest(Record):
     """One verified backup.
 
     Attributes:
-        name: of its files, without their suffixes.
-        taken_s: when it was taken, seconds since the epoch.
-        revision, compact_revision, hash: of the history in it (HashKV).
-        index: of the last entry of the log that is in it; archived segments before are of no use to it.
-        size_bytes, sha256: of the file, the hash in hexadecimal.
-        cluster_id, member_id, endpoint: whose it is and who gave it.
-        verified_s: when it was last verified.
-        number: one more than that of any backup that was there before; 0: of an earlier version, which gave none.
+        name: name of its files, without suffixes.
+        taken_s: time at which it was taken, in seconds since the epoch.
+        revision, compact_revision, hash: revisions and hash of its history (HashKV).
+        index: index of the last log entry in it; a restore does not need archived segments before.
+        size_bytes, sha256: size and hash (hexadecimal) of the file.
+        cluster_id, member_id, endpoint: the cluster, and the member that gave the snapshot.
+        verified_s: time of the last verification.
+        number: one more than the highest number of the existing backups; 0: written by an earlier version without
+            numbers.
     """
 
     NAME: ClassVar[str] = "backup"
@@ -109,48 +109,48 @@ class Manifest(Record):
     number: int = 0
 
     def encode(self) -> bytes:
-        """Return what is written."""
+        """Return the content of the manifest file."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode() + b"\n"
 
     def check(self) -> None:
-        """Implement ``Record.check``: the name becomes that of files, and both are printed."""
+        """Implement ``Record.check``: the name is used for files, and name and endpoint are printed."""
         if time_of(self.name + DATA_SUFFIX) is None or not self.endpoint.isprintable():
             raise RecordError(self.NAME, f"name is {reprlib.repr(self.name)}, endpoint {reprlib.repr(self.endpoint)}")
-        if self.number > NUMBER_MAX:  # the next one has a number above it
+        if self.number > NUMBER_MAX:  # the next backup needs a higher number
             raise RecordError(self.NAME, f"number is {self.number}")
 
     def belongs_to(self, key: str) -> bool:
-        """Implement ``Record.belongs_to``: of a file without its suffix."""
+        """Implement ``Record.belongs_to``: the key is a file name without suffix."""
         return key == self.name
 
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """Implement ``Record.from_plain``: that of a later version is none."""
+        """Implement ``Record.from_plain``: refuse the manifest of a later version."""
         if isinstance(plain, dict) and plain.get("format") != FORMAT:
             raise RecordError(cls.NAME, f"it has another format than {FORMAT}")
         return super(Manifest, cls).from_plain(plain)
 
 
 def name_of(taken_s: float, revision: int) -> str:
-    """Return the name of a backup; names sort in the order of time."""
+    """Return the name of a backup; names sort by time."""
     return f"raftkv-{datetime.fromtimestamp(taken_s, UTC).strftime(_TIME)}-{revision:016x}"
 
 
 def time_of(file_name: str) -> float | None:
-    """Return when the backup of a file was taken, in seconds since the epoch; None: it is no file of a backup.
+    """Return the time of a backup file's snapshot, in seconds since the epoch; None: not a backup file.
 
-    A copy under another name is the user's own, and no backup.
+    A copy under another name belongs to the user, and is not a backup.
     """
     match = _FILE.fullmatch(file_name)
     return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
 
 
 def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
-    """Return backups in the order in which they were taken, also where a clock jumped on the way.
+    """Return backups in the order in which they were taken, even if a clock jumped in between.
 
-    That is the order of their numbers. Of those without one the index tells, in one cluster, what came first. Such a
-    backup is no younger than any that has a higher index, even if the clock differs, and takes that time for its place
-    among those of other clusters.
+    Backups with numbers are ordered by number. Within one cluster, those without a number are ordered by index: a
+    backup counts as no younger than any backup with a higher index, even if the clock says otherwise. This adjusted
+    time gives its place among backups of other clusters.
     """
     youngest_s: dict[int, float] = {}
     moments: list[tuple[int, float, int, float, Manifest]] = []
@@ -161,27 +161,27 @@ def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
 
 
 def begins_before(backup: Manifest, revision: int | None, time_s: float | None) -> bool:
-    """Return whether a restore to a point in time may begin with a backup: an archived log leads forward only.
+    """Return whether a point-in-time restore may start from a backup: the log archive only leads forward.
 
     Arguments:
-        backup: any.
-        revision: to be restored; None: not by revision.
-        time_s: to be restored, in seconds since the epoch; None: not by time.
+        backup: backup to start from.
+        revision: revision to restore; None: not by revision.
+        time_s: time to restore, in seconds since the epoch; None: not by time.
     """
     return (revision is None or backup.revision <= revision) and (time_s is None or backup.taken_s <= time_s)
 
 
 def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: float) -> list[Manifest]:
-    """Return the backups that the rules let go, the newest first; never the newest of a history.
+    """Return the backups that the rules allow to delete, newest first; never the newest backup of a history.
 
-    A cluster that was begun anew pushes out no backup of the lost one: it has another id, or, with the flags of before,
-    the same, and an index that is lower than that of the backup before.
+    A new cluster does not displace the backups of a lost one. It has another cluster id, or, when it was started with
+    the same flags, the same id but a lower index than the backup before.
 
     Arguments:
-        backups: all that are verified.
-        keep: newest of each history to keep; 0: this rule keeps none.
-        keep_days: age up to which they are kept; 0: this rule keeps none. Without either rule all are kept.
-        now_s: the time, in seconds since the epoch.
+        backups: all verified backups.
+        keep: number of newest backups to keep in each history; 0: no such rule.
+        keep_days: age up to which backups are kept; 0: no such rule. Without both rules all are kept.
+        now_s: current time, in seconds since the epoch.
     """
     if not keep and not keep_days:
         return []
@@ -200,23 +200,24 @@ MANIFEST_BYTES_MAX: Final = 64 << 10
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 LEFT_OVER_S: Final = 86_400.0
-"""Age at which a file without a manifest counts as left over by a killed backup."""
+"""Age at which a file without a manifest counts as a leftover of a killed backup."""
 
 Advance = Callable[[int], None]
-"""Told of bytes that were copied."""
+"""Called with the number of bytes copied."""
 
 
 class Place:
     """The files below one URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
 
-    A file appears whole: it is written under a name that ends in ``.part``, and then gets its own. On local disks both
-    are synced. Any exception of a file system becomes one line.
+    A file only appears when complete: it is written under a name that ends in ``.part``, then renamed. On local disks
+        both
+    steps are synced. Any exception of a file system becomes an error of one line.
 
     Arguments:
-        url: of a directory; it is made by the first file.
+        url: URL of a directory; it is created with the first file.
 
     Raises:
-        CommandError: fsspec is not installed, or knows no such URL.
+        CommandError: fsspec is not installed, or does not support the URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -232,7 +233,7 @@ class Place:
             yield
         except CommandError:
             raise
-        # Each file system has errors of its own, and most say nothing of the URL.
+        # Each file system has separate errors, and most do not name the URL.
         except Exception as error:
             raise CommandError(f"cannot {what} {self.url}: {describe(error)}") from error
 
@@ -240,17 +241,18 @@ class Place:
         return f"{self._root}/{name}"
 
     def require(self) -> None:
-        """Refuse a local directory that is not there: more often than not its name is misspelled.
+        """Refuse a local directory that does not exist, because its name is probably misspelled.
 
         Raises:
-            CommandError: it is not there, or no directory. An object store has no directories to look for.
+            CommandError: it does not exist, or is not a directory. Object stores are not checked: they have no
+                directories.
         """
         if self._is_local and not self._fs.isdir(self._root):
             why = "is no directory" if self._fs.exists(self._root) else "is not there"
             raise CommandError(f"{self.url} {why}")
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; none if there is no such directory."""
+        """Return the names of all files, sorted; empty if the directory does not exist."""
         with self._named("list"):
             self._fs.invalidate_cache()
             try:
@@ -269,18 +271,18 @@ class Place:
             self._sync(name + PART_SUFFIX)
 
     def _open_writer(self, name: str) -> Any:
-        """Open a new file; on a local disk with the modes of a data directory: it holds all that the cluster does."""
+        """Open a new file; on a local disk with the modes of a data directory, because it contains all data."""
         if not self._is_local:
             self._fs.makedirs(self._root, exist_ok=True)
             return self._fs.open(self._path(name), "wb")
         os.makedirs(self._root, DIRECTORY_MODE, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._path(name), flags, FILE_MODE)
-        os.fchmod(descriptor, FILE_MODE)  # of one that a killed backup has left
+        os.fchmod(descriptor, FILE_MODE)  # an existing file of a killed backup may have another mode
         return os.fdopen(descriptor, "wb")
 
     def finish(self, name: str) -> None:
-        """Give ``NAME.part`` its name."""
+        """Rename ``NAME.part`` to ``NAME``."""
         with self._named("write to"):
             self._fs.mv(self._path(name + PART_SUFFIX), self._path(name))
             self._sync_names()
@@ -294,15 +296,15 @@ class Place:
         self.finish(name)
 
     def read(self, name: str) -> bytes:
-        """Return a small file, and of a large one the beginning. Raises CommandError."""
+        """Return a small file, or the beginning of a large one. Raises CommandError."""
         with self._named("read"):
             return bytes(self._fs.cat_file(self._path(name), start=0, end=MANIFEST_BYTES_MAX))
 
     def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
-        """Copy a file from here.
+        """Copy a stored file to a local path.
 
         Raises:
-            CommandError: it cannot be read.
+            CommandError: the file cannot be read.
             OSError: the copy cannot be written.
         """
         with target.open("wb") as writer, contextlib.ExitStack() as stack:
@@ -317,12 +319,12 @@ class Place:
             return bytes(reader.read(CHUNK_BYTES))
 
     def delete(self, name: str) -> None:
-        """Delete a file, there or not."""
+        """Delete a file, if it exists."""
         with self._named("delete in"), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
 
     def backups(self) -> list[Manifest]:
-        """Return the backups that are whole, oldest first, where all must be known.
+        """Return all complete backups, oldest first.
 
         Raises:
             CommandError: a manifest cannot be read.
@@ -333,7 +335,7 @@ class Place:
         return found
 
     def look(self) -> tuple[list[Manifest], dict[str, str]]:
-        """Return the backups that are whole, oldest first, and of those with a damaged manifest, by name, why."""
+        """Return all complete backups, oldest first, and a map from the name of each damaged manifest to the reason."""
         names = self.names()
         there, found, damaged = set(names), list[Manifest](), dict[str, str]()
         for name in names:
@@ -341,7 +343,7 @@ class Place:
                 continue
             stem = name.removesuffix(MANIFEST_SUFFIX)
             if stem + DATA_SUFFIX not in there:
-                continue  # killed while it was deleted
+                continue  # deleted in the meantime
             try:
                 one = Manifest.decode(self.read(name))
                 if not one.belongs_to(stem):
@@ -352,12 +354,12 @@ class Place:
         return oldest_first(found), damaged
 
     def remove(self, backup: Manifest) -> None:
-        """Delete a backup, the manifest first: without it the rest is none."""
+        """Delete a backup, the manifest first: without it the remaining files do not count."""
         self.delete(backup.name + MANIFEST_SUFFIX)
         self.delete(backup.name + DATA_SUFFIX)
 
     def remove_leftovers(self, now_s: float) -> list[str]:
-        """Delete what backups left that were killed long ago; return the names."""
+        """Delete leftovers of backups that were killed long ago; return their names."""
         names = self.names()
         whole = {name.removesuffix(MANIFEST_SUFFIX) for name in names if name.endswith(MANIFEST_SUFFIX)}
         stems = {name.removesuffix(DATA_SUFFIX) for name in names if name.endswith(DATA_SUFFIX)}
@@ -383,19 +385,19 @@ class Place:
 
 # -- take -----------------------------------------------------------------------------------------------------------
 #
-# A snapshot from one member, the hash that the cluster gives for it, and the check of a file by restoring it.
+# Taking a snapshot from one member, with the hash that the cluster gives for it, and checking a file by restoring it.
 #
-# Owns the choice of the member: a follower before a learner before the leader, the one that has applied most first;
-# when
-# one is lost in the middle, the next. A snapshot is only taken for good if a member gives a hash for exactly its
-# revision
-# and its compacted revision. If the cluster was compacted meanwhile, another one is taken.
+# Chooses the member: a follower before a learner before the leader, and the one that has applied most first; if it is
+# lost midway, the next one. A snapshot is accepted only if a member gives a hash for exactly its revision and compact
+# revision. If the cluster was compacted in the meantime, another snapshot is taken.
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a restored file holds: the hash of its history, the revisions that it is for, where in the log of its
-    cluster it stands, and the file's own hash."""
+    """A summary of a restored file.
+
+    It has the hash and revisions of the history, its place in the cluster's log, and the hash of the file.
+    """
 
     hash: int
     revision: int
@@ -406,10 +408,10 @@ class Contents:
 
 
 def read_contents(path: Path) -> Contents:
-    """Restore a snapshot file and return what is in it.
+    """Restore a snapshot file and return a summary of its content.
 
     Raises:
-        CommandError: it cannot be restored.
+        CommandError: the file cannot be restored.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="raftkv-verify-", dir=path.parent) as directory:
@@ -432,7 +434,7 @@ def check(backup: Manifest, path: Path) -> None:
     """Check that a file is the backup that its manifest describes, and can be restored.
 
     Raises:
-        CommandError: it is not.
+        CommandError: the file differs or cannot be restored.
     """
     size_bytes, digest = _digest(path)
     if (size_bytes, digest) != (backup.size_bytes, backup.sha256):
@@ -450,24 +452,24 @@ def check(backup: Manifest, path: Path) -> None:
 
 
 TRIES: Final = 3
-"""Snapshots that are taken until one has not been overtaken by a compaction."""
+"""Maximum number of snapshots to take until one was not overtaken by a compaction."""
 HASH_TIMEOUT_S: Final = 120.0
 STATUS_TIMEOUT_S: Final = 2.0
 
 
 async def take(kv: Client, path: Path, progress: Progress) -> tuple[EndpointStatus, Contents]:
-    """Save a snapshot that has the hash which the cluster gives for it.
+    """Save a snapshot whose hash the cluster confirms.
 
     Arguments:
-        kv: a client of all members.
-        path: where to.
-        progress: told of bytes.
+        kv: client of all members.
+        path: file to write.
+        progress: called with byte counts.
 
     Returns:
-        who gave it, and what is in it.
+        The member that gave the snapshot, and the snapshot's content.
 
     Raises:
-        CommandError: no member gives one, or its hash is not the cluster's.
+        CommandError: no member gives a snapshot, or its hash differs from the cluster's.
     """
     for _ in range(TRIES):
         member = await _save(kv, path, progress)
@@ -493,7 +495,7 @@ async def _save(kv: Client, path: Path, progress: Progress) -> EndpointStatus:
 
 
 def preferred(members: list[EndpointStatus]) -> list[EndpointStatus]:
-    """Return members in the order in which they are asked; those that do not answer last."""
+    """Return members in the order of preference for a snapshot; those that do not answer come last."""
 
     def rank(one: EndpointStatus) -> tuple[bool, bool, bool, int]:
         is_leader = one.member_id == one.leader_id
@@ -503,10 +505,10 @@ def preferred(members: list[EndpointStatus]) -> list[EndpointStatus]:
 
 
 async def _is_confirmed(kv: Client, member: EndpointStatus, contents: Contents) -> bool:
-    """Return whether the cluster has this history at that revision; False: it was compacted meanwhile.
+    """Return whether the cluster confirms this history; False: it was compacted in the meantime.
 
     Raises:
-        CommandError: it has another history, or no member tells.
+        CommandError: the cluster has another history, or no member answers.
     """
     others = [one.text for one in kv.scope.core.endpoints if one.text != member.endpoint]
     failures = []
@@ -532,35 +534,35 @@ async def _is_confirmed(kv: Client, member: EndpointStatus, contents: Contents) 
 
 # -- report ---------------------------------------------------------------------------------------------------------
 #
-# What ``raftkv backup`` prints: a line or an object for each thing done, and progress bars on a terminal.
+# The output of ``raftkv backup``: a line or an object for each event, and progress bars on a terminal.
 
 
 class Report:
-    """Prints what happened: to standard output what was done, to standard error what failed.
+    """Prints events: completed steps to standard output, failures to standard error.
 
     Arguments:
-        json: one object a line, and no progress bars.
+        json: whether to print one object per line, without progress bars.
     """
 
     def __init__(self, *, json: bool) -> None:
         self.is_json = json
 
     def say(self, text: str, event: str, **fields: Any) -> None:
-        """Print that something is done.
+        """Print a completed step.
 
         Arguments:
-            text: for people.
-            event: its name, for programs.
-            fields: what programs get of it.
+            text: text for people.
+            event: name of the event for programs.
+            fields: further fields for programs.
         """
         print(json.dumps({"event": event, **fields}) if self.is_json else text, flush=True)
 
     def deleted(self, name: str) -> None:
-        """A file or backup that is not needed any more is gone."""
+        """Print that an old file or backup was deleted."""
         self.say(f"deleted {name}", "deleted", name=name)
 
     def failed(self, why: str, name: str = "") -> None:
-        """Something failed, and the command goes on."""
+        """Print a failure after which the command continues."""
         if self.is_json:
             self.say("", "failed", name=name, error=why)
         else:
@@ -571,7 +573,7 @@ class Report:
         print(f"raftkv backup: {text}", file=sys.stderr, flush=True)
 
     def table(self, backups: Sequence[Manifest]) -> None:
-        """Print all backups."""
+        """Print a table of all backups."""
         if self.is_json:
             for backup in backups:
                 self.say("", "backup", **asdict(backup))
@@ -584,7 +586,7 @@ class Report:
 
     @contextmanager
     def copying(self, what: str, total: int) -> Iterator[Advance]:
-        """Show a bar of bytes inside the block, on a terminal; yields what is to be told of more bytes."""
+        """Show a progress bar on a terminal during the block; yield a function that advances it by some bytes."""
         with progress_bar(what, ("Download", "TransferSpeed"), total, hidden=self.is_json) as update:
             yield lambda size_bytes: update(advance=size_bytes)
 
@@ -594,18 +596,19 @@ PREFIX: Final = "raftkv-backup-"
 
 @contextmanager
 def temporary_directory(base: str = "") -> Iterator[Path]:
-    """Make a directory for a snapshot inside the block; it needs room for the database and a segment of the log.
+    """Create a directory for a snapshot for the block; it needs space for the database and a segment of the log.
 
-    Each is locked while it is in use. The directories of killed backups have lost their lock: they are deleted first.
+    Each directory is locked while it is in use. Directories without a lock belong to killed backups and are deleted
+    first.
 
     Arguments:
-        base: where; empty: where the system has its temporary files.
+        base: parent directory; empty: the system's directory for temporary files.
 
     Raises:
-        OSError: it cannot be made there.
+        OSError: the directory cannot be created.
     """
     for path in Path(base or tempfile.gettempdir()).glob(PREFIX + "*"):
-        with suppress(OSError):  # it is another user's, or gone meanwhile
+        with suppress(OSError):  # owned by another user, or deleted in the meantime
             _remove_if_left(path)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=base or None) as name:
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -619,7 +622,7 @@ def temporary_directory(base: str = "") -> Iterator[Path]:
 def _remove_if_left(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # An empty one may have been made just now, and not be locked yet.
+        # An empty directory may be new and not locked yet.
         if os.fstat(descriptor).st_uid != os.geteuid() or not os.listdir(descriptor):
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -629,7 +632,7 @@ def _remove_if_left(path: Path) -> None:
 
 
 RETRY_S: Final = 60.0
-"""Time after which a scheduled backup that failed is tried again, if its next turn is later."""
+"""Longest time until a failed scheduled backup is retried."""
 
 _JSON = Flag("json", BOOL, usage="print JSON, one object a line")
 _TEMPORARY = Flag("temporary-dir", usage="directory for the file while it is checked; without it that of the system")
@@ -679,7 +682,7 @@ def main(words: Sequence[str]) -> int:
         the exit code.
 
     Raises:
-        CommandError, RaftKVError: it failed; one line.
+        CommandError, RaftKVError: the command failed; the text is one line.
     """
     found = daemon.parse_command({name: flags for name, (flags, _) in _COMMANDS.items()}, words, _USAGE)
     if found is None:
@@ -694,7 +697,7 @@ def main(words: Sequence[str]) -> int:
 
 
 async def _take_all(place: Place, values: dict[str, Any]) -> int:
-    """Take backups until a signal comes; a signal ends one that is under way, of which nothing is left."""
+    """Take backups until a signal arrives; a backup in progress is then aborted and its files are removed."""
     stop = asyncio.Event()
     with on_signals(stop.set):
         ended = await daemon.before_stop(stop, _schedule(place, values))
@@ -721,10 +724,10 @@ async def _schedule(place: Place, values: dict[str, Any]) -> int:
 
 
 async def take_one(place: Place, values: dict[str, Any], report: Report) -> Manifest:
-    """Take one backup, verify what was uploaded, write its manifest, and delete what is not needed any more.
+    """Take one backup, verify the uploaded file, write its manifest, and delete backups that are no longer needed.
 
     Raises:
-        CommandError: it failed; nothing of it counts.
+        CommandError: the backup failed and does not count.
     """
     async with connect(values["endpoints"].split(","), **daemon.connection(values)) as kv:
         with _temporary(values) as directory:
@@ -760,7 +763,7 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
         with report.copying("uploading", contents.size_bytes) as advance:
             await _copied(place.upload, path, file_name, advance)
         path.unlink()
-        # What is verified is what lies there, not what was sent.
+        # Verify the stored file, not the local copy.
         with report.copying("verifying", contents.size_bytes) as advance:
             await _copied(place.download, file_name + PART_SUFFIX, back, advance)
         await on_thread(lambda: check(made, back))
@@ -771,7 +774,7 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
         await on_thread(lambda: place.finish(file_name))
         await on_thread(lambda: place.write(manifest_name, made.encode()))
     except CommandError:
-        # Without its manifest the database is no backup, and a full place would stay full.
+        # Without its manifest the uploaded file is not a backup, and would only occupy space.
         left += [manifest_name, manifest_name + PART_SUFFIX, file_name]
         await on_thread(lambda: _delete(place, left))
         raise
@@ -779,14 +782,14 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
 
 
 def _delete(place: Place, names: Sequence[str]) -> None:
-    """Delete what a backup left that has failed, as far as that can be done: why it failed is what counts."""
+    """Delete files of a failed backup as far as possible; ignore errors, because the original failure is reported."""
     for name in names:
         with contextlib.suppress(CommandError):
             place.delete(name)
 
 
 async def _copied(copy: Callable[[Any, Any, Advance], None], source: Any, target: Any, advance: Advance) -> None:
-    """Copy in a thread; a cancellation ends it at the next piece."""
+    """Copy in a thread; a cancellation stops the copy at the next piece."""
     cancelled = threading.Event()
 
     def go_on(size_bytes: int) -> None:
@@ -835,7 +838,7 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _checked(place: Place, backup: Manifest, values: dict[str, Any], report: Report) -> Iterator[Path]:
-    """Fetch a backup for the time of a block, and check it; gives the path of its file."""
+    """Download a backup for the block, and check it; yield the path of the file."""
     with _temporary(values) as directory:
         path = directory / "backup.db"
         with report.copying(backup.name, backup.size_bytes) as advance:
@@ -844,7 +847,7 @@ def _checked(place: Place, backup: Manifest, values: dict[str, Any], report: Rep
         yield path
 
 
-# -- looking and restoring -------------------------------------------------------------------------------------------
+# -- listing and restoring -------------------------------------------------------------------------------------------
 
 
 def _list(place: Place, values: dict[str, Any]) -> int:
@@ -890,7 +893,7 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
         data_dir=values["data-dir"],
         wal_dir=values["wal-dir"],
         initial_cluster=values["initial-cluster"],
-        # Not the old ids: the archive of the old log is not to be mistaken for that of the new one.
+        # A new token gives new ids, so that the archive of the old log cannot be mistaken for the new one.
         initial_cluster_token=values["initial-cluster-token"] or backup.name,
         initial_advertise_peer_urls=cluster_id.parse_urls(values["initial-advertise-peer-urls"]),
     )
@@ -902,7 +905,7 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
 
 
 def _chosen(place: Place, name: str, target: Target | None = None) -> Manifest:
-    """Return the backup of a name, or the newest, or the newest from which the log leads to a point in time."""
+    """Return the backup with a name, the newest, or the newest from which the log leads to a point in time."""
     backups, damaged = place.look()
     found = [one for one in backups if not name or one.name == name]
     newest = name or max((*damaged, *(one.name for one in found)), default="")

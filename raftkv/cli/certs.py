@@ -1,11 +1,11 @@
-"""``raftkv certs``: make, list, renew and revoke the certificates of a small cluster, as files in one directory.
+"""``raftkv certs``: create, list, renew and revoke the certificates of a small cluster, as files in one directory.
 
     raftkv certs tls a=10.0.0.1 b=10.0.0.2 c=10.0.0.3 --client alice
 
-Exit codes: 0 done, 1 it failed (one line says what, nothing was written over), 2 a flag that cannot be read.
+Exit codes: 0 done, 1 failed (one line says what; no file was overwritten), 2 an invalid flag.
 
-How a certificate is made is ``server.tls.issue``, which members use too for those of ``--auto-tls``. Leaves out:
-certificates for anything but raftkv, keys with passwords, requests that another authority signs.
+Certificates are created by ``server.tls.issue``, which members also use for ``--auto-tls``. Not supported: certificates
+for other purposes, keys with passwords, signing requests for another authority.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from raftkv.server.tls.issue import (
 #
 # The directory of ``raftkv certs``.
 #
-#     ca.crt ca.key             who signs the certificates of client ports and of clients
-#     peer-ca.crt peer-ca.key   who signs those of peer ports: a client's certificate is none of a peer
-#     ca.crl peer-ca.crl        what is revoked, once something is
-#     members/a/                all that member a needs: server.crt server.key peer.crt peer.key ca.crt peer-ca.crt
-#     clients/alice.crt .key    the user alice, where --client-cert-auth names users
+#     ca.crt ca.key             authority of client ports and of clients
+#     peer-ca.crt peer-ca.key   authority of peer ports, separate so that a client's certificate is not valid for a peer
+#     ca.crl peer-ca.crl        lists of revoked certificates, after the first revocation
+#     members/a/                all files for member a: server.crt server.key peer.crt peer.key ca.crt peer-ca.crt
+#     clients/alice.crt .key    the user alice, if --client-cert-auth names users
 #
-# Nothing is written over, except by ``renew`` and the lists by ``revoke``. Names are checked before the first file is
-# written.
+# No file is overwritten, except by ``renew``, and the lists by ``revoke``. All names are checked before the first file
+# is written.
 
 HERE: Final = ("localhost", "127.0.0.1", "::1")
-"""Hosts that a member's certificate for clients has beside the member's own."""
+"""Hosts in a member's certificate for clients, besides the member's own."""
 CRL_DAYS: Final = 3650
-"""Until a list of revoked certificates ought to be renewed; members go by it after that too, and warn."""
+"""Days after which a list of revoked certificates should be renewed; members then still use it, but warn."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
@@ -68,9 +68,9 @@ class Made:
     Attributes:
         kind: ``authority``, ``server``, ``peer`` or ``client``.
         name: common name.
-        hosts: names and addresses in it.
-        expires: when it ends.
-        path: of its file.
+        hosts: names and addresses in the certificate.
+        expires: end of its validity.
+        path: path of its file.
     """
 
     kind: str
@@ -84,11 +84,11 @@ class Folder:
     """A directory of certificates.
 
     Arguments:
-        path: of it.
-        is_new: make it if it is not there: who looks for something does not want an empty one.
+        path: path of the directory.
+        is_new: whether to create the directory if it does not exist; False for commands that only read.
 
     Raises:
-        ConfigError, StorageError: it cannot be used.
+        ConfigError, StorageError: the directory cannot be used.
     """
 
     def __init__(self, path: str, *, is_new: bool) -> None:
@@ -97,16 +97,16 @@ class Folder:
         self._path = private_directory(path)
 
     def make(self, members: Mapping[str, Sequence[str]], clients: Sequence[str], days: int, ca_days: int) -> list[Made]:
-        """Make authorities, unless they are there, and certificates for members and clients that have none.
+        """Create the authorities, unless they exist, and certificates for new members and clients.
 
         Arguments:
-            members: name to hosts.
+            members: hosts of each member, by name.
             clients: names of users.
-            days: that certificates are valid.
-            ca_days: that authorities are valid.
+            days: validity of certificates.
+            ca_days: validity of authorities.
 
         Raises:
-            ConfigError: something is there already or cannot be written, or a name cannot be one; all is as it was.
+            ConfigError: a file exists already or cannot be written, or a name is invalid; nothing is changed.
         """
         for name in (*members, *clients):
             _check_name(name)
@@ -124,14 +124,15 @@ class Folder:
             for name in clients:
                 made += self._make_client(name, days)
         except BaseException:
-            # All of a call or nothing: the words for members of the next one would not name those that are left.
+            # All or nothing: otherwise the printed command lines of a second call would miss members created by this
+            # one.
             for one in made:
                 self._take_back(one)
             raise
         return made
 
     def _take_back(self, one: Made) -> None:
-        """Delete a certificate that was made just now, with its key; of a member all of its files."""
+        """Delete a certificate that was just created, with its key; for a member, all of its files."""
         if one.kind in ("server", "peer"):
             shutil.rmtree(one.path.parent, ignore_errors=True)
             return
@@ -158,7 +159,7 @@ class Folder:
     def _make_member(self, name: str, hosts: Sequence[str], days: int) -> list[Made]:
         server = self._load("ca").issue(name, days, list(dict.fromkeys((*hosts, *HERE))), (SERVER,))
         peer = self._load("peer-ca").issue(name, days, hosts, (SERVER, CLIENT))
-        # All of it or nothing: what has half of its files can be neither made nor renewed.
+        # All or nothing: a member with half of its files could be neither created nor renewed.
         making, folder = self._path / f".{name}.new", self.member_folder(name)
         shutil.rmtree(making, ignore_errors=True)
         private_directory(making)
@@ -175,10 +176,10 @@ class Folder:
         return [_read("server", folder / "server.crt"), _read("peer", folder / "peer.crt")]
 
     def renew(self, members: Sequence[str], clients: Sequence[str], days: int) -> list[Made]:
-        """Replace certificates and keys by new ones for the same names. Running members take them up by themselves.
+        """Replace certificates and keys with new ones for the same names. Running members reload them automatically.
 
         Raises:
-            ConfigError: one is not there.
+            ConfigError: a certificate does not exist.
         """
         made = []
         for kind, certificate in self._files(members, clients):
@@ -191,10 +192,10 @@ class Folder:
         return made
 
     def revoke(self, members: Sequence[str], clients: Sequence[str]) -> list[Path]:
-        """Put the present certificates of members and clients on the lists of revoked ones; the lists.
+        """Revoke the present certificates of members and clients; return the paths of the lists.
 
         Raises:
-            ConfigError: one is not there.
+            ConfigError: a certificate does not exist.
         """
         lists = []
         for kind, certificate in self._files(members, clients):
@@ -205,7 +206,7 @@ class Folder:
         return list(dict.fromkeys(lists))
 
     def remove(self, members: Sequence[str], clients: Sequence[str]) -> None:
-        """Delete the files of members and clients, so that their names can be given again."""
+        """Delete the files of members and clients, so that their names can be used again."""
         for name in members:
             shutil.rmtree(self.member_folder(name))
         for name in clients:
@@ -227,14 +228,14 @@ class Folder:
         return {one.name: one.hosts for one in servers}
 
     def member_folder(self, name: str) -> Path:
-        """Return the directory of a member."""
+        """Return the directory for a member's files."""
         return self._path / "members" / name
 
     def _client(self, name: str) -> Path:
         return self._path / "clients" / f"{name}.crt"
 
     def _files(self, members: Sequence[str], clients: Sequence[str]) -> list[tuple[str, Path]]:
-        """Kind and file of each certificate of members and clients; all are there."""
+        """Return the kind and the file of each certificate of members and clients; all must exist."""
         for name in (*members, *clients):
             _check_name(name)
         found = [(kind, self.member_folder(name) / f"{kind}.crt") for name in members for kind in ("server", "peer")]
@@ -342,7 +343,7 @@ def main(words: Sequence[str]) -> int:
         The exit code.
 
     Raises:
-        CommandError: it failed; one line.
+        CommandError: the command failed; the text is one line.
     """
     found = daemon.parse_command(FLAGS, words, _USAGE)
     if found is None:
@@ -397,7 +398,7 @@ def _run(command: str, folder: Folder, members: Mapping[str, Sequence[str]], val
 
 
 def _print_notes(members: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]]) -> None:
-    """Print what the commands above do not show."""
+    """Print hints that the printed command lines do not show."""
     if members and _contact(others):
         print(
             "\nUntil it votes, each needs a client's certificate (root's, if there are users): RAFTKV_CERT, RAFTKV_KEY"
@@ -408,14 +409,14 @@ def _print_notes(members: Mapping[str, Sequence[str]], others: Mapping[str, Sequ
 
 
 def _contact(others: Mapping[str, Sequence[str]]) -> str:
-    """Return a host by which members that are there already are reached; empty: there is none."""
+    """Return a host of an existing member; empty: there is none."""
     return next((host for hosts in others.values() for host in hosts if "*" not in host), "")
 
 
 def _start(
     folder: Folder, name: str, members: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """The words that start a member with its certificates: as a founder, or to join those that are there already."""
+    """Return the command line that starts a member with its certificates, as a founder or to join existing members."""
     at = folder.member_folder(name)
     client = f"https://{_in_url(members[name][0])}:{CLIENT_PORT}"
     contact = _contact(others)

@@ -1,14 +1,14 @@
 """``raftkvctl checkpoint``: the registry of checkpoints on the command line.
 
-Every command begins with a ``Call``: its arguments checked, the registry of a run, and its failures::
+Every command starts with a ``Call``, which checks the arguments, opens the registry of a run, and reports failures::
 
     call = Call(invocation)
     found = call.run(lambda registry: find(registry, call.which(1), call.kind))
 
-A registry waits for a store that does not answer as long as it takes, as training jobs must. A command must not: it
-asks once with the time limit of all commands before it begins, and what only reads the store ends after that limit.
+A registry waits for an unresponsive store indefinitely, as training jobs need. A command must not: it first tests the
+store once with the time limit of all commands, and operations that only read the store end after that limit.
 
-``raftkv.checkpoint`` is the registry itself; flags, help and examples are in ``cli.ctl.tree``.
+``raftkv.checkpoint`` is the registry; flags, help and examples are in ``cli.ctl.tree``.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ WORDS = "latest, a step, tag:NAME, min:METRIC or max:METRIC"
 
 
 def check_which(word: str) -> str:
-    """Return a word that names a checkpoint of a run.
+    """Return a word after checking that it has a form that names a checkpoint of a run.
 
     latest          the newest; the default
     100             the one of that step
-    tag:release     the one that the tag is on
+    tag:release     the one with this tag
     min:loss        the best by a metric; max:accuracy
 
     Raises:
-        CommandError: it does not.
+        CommandError: the word has another form.
     """
     prefix, colon, name = word.partition(":")
     is_step = not colon and number_in(word) is not None
@@ -68,13 +68,13 @@ async def find(registry: Registry, word: str, kind: str) -> Checkpoint:
     """Return the checkpoint that a word names.
 
     Arguments:
-        registry: of the run.
-        word: as ``check_which`` has it.
-        kind: empty: of any kind.
+        registry: registry of the run.
+        word: see ``check_which``.
+        kind: kind of checkpoint; empty: any kind.
 
     Raises:
         ConfigError: the step is too large.
-        CheckpointNotFound: there is none.
+        CheckpointNotFound: there is no such checkpoint.
     """
     prefix, colon, name = word.partition(":")
     if word == LATEST:
@@ -91,15 +91,15 @@ class Call:
     """One run of a command.
 
     Arguments:
-        invocation: its words.
+        invocation: parsed command line.
 
     Attributes:
-        as_json: whether JSON is wanted.
-        run_id: the first argument, if the usage begins with RUN; else empty.
+        as_json: whether to print JSON.
+        run_id: first argument, if the usage begins with RUN; otherwise empty.
         kv: the client, inside ``run``.
 
     Raises:
-        CommandError: too few or too many arguments, or one that cannot be.
+        CommandError: too few or too many arguments, or an invalid one.
     """
 
     def __init__(self, invocation: Invocation) -> None:
@@ -115,24 +115,24 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """Return the kind of the checkpoints that are meant; empty: any."""
+        """Return the kind of checkpoint from the flags; empty: any."""
         wanted: str = self["kind"]
         return outside_the_store(lambda: check_kind(wanted)) if wanted else ""
 
     def which(self, place: int) -> str:
-        """Return the argument that names a checkpoint; the latest if it was left out.
+        """Return the argument that names a checkpoint; ``latest`` if it is missing.
 
         Arguments:
-            place: of the argument, from 0.
+            place: position of the argument, from 0.
         """
         return check_which(self.argument(place) or LATEST)
 
     def argument(self, place: int) -> str:
-        """Return an argument; empty: it was left out."""
+        """Return an argument; empty if it is missing."""
         return self._arguments[place]
 
     def tell_of_run(self, facts: dict[str, object], text: str) -> None:
-        """Print what was done to the run."""
+        """Print the result of a change to the run."""
         self.tell({"run_id": self.run_id, **facts}, text)
 
     def tell(self, plain: Any, shown: Rows | str | Callable[[], object]) -> None:
@@ -140,27 +140,27 @@ class Call:
         tell(self.as_json, plain, shown)
 
     def run(self, use: Callable[[Registry], Awaitable[T]], *, uri: str = "", limited: bool = True) -> T:
-        """Use the registry of the run.
+        """Call a function with the registry of the run.
 
         Arguments:
-            use: what to do with it.
-            uri: below which new checkpoints lie.
-            limited: whether it must end within the time limit of commands, as reads of the store.
+            use: function to call.
+            uri: location of new checkpoints.
+            limited: whether the function must end within the time limit of commands, as for reads of the store.
 
         Raises:
-            CommandError: it failed.
+            CommandError: the function failed.
         """
         return use_library(self.session, lambda kv: self._used(kv, use, uri, limited))
 
     def on(
         self, place: int, act: Callable[[Registry, Checkpoint], Awaitable[T]], *, limited: bool = True
     ) -> tuple[Checkpoint, T]:
-        """Do something with the checkpoint that an argument names; return it, and what came of it.
+        """Call a function with the checkpoint that an argument names; return the checkpoint and the result.
 
         Arguments:
-            place: of the argument, from 0.
-            act: what to do.
-            limited: as of ``run``.
+            place: position of the argument, from 0.
+            act: function to call.
+            limited: as for ``run``.
         """
         which, kind = self.which(place), self.kind
 
@@ -188,10 +188,10 @@ class Call:
 
 
 def outside_the_store(work: Callable[[], T]) -> T:
-    """Do something with the bytes of checkpoints; a failure becomes one line.
+    """Call a function that accesses the files of checkpoints; report a failure as one line.
 
     Raises:
-        CommandError: it failed.
+        CommandError: the function failed.
     """
     try:
         return work()
@@ -203,7 +203,7 @@ def outside_the_store(work: Callable[[], T]) -> T:
 
 # -- view -----------------------------------------------------------------------------------------------------------
 #
-# How checkpoints look: cells of tables, lines, JSON. Pure, but for the printing.
+# Display of checkpoints: table cells, lines, JSON. Pure, except for the printing.
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LATEST_STYLE: Final = "bold green"
@@ -240,11 +240,11 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def checkpoints_table(checkpoints: Sequence[Checkpoint], held: Mapping[tuple[str, int], Sequence[str]]) -> Rows:
-    """Lay out the checkpoints of a run.
+    """Return the table of a run's checkpoints.
 
     Arguments:
-        checkpoints: in the order of the rows.
-        held: why one must stay, by kind and step.
+        checkpoints: checkpoints in row order.
+        held: reasons to keep a checkpoint, by kind and step.
     """
     newest: dict[str, int] = {}
     for one in checkpoints:
@@ -265,7 +265,7 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint], held: Mapping[tuple[str
 
 
 def runs_table(summaries: Sequence[RunLatest]) -> Rows:
-    """Lay out all runs and kinds."""
+    """Return the table of all runs and kinds."""
     rows = []
     for one, last in ((one, one.latest) for one in summaries):
         best = ", ".join(f"{name} {two.min_value:.6g} {two.max_value:.6g}" for name, two in sorted(last.best.items()))
@@ -284,7 +284,7 @@ def lineage_table(checkpoints: Sequence[Checkpoint]) -> Rows:
 
 
 def best_table(checkpoints: Sequence[Checkpoint], metric: str) -> Rows:
-    """Lay out the best checkpoints by a metric, the best first."""
+    """Return the table of the best checkpoints by a metric, best first."""
     rows = [
         (f"{one.metrics[metric]:.6g}", one.run_id, str(one.step), one.kind, clock(one.time), one.uri)
         for one in checkpoints
@@ -293,7 +293,7 @@ def best_table(checkpoints: Sequence[Checkpoint], metric: str) -> Rows:
 
 
 def details(checkpoint: Checkpoint, held: Sequence[str]) -> list[tuple[str, str]]:
-    """Describe one checkpoint, a name and a value each."""
+    """Return the details of one checkpoint as pairs of name and value."""
     one = checkpoint
     lines = [
         ("uri", printable(one.uri)),
@@ -323,7 +323,7 @@ def commit_line(checkpoint: Checkpoint, revision: int) -> str:
 
 # -- finding --------------------------------------------------------------------------------------------------------
 #
-# ``checkpoint list|show|latest|best|runs|lineage|watch|verify``: the commands that only read.
+# ``checkpoint list|show|latest|best|runs|lineage|watch|verify``: the read-only commands.
 
 _WORDS = {PIN: "pinned by", TAG: "tag", CHILD: "parent of"}
 Held = Mapping[tuple[str, int], Sequence[str]]
@@ -346,7 +346,7 @@ def list_all(invocation: Invocation) -> None:
 
 
 def show(invocation: Invocation) -> None:
-    """Print one checkpoint, and with --files what is in it."""
+    """Print one checkpoint; with --files also its files."""
     call = Call(invocation)
     checkpoint, reasons = call.on(1, lambda registry, _: held(registry))
     manifest = outside_the_store(lambda: load_manifest(checkpoint)) if call["files"] else None
@@ -366,7 +366,7 @@ def _print_details(checkpoint: Checkpoint, reasons: Held, manifest: Manifest | N
 
 
 def latest(invocation: Invocation) -> None:
-    """Print the newest checkpoint of a run; with --uri where it lies."""
+    """Print the newest checkpoint of a run; with --uri only its location."""
     call = Call(invocation)
     found = call.run(lambda registry: registry.latest(call.kind))
     if call["uri"]:
@@ -376,7 +376,7 @@ def latest(invocation: Invocation) -> None:
 
 
 def best(invocation: Invocation) -> None:
-    """Print the best checkpoints by a metric, of one run or of all."""
+    """Print the best checkpoints by a metric, of one run or of all runs."""
     if invocation["all-runs"]:
         invocation.usage = "METRIC"
     call = Call(invocation)
@@ -395,14 +395,14 @@ def best(invocation: Invocation) -> None:
 
 
 def runs(invocation: Invocation) -> None:
-    """Print which runs have checkpoints."""
+    """Print the runs that have checkpoints."""
     call = Call(invocation)
     found = call.run(lambda registry: registry.lookup.latest_of_all())
     call.tell([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found], runs_table(found))
 
 
 def lineage(invocation: Invocation) -> None:
-    """Print what a checkpoint descends from."""
+    """Print the ancestors of a checkpoint."""
     call = Call(invocation)
     _, found = call.on(1, lambda registry, one: registry.lookup.lineage(one))
     lost = found[-1].parent
@@ -412,7 +412,7 @@ def lineage(invocation: Invocation) -> None:
 
 
 async def held(registry: Registry) -> Held:
-    """Read why checkpoints of a run must stay, by kind and step."""
+    """Return the reasons to keep checkpoints of a run, by kind and step."""
     found: dict[tuple[str, int], list[str]] = {}
     for one in await registry.holds():
         found.setdefault((one.checkpoint.kind, one.checkpoint.step), []).append(
@@ -426,7 +426,7 @@ def _with_holds(checkpoint: Checkpoint, reasons: Held) -> dict[str, Any]:
 
 
 def watch(invocation: Invocation) -> None:
-    """Print each commit once until SIGINT or SIGTERM arrives, or ``--count`` have come; then where to go on."""
+    """Print each commit once until SIGINT, SIGTERM or ``--count`` commits; then the revision to continue from."""
     call = Call(invocation)
     first, wanted = call["from-revision"], call["count"]
 
@@ -435,7 +435,7 @@ def watch(invocation: Invocation) -> None:
         try:
             with on_signals(commits.cancel):
                 known = await commits.ready()
-                # If the watch begins in the past, nothing is known to be over: what exists already is printed, too.
+                # A watch from a past revision also prints existing checkpoints, because none is known to be deleted.
                 return await _print_commits(commits, call, first or known + 1, wanted)
         finally:
             commits.cancel()
@@ -446,7 +446,7 @@ def watch(invocation: Invocation) -> None:
 
 
 async def _print_commits(commits: Commits, call: Call, go_on: int, wanted: int) -> int:
-    """Print commits; return the revision from which to go on."""
+    """Print commits; return the revision to continue from."""
     printed = 0
     async for commit in commits:
         go_on = commit.revision + 1
@@ -466,7 +466,7 @@ def _print_commit(call: Call, commit: Commit) -> None:
 
 
 def verify(invocation: Invocation) -> None:
-    """Compare the files of one checkpoint, or of all of a run, with what was committed."""
+    """Compare the files of one checkpoint, or of all checkpoints of a run, with the committed sizes and hashes."""
     call = Call(invocation)
     if call["all"] and call.argument(1):
         raise CommandError("checkpoint verify takes --all or WHICH, not both", BAD_ARGUMENTS)
@@ -488,7 +488,7 @@ def verify(invocation: Invocation) -> None:
 
 
 def _verify(call: Call, checkpoint: Checkpoint) -> bool:
-    """Verify one, and print what was found; whether it is whole."""
+    """Verify one checkpoint and print the findings; return whether it is intact."""
     try:
         with byte_bar(f"verifying step {checkpoint.step}", hidden=call.as_json) as on_progress:
             report = outside_the_store(lambda: verify_bytes(checkpoint, on_progress=on_progress))
@@ -525,7 +525,7 @@ def _lines(report: Report) -> list[str]:
 
 # -- keeping --------------------------------------------------------------------------------------------------------
 #
-# ``checkpoint pin|unpin|tag|untag|gc``: what keeps a checkpoint, and what deletes those that nothing keeps.
+# ``checkpoint pin|unpin|tag|untag|gc``: protecting checkpoints, and deleting unprotected ones.
 
 _GONE_STYLE = "red"
 
@@ -541,7 +541,7 @@ def pin(invocation: Invocation) -> None:
 
 
 def unpin(invocation: Invocation) -> None:
-    """Take the pins of a reader on a checkpoint away."""
+    """Remove the pins of a reader from a checkpoint."""
     call = Call(invocation)
     reader = call["reader"] or default_reader()
     checkpoint, taken = call.on(1, lambda registry, one: registry.unpin(one, reader))
@@ -553,16 +553,16 @@ def unpin(invocation: Invocation) -> None:
 
 
 def default_reader() -> str:
-    """Return the name under which a person pins: USER-HOST."""
+    """Return the default reader of a person's pins: USER-HOST."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
+    except (KeyError, OSError):  # a container without a name for its user id
         user = "raftkvctl"
     return f"{user}-{socket.gethostname()}"
 
 
 def tag(invocation: Invocation) -> None:
-    """Put a tag on a checkpoint, or move it there."""
+    """Put a tag on a checkpoint, or move the tag there."""
     call = Call(invocation)
     name = call.argument(1)
     step = call.on(2, lambda registry, one: registry.tag(name, one))[0].step
@@ -570,7 +570,7 @@ def tag(invocation: Invocation) -> None:
 
 
 def untag(invocation: Invocation) -> None:
-    """Take a tag away."""
+    """Remove a tag."""
     call = Call(invocation)
     name = call.argument(1)
     if not call.run(lambda registry: registry.untag(name)):
@@ -582,7 +582,7 @@ def untag(invocation: Invocation) -> None:
 
 
 def collect(invocation: Invocation) -> None:
-    """Delete what a policy does not keep, and what dead attempts have left."""
+    """Delete the checkpoints that a policy does not keep, and the leftovers of dead attempts."""
     call = Call(invocation)
     policy, dry_run = _policy(call), call["dry-run"]
     with byte_bar("deleting", hidden=call.as_json or dry_run) as on_progress:
@@ -614,7 +614,7 @@ def _policy(call: Call) -> Policy:
 
 
 def _best(text: str) -> Best:
-    """Read METRIC, METRIC:MODE or METRIC:MODE:COUNT."""
+    """Parse METRIC, METRIC:MODE or METRIC:MODE:COUNT."""
     metric, *rest = text.split(":")
     try:
         return Best(metric, rest[0] if rest else MIN, *map(int, rest[1:]))
@@ -671,13 +671,13 @@ def _plain(result: Collected) -> dict[str, object]:
 
 # -- moving ---------------------------------------------------------------------------------------------------------
 #
-# ``checkpoint export|import|copy``: checkpoints that leave the registry, come into it, or go to another run.
+# ``checkpoint export|import|copy``: moving checkpoints out of the registry, into it, or to another run.
 
 _STYLES = {IMPORTED: "green", REFUSED: "red"}
 
 
 def export(invocation: Invocation) -> None:
-    """Copy a checkpoint to a directory, verified on the way."""
+    """Copy a checkpoint to a directory, and verify it on the way."""
     call = Call(invocation)
     uri = call.argument(2)
     with byte_bar("exporting", hidden=call.as_json) as bar:
@@ -693,7 +693,7 @@ def _tell_place(call: Call, checkpoint: Checkpoint, text: str, uri: str) -> None
 
 
 def copy(invocation: Invocation) -> None:
-    """Copy a checkpoint of one run into another."""
+    """Copy a checkpoint of one run to another run."""
     call = Call(invocation)
     step, place = _step(call), _place(call)
     into = outside_the_store(lambda: check_run_id(call.argument(2)))
@@ -708,7 +708,7 @@ def copy(invocation: Invocation) -> None:
 
 
 def take_in(invocation: Invocation) -> None:
-    """Register what lies in a directory: an export, or what another tool has saved there."""
+    """Register the content of a directory: an export, or files saved by another tool."""
     call = Call(invocation)
     uri, step = call.argument(1), _step(call)
     is_export = outside_the_store(lambda: Place(uri).exists(RECORD))
@@ -736,10 +736,10 @@ def take_in(invocation: Invocation) -> None:
 
 
 async def registry_of(call: Call, run_id: str, place: str) -> Registry:
-    """Return the registry of a run with the place of its checkpoints: the one given, or where its latest lies.
+    """Return the registry of a run with the location of its checkpoints: the given one, or that of its latest.
 
     Raises:
-        CommandError: none is given, and the run has no checkpoints.
+        CommandError: no location is given, and the run has no checkpoints.
     """
     found = Registry(call.kv, run_id, uri=place)
     if place:
@@ -753,7 +753,7 @@ async def registry_of(call: Call, run_id: str, place: str) -> Registry:
 
 
 def _place(call: Call) -> str:
-    """Return the place that was given; a path is made absolute, for others will look from elsewhere."""
+    """Return the given location; a path is made absolute, because others resolve it from other directories."""
     place: str = call["place"]
     return os.path.abspath(place) if place and "://" not in place else place
 

@@ -1,13 +1,13 @@
-"""``raftkv cluster``: several members on this machine, from nothing, in one terminal.
+"""``raftkv cluster``: several members on this machine, started with one command, in one terminal.
 
-Owns the member processes (their ports and directory), the loop that asks each member for its status twice a second, and
-how the answers are shown: a live table on a terminal, lines of news elsewhere. A member that ends is shown as exited
-and not restarted by itself, so that a user can kill one and see what the others do; SIGUSR1 starts it again. Ctrl-C, or
-any other signal that this program can catch, ends all members. A directory belongs to one cluster, and says to which.
+Manages the member processes (ports and directory), asks each member for its status twice a second, and shows the
+answers: as a live table on a terminal, otherwise as lines about changes. A member that ends is shown as exited and is
+not restarted automatically, so that a user can kill one and observe the others; SIGUSR1 starts it again. Ctrl-C, or any
+other signal that this program can catch, ends all members. A directory belongs to one cluster, which it records.
 
     raftkv cluster --size 3 --data-dir cluster-data -- --snapshot-count=1000
 
-Leaves out: clusters in a temporary directory (``raftkv.local``).
+Not here: clusters in a temporary directory (``raftkv.local``).
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# -- how it looks ----------------------------------------------------------------------------------------------------
+# -- display ---------------------------------------------------------------------------------------------------------
 
 
 SERVING = ("leader", "follower", "learner")
-"""Roles of members that answer and know a leader; others are candidate, starting, silent and exited."""
+"""Roles of members that answer and know a leader; the others are candidate, starting, silent and exited."""
 
 
 def make_table(rows: Sequence[Row], pids: Mapping[str, int]) -> Table:
-    """Return the live table; its caption says where the dashboard is, and how an ended member comes back.
+    """Return the live table; its caption gives the dashboard's address, and how to restart an ended member.
 
-    It fits 80 columns, also with a role and a process id of the longest kind.
+    The table fits 80 columns, even with the longest role and process id.
 
     Arguments:
-        rows: of the moment.
-        pids: process ids by name, of the members that run.
+        rows: current rows.
+        pids: process ids of the running members, by name.
     """
     from rich.text import Text
 
@@ -81,20 +81,20 @@ def make_table(rows: Sequence[Row], pids: Mapping[str, int]) -> Table:
 
 
 _REVIVE = f"kill -USR1 {os.getpid()}"
-"""What makes this program start the members again that have ended."""
+"""The command that makes this program restart the members that have ended."""
 
 
 def dashboard(rows: Sequence[Row]) -> str:
-    """Return where the dashboard is: at the first member that serves; empty while there is none.
+    """Return the address of the dashboard, at the first member that serves; empty if none does.
 
     Arguments:
-        rows: of the moment.
+        rows: current rows.
     """
     return next((f"{row.endpoint}/ui/" for row in rows if row.role in SERVING), "")
 
 
 def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
-    """Return lines about what has changed between two moments.
+    """Return lines about the changes between two moments.
 
     Arguments:
         before, after: the rows of the two moments.
@@ -126,11 +126,11 @@ PORT_STEP = 10_000
 SIZE_MAX = 6
 STOP_TIMEOUT_S = 10.0
 FOUNDERS = "members"
-"""File that says which members the cluster below a directory has: names and peer URLs."""
+"""File that records the members of the cluster in a directory: names and peer URLs."""
 
 
 class Member(ServerProcess):
-    """One member, in a session of its own: a Ctrl-C in the terminal reaches this program alone."""
+    """One member, in a separate session: a Ctrl-C in the terminal reaches only this program."""
 
     token = "raftkv-local"
 
@@ -141,17 +141,17 @@ class Member(ServerProcess):
 
 @contextlib.contextmanager
 def claimed(ports: Sequence[int]) -> Iterator[None]:
-    """Keep other ``raftkv cluster`` from ports, also before the members listen: their answers would pass for ours.
+    """Reserve ports for the block, so that another ``raftkv cluster`` cannot use them before the members listen.
 
     Arguments:
-        ports: of all members.
+        ports: ports of all members.
 
     Raises:
-        CommandError: another one has claimed a port.
+        CommandError: another ``raftkv cluster`` has reserved a port.
     """
     with contextlib.ExitStack() as stack:
         for port in set(ports):
-            # A name of the kernel's, which goes with this process, and is of its network as ports are.
+            # An abstract socket name disappears with this process, and is local to a network namespace, like ports.
             claim = stack.enter_context(socket.socket(socket.AF_UNIX))
             try:
                 claim.bind(f"\0raftkv-cluster/{port}")
@@ -161,14 +161,14 @@ def claimed(ports: Sequence[int]) -> Iterator[None]:
 
 
 def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Sequence[int]) -> list[Member]:
-    """Make members named node1, node2, ... with their data below a directory.
+    """Return members named node1, node2, ... with their data below a directory.
 
     Arguments:
-        directory: for data and logs.
-        client_ports, peer_ports: one of each for a member.
+        directory: directory for data and logs.
+        client_ports, peer_ports: one port of each for a member.
 
     Raises:
-        CommandError: the directory cannot be made or holds another cluster, a port is given twice or is taken.
+        CommandError: the directory cannot be created or holds another cluster, or a port is used twice or taken.
     """
     ports = [*client_ports, *peer_ports]
     if len(set(ports)) != len(ports) or not all(0 < port < 65536 for port in ports):
@@ -189,7 +189,7 @@ def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Seque
 
 
 def _check_founders(directory: Path, members: Sequence[Member]) -> None:
-    """Refuse data of another cluster: its members would wait for each other for ever, without a word."""
+    """Refuse data of another cluster, because its members would wait for each other silently for ever."""
     note = directory / FOUNDERS
     wanted = initial_cluster(members)
     try:
@@ -226,8 +226,8 @@ def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:
     """Start every member; if one cannot be started, stop the others.
 
     Arguments:
-        members: whom.
-        flags: more of them, for every member.
+        members: members to start.
+        flags: further flags for every member.
 
     Raises:
         CommandError: a member cannot be started.
@@ -245,7 +245,7 @@ def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:
 
 REFRESH_S = 0.5
 ASK_TIMEOUT_S = 0.4
-"""A member that does not answer within this is shown as silent; shorter than a refresh."""
+"""Time without an answer after which a member is shown as silent; shorter than a refresh."""
 
 FLAGS = (
     Flag("size", INT, 3, "number of members"),
@@ -265,7 +265,7 @@ def main(words: Sequence[str]) -> int:
         0 if it was stopped by a signal, 1 if all members ended on their own.
 
     Raises:
-        CommandError: it cannot be started.
+        CommandError: the cluster cannot be started.
     """
     usage = "Usage:\n  raftkv cluster [options] [-- flags for every member]"
     parsed = daemon.parse(FLAGS, words, "cluster", usage, takes_rest=True)
@@ -290,7 +290,7 @@ def _ports(parsed: pflag.Parsed) -> tuple[list[int], list[int]]:
         given = parsed.values[name]
         if given and (len(given) != size or not all(port.isascii() and port.isdigit() for port in given)):
             raise CommandError(f"--{name} must be {size} numbers (set to {','.join(given)})", BAD_FLAGS)
-        # Those that etcd's own local cluster uses: 2379, 22379, 32379, ...
+        # The ports of etcd's own local cluster: 2379, 22379, 32379, ...
         usual = [first + (number + 1) * PORT_STEP if number else first for number in range(size)]
         lists.append([int(port) for port in given] if given else usual)
     return lists[0], lists[1]
@@ -298,7 +298,7 @@ def _ports(parsed: pflag.Parsed) -> tuple[list[int], list[int]]:
 
 @dataclass
 class _Watcher:
-    """Asks the members and remembers what is needed for rates."""
+    """Asks the members for their status, and keeps the last answers, from which rates are computed."""
 
     members: list[Member]
     clients: list[Client]
@@ -306,7 +306,7 @@ class _Watcher:
     answered: set[str] = field(default_factory=set)
 
     async def rows(self) -> list[Row]:
-        """Return every member as it is now."""
+        """Return the current row of every member."""
         before, samples = self.last, await asyncio.gather(*map(self._sample, self.members, self.clients))
         self.last = {sample.endpoint: sample for sample in samples}
         return make_rows(before, samples)
@@ -358,7 +358,7 @@ async def _watch(members: list[Member]) -> int:
 
 @contextlib.contextmanager
 def _display(members: Sequence[Member]) -> Iterator[Callable[[list[Row]], None]]:
-    """Return a function that shows rows: as a live table on a terminal, else as lines when something changed."""
+    """Yield a function that shows rows: as a live table on a terminal, otherwise as lines after changes."""
     if not sys.stdout.isatty():
         before: list[Row] = []
 

@@ -1,11 +1,11 @@
 """Commands with Go's flag rules, on click.
 
-Owns the glue: a ``Leaf`` is a click command whose words are read by ``pflag``; ``dispatch`` finds it and runs it.
-click gives the tree, the help pages and the shell completion. Which word is the command is decided as etcdctl does:
-flags may stand before it, and an unambiguous beginning of its name is enough (``raftkvctl endp st``).
+A ``Leaf`` is a click command whose words are parsed by ``pflag``; ``dispatch`` finds the leaf and runs it. click
+provides the command tree, the help pages and the shell completion. The command word is found as in etcdctl: flags may
+precede it, and an unambiguous prefix is enough (``raftkvctl endp st``).
 
-Leaves name their function as ``module:function`` and it is imported when it runs: ``raftkvctl version`` must not wait
-for the parts that talk to a cluster.
+A leaf names its function as ``module:function``, which is imported when the command runs: ``raftkvctl version`` must
+not load the code that talks to a cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandE
 
 @dataclass
 class Invocation(pflag.Parsed):
-    """One run of a command: its words, the flags that it knows, and the commands of its program."""
+    """A parsed command line: its words, the known flags, and the commands of the program."""
 
     flags: dict[str, Flag] = field(default_factory=dict)
     program: click.Command = field(default_factory=lambda: click.Command(""))
@@ -38,17 +38,17 @@ class Invocation(pflag.Parsed):
         """Return the only argument.
 
         Raises:
-            CommandError: with that text and code: there is none, or more than one.
+            CommandError: with this text and code, if there is no argument or more than one.
         """
         if len(self.arguments) != 1:
             raise CommandError(complaint, code)
         return self.arguments[0]
 
     def given(self) -> list[str]:
-        """Return an argument for each word of the usage line: empty for one in brackets that was left out.
+        """Return an argument for each word of the usage line; empty for a missing one in brackets.
 
         Raises:
-            CommandError: there are too few or too many.
+            CommandError: too few or too many arguments.
         """
         words = self.usage.split()
         least = sum(not word.startswith("[") for word in words)
@@ -57,12 +57,12 @@ class Invocation(pflag.Parsed):
         return [*self.arguments, *[""] * (len(words) - len(self.arguments))]
 
     def refuse_arguments(self, complaint: str) -> None:
-        """Raise CommandError with that text if there is an argument."""
+        """Raise CommandError with this text if there is an argument."""
         if self.arguments:
             raise CommandError(complaint, BAD_ARGUMENTS)
 
     def refuse_surplus(self) -> None:
-        """Raise CommandError if there are more arguments than the usage line shows; etcdctl drops most of them."""
+        """Raise CommandError if there are more arguments than the usage line shows; etcdctl often ignores them."""
         if "..." not in self.usage and (surplus := self.arguments[len(self.usage.split()) :]):
             takes = f"takes {self.usage}; quote a text that has spaces" if self.usage else "takes no arguments"
             raise CommandError(f"unexpected argument {quote(surplus[0])}: the command {takes}", BAD_ARGUMENTS)
@@ -72,7 +72,7 @@ Run = Callable[[Invocation], None]
 
 
 class _FlagOption(click.Option):
-    """A flag as click offers it in completion; parsing and help pages are not click's."""
+    """A flag for click's completion; click does not parse it or show it in help pages."""
 
     def __init__(self, flag: Flag) -> None:
         names = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else [])]
@@ -86,7 +86,7 @@ def _options(command: click.Command, flags: Sequence[Flag], ctx: click.Context) 
 
 
 class Page(click.HelpFormatter):
-    """A help page on which every flag stands whole on one line: click breaks lines behind hyphens, too."""
+    """A help page that keeps every flag on one line, because click also breaks lines after hyphens."""
 
     def write_text(self, text: str) -> None:
         """Write paragraphs."""
@@ -96,12 +96,12 @@ class Page(click.HelpFormatter):
         """Write rows of two columns.
 
         Arguments:
-            rows, col_max, col_spacing: as of click.
+            rows, col_max, col_spacing: as for click.
         """
         super().write_dl([(name, text.replace("-", NO_BREAK_HYPHEN)) for name, text in rows], col_max, col_spacing)
 
     def write(self, string: str) -> None:
-        """Write text that was broken into lines."""
+        """Write text that is already wrapped."""
         super().write(string.replace(NO_BREAK_HYPHEN, "-").replace(NO_BREAK_SPACE, " "))
 
 
@@ -111,7 +111,7 @@ HELP_ROW = ("-h, --help", "print this page")
 
 
 def flag_row(flag: Flag) -> tuple[str, str]:
-    """Return a flag and what help pages say of it: its values, its use, its default, its environment variable."""
+    """Return a flag and its line on help pages: values, purpose, default, environment variable."""
     values = "|".join(flag.choices) if len("|".join(flag.choices)) < CHOICES_WIDTH else "WORD"
     names = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
     notes = [", ".join(flag.choices)] if flag.choices and values == "WORD" else []
@@ -125,7 +125,7 @@ CHOICES_WIDTH = 16
 
 
 def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:
-    """Write the names of the global flags alone, if they are many: a page is about its own command."""
+    """Write only the names of the global flags if there are many, because a page is about its command."""
     with formatter.section("Global options"):
         inherited = [flag for flag in flags if flag.variable]
         if not inherited:
@@ -142,14 +142,14 @@ def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Fl
 
 
 class Leaf(click.Command):
-    """A command that does something.
+    """A command that runs a function.
 
     Arguments:
-        path: the words that call it, without the program's name.
+        path: words that call the command, without the program's name.
         target: ``module:function`` to run; the function takes an ``Invocation``.
-        usage: what follows the name on the usage line.
+        usage: rest of the usage line after the name.
         short: one line of help.
-        flags: its own flags; ``shared`` are those of every command.
+        flags: flags of this command; ``shared`` are the flags of every command.
         details: more help.
     """
 
@@ -172,19 +172,19 @@ class Leaf(click.Command):
         self.usage = usage
 
     def like(self, *examples: str) -> None:
-        """Give it examples: what follows its words."""
+        """Add examples for the help page: the words that follow the command's."""
         self.examples = [f"{self.words} {given}".rstrip() for given in examples]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the flags for help and completion, made when asked for: hundreds would cost each command 10 ms."""
+        """Return the flags for help and completion, created on demand: creating hundreds of flags takes 10 ms."""
         return _options(self, self.flags, ctx)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return what the usage line shows after the command."""
+        """Return the rest of the usage line after the command."""
         return [piece for piece in (self.usage, "[options]") if piece]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own flags, then examples, then the names of the flags that all commands have."""
+        """Write the command's flags, then examples, then the names of the flags of all commands."""
         root = ctx.find_root().info_name or ""
         with formatter.section("Options"):
             formatter.write_dl([*map(flag_row, self.own), HELP_ROW])
@@ -195,7 +195,7 @@ class Leaf(click.Command):
         _write_globals(formatter, root, self.shared)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Let ``pflag`` read the words; while completing, errors do not matter."""
+        """Parse the words with ``pflag``; during completion, errors are ignored."""
         try:
             parsed = pflag.parse(self.flags, args)
         except pflag.HelpRequested:
@@ -219,14 +219,14 @@ class Leaf(click.Command):
 
 
 class Branch(click.Group):
-    """A word under which commands stand; alone it prints its help.
+    """A word with subcommands; without a subcommand it prints its help.
 
     Arguments:
         name: the word.
         short: one line of help.
-        module: where the functions of its commands are, and how their names begin: ``ctl.maintenance:user_``.
-        flags: those of all its commands; ``shared`` are those of all commands of the program.
-        path: the words that lead to it, behind the program's name.
+        module: module and name prefix of its commands' functions: ``ctl.maintenance:user_``.
+        flags: flags of all its commands; ``shared`` are the flags of all commands of the program.
+        path: words that lead to it, after the program's name.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Branch(click.Group):
         super().__init__(name, help=f"{short}.", short_help=short)
 
     def branch(self, name: str, short: str, module: str, flags: Sequence[Flag] = ()) -> Branch:
-        """Add a word with commands of its own, and return it; see ``Branch``."""
+        """Add a word with subcommands, and return it; see ``Branch``."""
         made = Branch(name, short, module, flags, self.shared, (*self.path, name))
         self.add_command(made)
         return made
@@ -259,12 +259,12 @@ class Branch(click.Group):
         run: str = "",
         is_alike: bool = True,
     ) -> Leaf:
-        """Add a command; ``Leaf.like`` of what is returned gives it examples.
+        """Add a command and return it; ``Leaf.like`` adds examples to it.
 
         Arguments:
-            name, usage, short, flags, details: as of ``Leaf``.
-            run: the function in the module of this branch, or elsewhere as ``module:function``; empty: named alike.
-            is_alike: whether it has the flags that all commands of this branch have.
+            name, usage, short, flags, details: as for ``Leaf``.
+            run: function in the module of this branch, or ``module:function``; empty: same name as the command.
+            is_alike: whether the command has the flags of all commands of this branch.
         """
         target = run if ":" in run else f"{self.module}{run or name.replace('-', '_')}"
         own = (*flags, *self.own) if is_alike else flags
@@ -281,11 +281,11 @@ class Branch(click.Group):
         return list(self.commands)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Return what the usage line shows after the command."""
+        """Return the rest of the usage line after the command."""
         return ["COMMAND [options]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, and the flags that all commands have."""
+        """Write the commands, and the flags of all commands."""
         root = ctx.find_root().info_name or ""
         shown = self.commands.values()
         with formatter.section("Commands"):
@@ -296,7 +296,7 @@ class Branch(click.Group):
         formatter.write_text(f"`{way}` describes a command and gives examples.")
 
     def find(self, word: str) -> click.Command | None:
-        """Return the command of that name, or the only one whose name begins so."""
+        """Return the command with this name, or the only one whose name begins with it."""
         if word in self.commands:
             return self.commands[word]
         found = [command for name, command in self.commands.items() if name.startswith(word)]
@@ -304,14 +304,14 @@ class Branch(click.Group):
 
 
 def resolve(root: Branch, words: Sequence[str]) -> tuple[list[click.Command], list[str]]:
-    """Find the command that the words mean.
+    """Find the command for the words of a command line.
 
     Arguments:
-        root: of the tree of commands.
-        words: the command line.
+        root: root of the command tree.
+        words: words of the command line.
 
     Returns:
-        The way to it from the root, and the words without the command's names.
+        The path to the command from the root, and the words without the command's names.
     """
     path: list[click.Command] = [root]
     rest = list(words)
@@ -326,7 +326,7 @@ def resolve(root: Branch, words: Sequence[str]) -> tuple[list[click.Command], li
 
 
 def _first_argument(words: Sequence[str], branch: Branch) -> int | None:
-    """Return where the first word stands that is neither a flag nor the value of one."""
+    """Return the position of the first word that is neither a flag nor the value of one."""
     switches = {f"--{flag.name}" for flag in branch.flags if flag.kind == BOOL} | {"--help", "-h"}
     position = 0
     while position < len(words):
@@ -341,17 +341,17 @@ def _first_argument(words: Sequence[str], branch: Branch) -> int | None:
 
 
 def dispatch(root: Branch, words: Sequence[str]) -> int:
-    """Run the command that the words mean.
+    """Run the command for the words of a command line.
 
     Arguments:
-        root: of the tree of commands.
-        words: the command line.
+        root: root of the command tree.
+        words: words of the command line.
 
     Returns:
         The exit code.
 
     Raises:
-        CommandError: the command failed, or there is none.
+        CommandError: the command failed or does not exist.
     """
     path, rest = resolve(root, ["version"] if list(words) == ["--version"] else words)
     if path[-1] is root and (position := _first_argument(rest, root)) is not None:

@@ -1,8 +1,8 @@
-"""What ``raftkvctl`` and ``raftkvutl`` have in common: ``version``, ``completion`` and the words of snapshot files;
-and the flags of a restore to a point in time, which ``raftkv backup restore`` has, too.
+"""The common parts of ``raftkvctl`` and ``raftkvutl``: ``version``, ``completion`` and the commands for snapshot files;
+also the flags of a point-in-time restore, which ``raftkv backup restore`` has too.
 
-The trees of both programs (``cli.ctl.tree``, ``cli.utl.tree``) import this module, so that it must import nothing that
-talks to a cluster or reads a database.
+The command trees of both programs (``cli.ctl.tree``, ``cli.utl.tree``) import this module, so it must not import code
+that talks to a cluster or reads a database.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ POINT_IN_TIME_FLAGS = (
 
 
 def target_of(values: Mapping[str, Any]) -> Target | None:
-    """Return where a restore stops that goes on from its snapshot; None: it does not go on.
+    """Return the point in time at which a restore from a snapshot and the log stops; None: restore only the snapshot.
 
     Raises:
-        CommandError: flags that exclude each other, or cannot be read.
+        CommandError: flags exclude each other, or are malformed.
     """
     archive, revision, text = values["wal-archive-dir"], values["to-revision"], values["to-time"]
     if not archive:
@@ -53,10 +53,10 @@ def target_of(values: Mapping[str, Any]) -> Target | None:
 
 
 def forward_of(values: Mapping[str, Any]) -> Forward | None:
-    """Return what brings a snapshot forward to where the flags say; None: it stays as it is.
+    """Return the log replay that the flags request after the snapshot; None: no replay.
 
     Raises:
-        CommandError: as ``target_of``.
+        CommandError: as for ``target_of``.
     """
     target = target_of(values)
     if target is None:
@@ -90,7 +90,7 @@ _POWERSHELL = """Register-ArgumentCompleter -Native -CommandName %(name)s -Scrip
         Remove-Item Env:%(variable)s, Env:COMP_WORDS, Env:COMP_CWORD
     }
 }"""
-"""click has no script for PowerShell, which hands over the words as bash does and understands bash's answers."""
+"""click has no script for PowerShell. PowerShell passes the words as bash does, and understands bash's answers."""
 
 
 def add_about_commands(root: Branch) -> None:
@@ -108,10 +108,10 @@ def print_version(invocation: Invocation) -> None:
 
 
 def print_completion(invocation: Invocation) -> None:
-    """Print the script that makes a shell complete the program's commands and flags.
+    """Print a script with which a shell completes the program's commands and flags.
 
     Raises:
-        CommandError: not one argument, or an unknown shell.
+        CommandError: not exactly one argument, or an unknown shell.
     """
     from click import shell_completion
 
@@ -131,11 +131,11 @@ def print_completion(invocation: Invocation) -> None:
 
 
 def run_program(tree: Branch, run: Callable[[], int]) -> int:
-    """Run a program to its end, or answer a shell that asks it for completions.
+    """Run a program to its end, or answer a shell's request for completions.
 
     Arguments:
-        tree: the commands of the program.
-        run: runs a command; returns the exit code.
+        tree: command tree of the program.
+        run: function that runs a command and returns the exit code.
 
     Returns:
         The exit code.
@@ -149,7 +149,7 @@ def run_program(tree: Branch, run: Callable[[], int]) -> int:
 
 
 def _completion_variable(name: str) -> str:
-    """Return the environment variable by which a shell asks a program for completions."""
+    """Return the environment variable with which a shell requests completions from a program."""
     return f"_{name.upper()}_COMPLETE"
 
 
@@ -173,12 +173,12 @@ raftkv or of etcd 3.4 to 3.7. The restored data keeps users and roles."""
 
 
 def add_file_commands(snapshot: Branch, columns: str, remark: str = "") -> None:
-    """Add the commands that work on a snapshot file.
+    """Add the commands for snapshot files.
 
     Arguments:
-        snapshot: the word below which they stand.
-        columns: what ``status`` prints, in order.
-        remark: what the pages of this program say at their end.
+        snapshot: branch to add them to.
+        columns: columns that ``status`` prints, in order.
+        remark: text at the end of this program's help pages.
     """
     status, restore = f"{_STATUS}{columns}.{remark}", f"{_RESTORE}{remark}"
     look, make = "Check a snapshot file and print what is in it", "Make a data directory of a member"

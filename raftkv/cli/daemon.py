@@ -1,4 +1,4 @@
-"""What the commands of ``raftkv`` share, flags and help, and those that serve until a signal.
+"""Flags and help shared by the commands of ``raftkv``, and the commands that serve until a signal.
 
 >>> parsed = parse((Flag("listen", default="127.0.0.1:1"),), ["--listen", "127.0.0.1:2"], "gateway", "Usage: ...")
 >>> parsed and parsed.values["listen"]
@@ -39,23 +39,23 @@ CREDENTIALS: Final = (
 
 ATTEMPT_S: Final = 2.0
 PROBE_KEY: Final = "raftkv/probe"
-"""A key without a value: any answer to a read of it says that the cluster serves."""
+"""A key without a value; any answer to a read of it shows that the cluster serves."""
 
 
 def parse(
     flags: Sequence[Flag], words: Sequence[str], command: str, usage: str, *, takes_rest: bool = False
 ) -> Parsed | None:
-    """Read the flags of a command that takes no arguments; or print its help, and return None.
+    """Parse the flags of a command without arguments; for ``--help``, print the help and return None.
 
     Arguments:
-        flags: that it knows.
-        words: the command line after its name.
-        command: its name.
-        usage: what its help says above the flags.
-        takes_rest: whether words may follow ``--``: the command passes them on.
+        flags: known flags.
+        words: words after the command's name.
+        command: name of the command.
+        usage: help text above the flags.
+        takes_rest: whether words may follow ``--``, for commands that pass them on.
 
     Raises:
-        CommandError: a word is no flag of it, or has no such value.
+        CommandError: a word is not a known flag, or a value is invalid.
     """
     found = parse_command({"": flags}, words, usage)
     if found is not None and found[1].arguments and not (takes_rest and "--" in words):
@@ -66,15 +66,15 @@ def parse(
 def parse_command(
     commands: Mapping[str, Sequence[Flag]], words: Sequence[str], usage: str
 ) -> tuple[str, Parsed] | None:
-    """Read the words of a command that has commands of its own; or print its help, and return None.
+    """Parse the words of a command with subcommands; for ``--help``, print the help and return None.
 
     Arguments:
-        commands: each with its flags; the empty word stands for none of the others.
-        words: the command line after its name.
-        usage: what its help says above the flags.
+        commands: flags of each subcommand; the empty string is the command without a subcommand.
+        words: words after the command's name.
+        usage: help text above the flags.
 
     Raises:
-        CommandError: a flag is unknown, or has no such value.
+        CommandError: a flag is unknown or has an invalid value.
     """
     command = words[0] if words and words[0] in commands else ""
     flags = [replace(flag, ours=True) for flag in commands[command]]
@@ -92,14 +92,14 @@ def parse_command(
 
 
 async def before_stop(stop: asyncio.Event, work: Awaitable[T]) -> asyncio.Future[T] | None:
-    """Do something until it ends or a signal comes.
+    """Run an awaitable until it ends or a signal arrives.
 
     Arguments:
-        stop: set by a signal.
-        work: to do.
+        stop: event that a signal sets.
+        work: awaitable to run.
 
     Returns:
-        How it ended; None: the signal came first, and it was cancelled.
+        The finished future; None: the signal came first, and the work was cancelled.
     """
     doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
@@ -115,11 +115,11 @@ async def before_stop(stop: asyncio.Event, work: Awaitable[T]) -> asyncio.Future
 
 @contextlib.asynccontextmanager
 async def connected(values: dict[str, Any], **options: Any) -> AsyncIterator[tuple[Client, asyncio.Event]]:
-    """Make a client of the cluster, and an event that SIGINT and SIGTERM set, for the time of a block.
+    """Yield a client of the cluster, and an event that SIGINT and SIGTERM set.
 
     Arguments:
-        values: of the flags, ``ENDPOINTS`` and ``CREDENTIALS`` among them.
-        options: more of those that ``connect`` takes.
+        values: values of the flags, including ``ENDPOINTS`` and ``CREDENTIALS``.
+        options: further options of ``connect``.
     """
     from raftkv.client.library import connect
     from raftkv.server.descriptors import raise_limit
@@ -132,7 +132,7 @@ async def connected(values: dict[str, Any], **options: Any) -> AsyncIterator[tup
 
 
 def connection(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of ``connect`` that the flags ``CREDENTIALS`` stand for."""
+    """Return the options of ``connect`` for the flags ``CREDENTIALS``."""
     from raftkv.client.credentials import user_settings
 
     files = {"ca_file": values["cacert"], "cert_file": values["cert"], "key_file": values["key"]}
@@ -143,7 +143,7 @@ def listen_address(text: str) -> tuple[str, int]:
     """Return the host and the port of ``--listen``.
 
     Raises:
-        ConfigError: it is not HOST:PORT.
+        ConfigError: the text is not HOST:PORT.
     """
     try:
         return split_address(text)
@@ -152,12 +152,12 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
-    """Wait until the cluster answers, and say once on standard error why it does not; False: a signal came first.
+    """Wait until the cluster answers, reporting once on standard error why it does not; False: a signal came first.
 
     Arguments:
-        kv: the client.
-        stop: set by a signal.
-        command: its name, for the line.
+        kv: client of the cluster.
+        stop: event that a signal sets.
+        command: name of the command, for the report.
     """
     from raftkv.client.errors import EndpointsFailed
 
@@ -172,7 +172,7 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
                 print(f"raftkv {command}: waiting for the cluster: {error}", file=sys.stderr, flush=True)
             told = True
         elif error is None or isinstance(error, StatusError):
-            return True  # a refusal is an answer, too
+            return True  # a refusal is an answer too
         else:
             raise error
     return False
@@ -180,8 +180,8 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
 
 # -- torchft's lighthouse --------------------------------------------------------------------------------------------
 #
-# ``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster. Flags that torchft's own has
-# are taken with its spelling too (``--min_replicas``, ``--bind``) and mean the same.
+# ``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster. Flags of torchft's own
+# lighthouse are also accepted in its spelling (``--min_replicas``, ``--bind``), with the same meaning.
 #
 #     raftkv torchft-lighthouse --listen 127.0.0.1:29510 --endpoints h1:2379,h2:2379,h3:2379 --min-replicas 2
 #     raftkv torchft-lighthouse --listen one=0.0.0.0:29510,two=0.0.0.0:29511
@@ -205,7 +205,7 @@ _THEIR_FLAGS = {"bind": "listen"}
 
 
 def lighthouse(words: Sequence[str]) -> int:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Arguments:
         words: the command line after ``torchft-lighthouse``.
@@ -214,7 +214,7 @@ def lighthouse(words: Sequence[str]) -> int:
         0.
 
     Raises:
-        CommandError: it cannot be started.
+        CommandError: the lighthouse cannot be started.
     """
     usage = "Usage:\n  raftkv torchft-lighthouse [flags]"
     parsed = parse(LIGHTHOUSE_FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", usage)
@@ -229,7 +229,7 @@ def lighthouse(words: Sequence[str]) -> int:
 
 
 def _spelled(word: str) -> str:
-    """Return a flag of torchft's in our spelling."""
+    """Return a flag of torchft's in raftkv's spelling."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")
@@ -245,7 +245,7 @@ async def _serve_lighthouse(values: dict[str, Any]) -> int:
         lines = [await _open_listener(made, text, values["job"]) for text in values["listen"] or (LIGHTHOUSE_ADDRESS,)]
         serving = asyncio.ensure_future(made.run())
         if await wait_cluster(kv, stop, "torchft-lighthouse"):
-            # The lines say that managers can come, and where: a program that starts the daemon with port 0 reads them.
+            # These lines tell a parent process that managers can connect, and at which address if the port was 0.
             print("\n".join(lines), flush=True)
         if (ended := await before_stop(stop, serving)) is not None:
             ended.result()
@@ -253,7 +253,7 @@ async def _serve_lighthouse(values: dict[str, Any]) -> int:
 
 
 async def _open_listener(lighthouse: Lighthouse, text: str, default_job: str) -> str:
-    """Open a listener; the line that tells of it."""
+    """Open a listener; return the line that announces it."""
     job, equals, address = text.rpartition("=")
     name = job if equals else default_job
     host, port = listen_address(address)
@@ -306,7 +306,7 @@ loss of any node. Run one on each node, and point its clients at it:
 
 
 def gateway(words: Sequence[str]) -> int:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Arguments:
         words: the command line after ``tcpstore-gateway``.
@@ -315,7 +315,7 @@ def gateway(words: Sequence[str]) -> int:
         0.
 
     Raises:
-        CommandError, RaftKVError: it cannot be started.
+        CommandError, RaftKVError: the gateway cannot be started.
     """
     parsed = parse(GATEWAY_FLAGS, words, "tcpstore-gateway", GATEWAY_USAGE)
     if parsed is None:
@@ -327,14 +327,14 @@ def gateway(words: Sequence[str]) -> int:
 
 
 def gateway_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
-    """Return what the flags ask for.
+    """Return the configuration given by the flags.
 
     Arguments:
-        values: of all flags.
-        given: names of those on the command line.
+        values: values of all flags.
+        given: names of the flags on the command line.
 
     Raises:
-        ConfigError: they do not go together, or one makes no sense.
+        ConfigError: flags conflict, or a value is invalid.
     """
     from raftkv.training.records import RunKeys, check_run_id
     from raftkv.training.tcpstore.gateway import ROOT, GatewayConfig
@@ -365,13 +365,13 @@ async def _serve_gateway(values: dict[str, Any], config: GatewayConfig) -> int:
 
 
 async def _gateway_started(gateway: Any, config: GatewayConfig, stop: asyncio.Event) -> bool:
-    """Start; False: a signal came first, as it may while raftkv does not answer."""
+    """Start the gateway; return False if a signal came first, for example while raftkv does not answer."""
     started = await before_stop(stop, gateway.start())
     try:
         if started is not None:
             started.result()
     except OSError as error:
-        if isinstance(error, StatusError):  # the cluster does not answer
+        if isinstance(error, StatusError):  # the cluster did not answer
             raise
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
     return started is not None
@@ -379,7 +379,7 @@ async def _gateway_started(gateway: Any, config: GatewayConfig, stop: asyncio.Ev
 
 def _announce_gateway(gateway: Any, config: GatewayConfig) -> None:
     host, port = gateway.address
-    # The line says that clients can come: a program that starts a gateway with port 0 reads it.
+    # This line tells a parent process that clients can connect, and at which port if it was 0.
     print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         logging.warning(

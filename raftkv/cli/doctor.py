@@ -1,13 +1,12 @@
-"""``raftkv doctor``: checks of this machine, a data directory and a cluster, each with an advice.
+"""``raftkv doctor``: checks this machine, a data directory and a cluster, and gives advice on each problem.
 
     raftkv doctor --config-file raftkv.yml          a member's own settings: directories, certificates, addresses
-    raftkv doctor --data-dir /var/lib/raftkv        of a stopped member, or of one that runs
+    raftkv doctor --data-dir /var/lib/raftkv        a data directory, whether its member is running or stopped
     raftkv doctor --endpoints 10.0.0.1:2379,...     a cluster
 
-Laws: the doctor changes nothing (it measures the disk in a file without a name, which goes with the process). Every
-check ends within seconds; one that cannot be made is skipped, with the reason. Each warning and each failure says in
-one line what to do. Exit codes: 0 nothing is broken (there may be warnings), 1 something is, 2 a flag that cannot be
-read.
+Invariants: the doctor changes nothing (it measures the disk in an unnamed file, which disappears with the process).
+Every check ends within seconds; an impossible check is skipped, with the reason. Each warning and each failure has one
+line of advice. Exit codes: 0 no failures (there may be warnings), 1 failures, 2 an invalid flag.
 """
 
 from __future__ import annotations
@@ -76,14 +75,14 @@ if TYPE_CHECKING:
 
 # -- judgement ------------------------------------------------------------------------------------------------------
 #
-# What a check has found, and what the answers of members mean. Pure: a picture in, findings out.
+# The findings of checks, and the interpretation of members' answers. Pure: a picture in, findings out.
 #
 # >>> at_most("p99", 0.2, "ms", warning=10, failure=100, advice="use an SSD").level.word
 # 'ok'
 
 
 class Level(IntEnum):
-    """How well it is; the highest of a report decides its exit code."""
+    """The severity of a finding; the highest one in a report decides the exit code."""
 
     OK = 0
     SKIPPED = 1
@@ -92,7 +91,7 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """Return the text that is printed."""
+        """Return the text of the level in the report."""
         return self.name.lower()
 
 
@@ -101,10 +100,10 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        subject: what was looked at.
-        level: how well it is.
-        figure: what was found, or why nothing was.
-        advice: what to do, in one line; empty if nothing.
+        subject: object of the check.
+        level: severity.
+        figure: result of the check, or the reason why there is none.
+        advice: what to do, in one line; empty: nothing.
     """
 
     subject: str
@@ -114,33 +113,33 @@ class Finding:
 
 
 def ok(subject: str, figure: str) -> Finding:
-    """Return that all is well."""
+    """Return a finding without a problem."""
     return Finding(subject, Level.OK, figure)
 
 
 def skipped(subject: str, reason: str) -> Finding:
-    """Return that the check could not be made, and why."""
+    """Return that the check was not possible, and why."""
     return Finding(subject, Level.SKIPPED, reason)
 
 
 def warning(subject: str, figure: str, advice: str) -> Finding:
-    """Return what should be changed."""
+    """Return a finding that should be fixed."""
     return Finding(subject, Level.WARNING, figure, advice)
 
 
 def failure(subject: str, figure: str, advice: str) -> Finding:
-    """Return what must be changed."""
+    """Return a finding that must be fixed."""
     return Finding(subject, Level.FAILURE, figure, advice)
 
 
 def at_most(subject: str, value: float, unit: str, *, warning: float, failure: float, advice: str) -> Finding:
-    """Return a finding about a figure that should be small.
+    """Return a finding about a value that should be small.
 
     Arguments:
-        subject: what it is of.
-        value, unit: the figure.
-        warning, failure: from which on it is one.
-        advice: what to do then.
+        subject: object of the check.
+        value, unit: measured value and its unit.
+        warning, failure: smallest value that is a warning, and a failure.
+        advice: what to do in these cases.
     """
     level = Level.FAILURE if value >= failure else Level.WARNING if value >= warning else Level.OK
     figure = f"{value:.3g} {unit}"
@@ -148,15 +147,16 @@ def at_most(subject: str, value: float, unit: str, *, warning: float, failure: f
 
 
 LAG_MAX: Final = 5_000
-"""Entries: beyond it the leader refuses writes ("too many requests"), or sends the member a copy of the database."""
+"""Lag in entries beyond which the leader refuses writes ("too many requests"), or sends the member a full copy."""
 
 CLOCK_MAX_S: Final = 1.0
 ROUND_TRIPS: Final = 10
-"""etcd's rule: an election takes at least so many round trips."""
+"""etcd's rule: the election timeout is at least this many round trips."""
 
 SLOW_SYNC_MS: Final = 10.0
 FAR_TOO_SLOW_SYNC_MS: Final = 1000.0
-"""etcd's limit of the 99th percentile is 10 ms: a warning. A histogram covers months: one bad hour is no failure."""
+"""Sync time for a failure. etcd's limit of the 99th percentile, 10 ms, gives only a warning: the histogram covers
+months, so one bad hour is not a failure."""
 
 SLOW_PEERS_MS: Final = 100.0
 """The default heartbeat interval."""
@@ -164,7 +164,7 @@ SLOW_PEERS_MS: Final = 100.0
 QUOTA_WARNING: Final = 0.8
 QUOTA_FAILURE: Final = 0.95
 TLS_TROUBLE: Final = ("certificate", "TLS", "closed the connection before its HTTP/2 settings came")
-"""Parts of errors of a listening member that refuses the connection; the last one answers plain text to a TLS port."""
+"""Parts of error texts of a running member that refuses the connection; the last one means plain text on a TLS port."""
 
 FRAGMENTED_SHARE: Final = 0.5
 FRAGMENTED_BYTES: Final = 256 * 1024**2
@@ -172,18 +172,19 @@ FRAGMENTED_BYTES: Final = 256 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one endpoint said.
+    """The result of asking one endpoint.
 
     Attributes:
-        endpoint: as it was asked.
-        status: its answer; None: there is none, and ``error`` says why.
-        is_refusal: whether the member itself refused this user.
+        endpoint: endpoint as given.
+        status: its answer; None: no answer, and ``error`` is the reason.
+        is_refusal: whether the member refused this user.
         rtt_ms: shortest round trip of a call.
-        clock_s: between which two figures its clock is ahead of this machine's; None: unknown.
-        program: what runs there, e.g. ``raftkv/0.2.0``; empty: it does not say.
-        fsync_p99_ms, peers_p99_ms: of its syncs, and of round trips to its peers, since it started; None: unknown.
-        started_s: when its process started, by its clock; None: unknown.
-        busiest: the user (certificate, network) that took most of its time in the last whole minute, and the part.
+        clock_s: lower and upper bound of its clock's lead over this machine's clock; None: unknown.
+        program: its program, e.g. ``raftkv/0.2.0``; empty: unknown.
+        fsync_p99_ms, peers_p99_ms: 99th percentiles of its syncs and of round trips to its peers, since it started;
+            None: unknown.
+        started_s: start time of its process, by its own clock; None: unknown.
+        busiest: the user (certificate, network) that used most of its time in the last whole minute, and the share.
     """
 
     endpoint: str
@@ -200,19 +201,19 @@ class Answer:
 
     @property
     def member_id(self) -> int:
-        """Id of the member that answered; 0: none did."""
+        """Id of the member that answered; 0: none."""
         return self.status.header.member_id if self.status is not None else 0
 
 
 @dataclass(slots=True)
 class Picture:
-    """What a cluster said.
+    """The collected answers of a cluster.
 
     Attributes:
-        members: of the cluster; empty: no member listed them, and ``error`` tells why.
-        answers: of its endpoints.
-        alarms: member and kind.
-        peers: name, peer URL and milliseconds of a connection from here, None where there is none.
+        members: members of the cluster; empty: no member listed them, and ``error`` is the reason.
+        answers: answers of its endpoints.
+        alarms: member and kind of each alarm.
+        peers: name, peer URL and milliseconds of a connection attempt from here; None if it failed.
     """
 
     members: list[rpc_pb2.Member] = field(default_factory=list)
@@ -223,16 +224,16 @@ class Picture:
 
     @property
     def statuses(self) -> dict[str, rpc_pb2.StatusResponse]:
-        """Return by endpoint what members have said of themselves."""
+        """Return the status of each member that answered, by endpoint."""
         return {answer.endpoint: answer.status for answer in self.answers if answer.status is not None}
 
 
 def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Finding]:
-    """Yield what is found.
+    """Yield the findings about a cluster.
 
     Arguments:
-        picture: of the cluster.
-        timing: settings of its members, as far as they are known; None: etcd's defaults are taken.
+        picture: answers of the cluster.
+        timing: settings of its members, if known; None: etcd's defaults.
     """
     yield from _members(picture)
     if not picture.statuses:
@@ -256,7 +257,7 @@ def _place(endpoint: str) -> str:
 
 
 def _advice(picture: Picture, answer: Answer) -> str:
-    """Return what to do about a member that has not told its status: one that runs must not be replaced."""
+    """Return the advice about a member without a status; a running member must not be replaced."""
     if answer.is_refusal:
         return "it runs, and asks for a user who may see its status: --user root, or root's --cert and --key"
     if any(words in answer.error for words in TLS_TROUBLE):
@@ -281,7 +282,7 @@ def _members(picture: Picture) -> Iterator[Finding]:
 
 
 def _copies(picture: Picture) -> Finding:
-    """Tell two processes with one member's data, as after a machine was copied, from one at two endpoints."""
+    """Detect two processes with the data of one member, for example on a copied machine; not one at two endpoints."""
     processes: dict[int, dict[float, str]] = {}
     for answer in picture.answers:
         if answer.status is not None and answer.started_s is not None:
@@ -344,7 +345,7 @@ def _alarms(picture: Picture) -> Finding:
         return failure("alarms", figure, "the member has other data than the rest: remove it, and join again with none")
     full = {member_id for member_id, _ in picture.alarms}
     statuses = [each.status for each in picture.answers if each.status is not None and each.member_id in full]
-    # At its quota a database is written anew without history; a full disk needs other files to go.
+    # A database at its quota must be compacted and defragmented; on a full disk, other files must be deleted.
     if statuses and all(each.dbSize < QUOTA_WARNING * each.dbSizeQuota for each in statuses):
         advice = "no database is near its quota, so a disk is full: make room there, then raftkvctl alarm disarm"
     else:
@@ -362,7 +363,7 @@ def _lag(picture: Picture) -> Finding:
 
 
 def _data(picture: Picture) -> Finding:
-    """Compare revisions: each is a function of the applied entries, on all members the same, and never falls."""
+    """Compare revisions: a revision is a function of the applied entries, equal on all members, and never decreases."""
     subject = "same data"
     stands = sorted(
         (answer.status.raftAppliedIndex, answer.status.header.revision, _name(picture, answer.member_id))
@@ -414,7 +415,7 @@ _SET_CLOCK: Final = "run chrony or systemd-timesyncd: certificates, tokens and l
 
 
 def _measured(picture: Picture) -> Iterator[Finding]:
-    """Yield what members have measured themselves, the worst of them."""
+    """Yield findings about values that the members have measured; for each value, the worst member."""
     syncs = {answer.endpoint: answer.fsync_p99_ms for answer in picture.answers}
     trips = {answer.endpoint: answer.peers_p99_ms for answer in picture.answers}
     ssd = "use an SSD of its own; raftkv doctor --data-dir there"
@@ -445,7 +446,7 @@ def _shares(picture: Picture) -> Finding:
 
 
 SHARE_MAX: Final = 0.5
-"""Part of a member's time that one user may take."""
+"""Share of a member's time that one user may use."""
 
 
 def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
@@ -468,7 +469,7 @@ def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
 
 # -- machine --------------------------------------------------------------------------------------------------------
 #
-# This machine: its clock, its limits and memory, and the versions of what is installed.
+# This machine: its clock, its limits and memory, and the versions of installed packages.
 
 FILES_MIN: Final = 4096
 MEMORY_MIN_BYTES: Final = 512 * 1024**2
@@ -479,10 +480,10 @@ _LIBRARIES: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*([^;]*)(;.
 
 
 def check_machine(root: Path = Path("/")) -> list[Finding]:
-    """Look at this machine.
+    """Check this machine.
 
     Arguments:
-        root: where ``proc`` and ``sys`` are.
+        root: directory that contains ``proc`` and ``sys``.
     """
     return [
         check_clock(_adjtimex),
@@ -495,17 +496,17 @@ def check_machine(root: Path = Path("/")) -> list[Finding]:
 
 
 def _adjtimex() -> tuple[int, int]:
-    """State of the kernel's clock and its largest error in microseconds; nothing is set."""
+    """Return the state of the kernel's clock and its maximum error in microseconds, without changing the clock."""
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     return state, int.from_bytes(buffer.raw[_MAX_ERROR_AT : _MAX_ERROR_AT + 8], sys.byteorder, signed=True)
 
 
 def check_clock(adjtimex: Callable[[], tuple[int, int]]) -> Finding:
-    """Look whether the clock is kept right.
+    """Check whether the clock is synchronized.
 
     Arguments:
-        adjtimex: returns the state of the kernel's clock, and its largest error in microseconds.
+        adjtimex: returns the state of the kernel's clock, and its maximum error in microseconds.
     """
     subject = "clock: synchronised"
     try:
@@ -520,10 +521,10 @@ def check_clock(adjtimex: Callable[[], tuple[int, int]]) -> Finding:
 
 
 def check_descriptors(hard: int) -> Finding:
-    """Look how many descriptors a member can have: it raises its own limit to the hard one.
+    """Check the limit on file descriptors; a member raises its soft limit to the hard one.
 
     Arguments:
-        hard: limit; negative: none.
+        hard: hard limit; negative: none.
     """
     subject = "limit: open files"
     figure = "none" if hard < 0 else f"{hard} (of this shell)"
@@ -533,7 +534,7 @@ def check_descriptors(hard: int) -> Finding:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Figures of a file such as ``meminfo``, in bytes."""
+    """Return the values of a file such as ``meminfo``, in bytes."""
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
 
@@ -563,7 +564,7 @@ def _check_memory(root: Path) -> Iterator[Finding]:
 
 
 def cgroup_limit(root: Path) -> int | None:
-    """Return the least memory that a control group above this process may have; None: as much as there is."""
+    """Return the lowest memory limit of the control groups above this process; None: no limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -602,11 +603,11 @@ def _requirements() -> list[str]:
 
 
 def check_versions(python: tuple[int, ...], requirements: list[str], version_of: Callable[[str], str]) -> list[Finding]:
-    """Compare what is installed with what raftkv asks for.
+    """Compare the installed versions with raftkv's requirements.
 
     Arguments:
         python: version of the interpreter.
-        requirements: of raftkv, as its metadata has them.
+        requirements: requirements of raftkv, from its metadata.
         version_of: returns the version of a package, or raises ``PackageNotFoundError``.
     """
     found = [ok("raftkv", f"{__version__} on Python {platform.python_version()}")]
@@ -655,17 +656,17 @@ def _check_crc() -> Finding:
 
 # -- disk -----------------------------------------------------------------------------------------------------------
 #
-# The disk below a data directory: how long a sync takes, how much room there is, whose it is, who has it open.
+# The disk of a data directory: sync times, free space, its owner, and the processes that have it open.
 
 WRITE_BYTES: Final = 2300
-"""Bytes between two syncs, as etcd's documentation has ``fio`` write: about a small batch of puts."""
+"""Bytes between two syncs, as in the ``fio`` test of etcd's documentation: about a small batch of puts."""
 
 SYNCS: Final = 500
 TIME_S: Final = 3.0
 """A measurement ends after ``SYNCS`` syncs or ``TIME_S`` seconds."""
 
 FAR_TOO_SLOW_MS: Final = 100.0
-"""The heartbeat interval: slower syncs make followers start elections."""
+"""The default heartbeat interval: slower syncs make followers start elections."""
 
 FREE_MIN_BYTES: Final = 256 * 1024**2
 FREE_LOW_BYTES: Final = 2 * 1024**3
@@ -686,11 +687,11 @@ _NOT_DURABLE: Final = {
 
 
 def check_disk(data_dir: str, wal_dir: str = "") -> list[Finding]:
-    """Look at the directories of a member.
+    """Check the directories of a member.
 
     Arguments:
-        data_dir: of the member; it need not be there yet.
-        wal_dir: of its log, if it lies elsewhere.
+        data_dir: data directory of the member; it need not exist yet.
+        wal_dir: directory of its log, if separate.
     """
     found: list[Finding] = []
     for subject, path in (("data directory", data_dir), ("log directory", wal_dir)):
@@ -708,13 +709,13 @@ def _check_directory(subject: str, path: str) -> list[Finding]:
     found = [_check_rights(subject, path)] if there == Path(path) else [skipped(subject, f"{path} is not there yet")]
     found.append(_check_kind(f"{subject}: file system", there))
     found.append(check_room(f"{subject}: free space", there))
-    # Only the owner may write to its directory: other users cannot try the disk.
+    # Only the owner may write to its directory, so other users cannot test the disk.
     found.append(check_latency(f"{subject}: fdatasync", there))
     return found
 
 
 def _nearest(path: str) -> Path:
-    """Return the directory itself, or the nearest above that is there."""
+    """Return the directory itself, or the nearest existing directory above it."""
     there = Path(os.path.abspath(path))
     while not there.is_dir():
         there = there.parent
@@ -722,7 +723,7 @@ def _nearest(path: str) -> Path:
 
 
 def _check_rights(subject: str, path: str) -> Finding:
-    # A user who can write to the log can forge votes.
+    # A user with write access to the log could forge votes.
     found = os.stat(path)
     mode = stat.S_IMODE(found.st_mode)
     if is_shared(found):
@@ -744,10 +745,10 @@ def _check_kind(subject: str, path: Path) -> Finding:
 
 
 def kind_of(path: Path, mounts: Path) -> str:
-    """Return the kind of the file system that has a path; empty: unknown.
+    """Return the type of the file system that contains a path; empty: unknown.
 
     Arguments:
-        path: that is there.
+        path: existing path.
         mounts: ``/proc/self/mountinfo``.
     """
     try:
@@ -762,14 +763,14 @@ def kind_of(path: Path, mounts: Path) -> str:
         fields = before.split()
         point = fields[4].replace("\\040", " ")
         is_above = real == point or real.startswith(point.rstrip("/") + "/")
-        # The longest point above; of several on one another the last.
+        # Use the longest mount point above the path; of several mounts on the same point, the last one.
         if is_above and len(point) + (fields[2] == wanted) >= best:
             best, kind = len(point) + (fields[2] == wanted), after.split()[0]
     return kind
 
 
 def check_room(subject: str, path: Path) -> Finding:
-    """Look how much room there is."""
+    """Check the free space."""
     room = os.statvfs(path)
     free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     share = free / size if size else 0.0
@@ -784,7 +785,7 @@ def check_room(subject: str, path: Path) -> Finding:
 
 
 def check_latency(subject: str, path: Path) -> Finding:
-    """Write and sync like a member, in a file that has no name."""
+    """Measure the time of writes and syncs like a member's, in an unnamed file."""
     try:
         times_ms = sync_times_ms(path)
     except OSError as error:
@@ -801,15 +802,15 @@ def check_latency(subject: str, path: Path) -> Finding:
 
 
 def sync_times_ms(directory: Path) -> list[float]:
-    """Return how long syncs took, sorted.
+    """Return the times of syncs in milliseconds, sorted.
 
     Raises:
-        OSError: the directory cannot be written to.
+        OSError: the directory is not writable.
     """
     descriptor = _nameless(directory)
     try:
         block = os.urandom(WRITE_BYTES)
-        # As in a segment of the log, the blocks were written before, as zeros.
+        # As in a segment of the log, the blocks have been written before, as zeros.
         os.pwrite(descriptor, bytes(WRITE_BYTES * SYNCS), 0)
         os.fsync(descriptor)
         times: list[float] = []
@@ -827,7 +828,7 @@ def sync_times_ms(directory: Path) -> list[float]:
 def _nameless(directory: Path) -> int:
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:  # not every file system can
+    except OSError:  # not supported by every file system
         descriptor, name = tempfile.mkstemp(prefix=".raftkv-doctor-", dir=directory)
         os.unlink(name)
         return descriptor
@@ -855,7 +856,7 @@ def _check_user(data_dir: str, wal_dir: str) -> Finding:
 
 
 def _check_log(directory: str) -> tuple[Finding, int]:
-    """Read the whole log, also for its last index: damage in it shows at a start, which may be the next night."""
+    """Read the whole log, because damage otherwise only shows at the next start; return also its last index."""
     subject = "data directory: log"
     try:
         found = verify(directory)
@@ -868,7 +869,7 @@ def _check_log(directory: str) -> tuple[Finding, int]:
 
 
 def _check_database(data_dir: str, log: str, last_index: int) -> Finding:
-    """Read all of the database, as a start does, and whether the log reaches as far; 0: it could not be read."""
+    """Read the whole database, as a start does, and check that the log reaches as far (0: the log is unreadable)."""
     subject = "data directory: database"
     if is_running(log):
         return skipped(subject, "the member runs, and checks what it reads")
@@ -884,10 +885,10 @@ def _check_database(data_dir: str, log: str, last_index: int) -> Finding:
 
 
 def check_first_start(config: ServerConfig) -> Finding:
-    """Ask the other members what they know of this one, as its first start does.
+    """Ask the other members what they know about this one, as its first start does.
 
     Arguments:
-        config: of a member without data.
+        config: configuration of a member without data.
     """
     subject = "first start"
     try:
@@ -906,16 +907,16 @@ def check_first_start(config: ServerConfig) -> Finding:
 
 # -- certificates ---------------------------------------------------------------------------------------------------
 #
-# Certificates of a member, or of this client: when they end, whom they name, whether the keys are private.
+# Certificates of a member, or of this client: their expiry, their names, and whether the keys are private.
 
 _DAY_S: Final = 86_400
 
 
 def check_certificates(config: ServerConfig) -> list[Finding]:
-    """Look at the files that a member is configured with.
+    """Check the certificate files in a member's configuration.
 
     Arguments:
-        config: of the member.
+        config: configuration of the member.
     """
     found: list[Finding] = []
     for subject, files, urls in (
@@ -927,12 +928,12 @@ def check_certificates(config: ServerConfig) -> list[Finding]:
 
 
 def check_files(subject: str, files: TLSFiles, hosts: Iterable[str] = ()) -> list[Finding]:
-    """Look at certificates of one use; nothing, if there are none.
+    """Check the certificates of one use; returns nothing if there are none.
 
     Arguments:
-        subject: what they are of.
-        files: where they are.
-        hosts: that the certificate must name.
+        subject: use of the certificates, for the report.
+        files: paths of the files.
+        hosts: hosts that the certificate must name.
     """
     if not any(files.paths):
         return []
@@ -968,7 +969,7 @@ def _check_mode(subject: str, key: str) -> Finding:
 
 def _check_pair(certificate: str, key: str) -> None:
     try:
-        # An empty password: a key that has one would ask for it here, and in every handshake.
+        # With the empty password, an encrypted key fails here; otherwise it would prompt, here and in every handshake.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
     except (ssl.SSLError, ValueError):
         raise ConfigError(f"certificate {certificate} and key {key} cannot be used together") from None
@@ -1005,29 +1006,29 @@ def _hosts(urls: Iterable[str]) -> list[str]:
 
 # -- cluster --------------------------------------------------------------------------------------------------------
 #
-# Asks the members of a cluster, side by side; ``judgement`` tells what their answers mean.
+# Asks the members of a cluster concurrently; ``judge`` interprets the answers.
 #
-# Each call has a deadline of a few seconds, and a member that does not answer is part of the picture.
+# Each call has a time limit of a few seconds; a missing answer is a result too.
 
 _FSYNC: Final = "etcd_disk_wal_fsync_duration_seconds"
 _ROUND_TRIP: Final = "etcd_network_peer_round_trip_time_seconds"
 
 _REFUSALS: Final = (PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT)
-"""Codes by which a member refuses a user without the right, an old token, and a call without a user."""
+"""Codes with which a member refuses a user without the permission, an old token, and a call without a user."""
 
 FIGURES_MIN: Final = 100
-"""Fewer figures tell nothing: the slowest one of a start would be the 99th percentile."""
+"""Minimum number of measured values: with fewer, the slowest one after a start would be the 99th percentile."""
 
 TIMEOUT_S: Final = 3.0
 TRIES: Final = 5
-"""Number of round trips that are timed; the shortest counts: longer ones include other work of the two machines."""
+"""Number of timed round trips; the shortest one counts, because the others include other work of the machines."""
 
 
 async def ask(kv: Client) -> Picture:
-    """Ask the members that the client knows, and those that they name.
+    """Ask the members that the client knows, and those on their member list.
 
     Arguments:
-        kv: a client of the cluster.
+        kv: client of the cluster.
     """
     core = kv.scope.core
     picture = Picture()
@@ -1044,7 +1045,7 @@ async def ask(kv: Client) -> Picture:
     answers = await asyncio.gather(*(_ask_member(core, endpoint) for endpoint in given))
     known = {answer.member_id for answer in answers}
     others = [member.clientURLs[0] for member in picture.members if member.ID not in known and member.clientURLs]
-    # An endpoint of a member that does not answer need not be the URL that the member list has.
+    # An endpoint of a member that does not answer may differ from the URL in the member list.
     asked = set(map(_place, given))
     more = [url for url in others if _place(url) not in asked]
     picture.answers = [*answers, *await asyncio.gather(*(_ask_member(core, url) for url in more))]
@@ -1059,7 +1060,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         return await core.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=TIMEOUT_S)
 
     try:
-        status = await ask_status()  # opens the connection
+        status = await ask_status()  # also opens the connection
         rtt_ms = await _shortest_ms(ask_status)
     except (StatusError, ConfigError) as error:
         is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
@@ -1089,7 +1090,7 @@ async def _shortest_ms(call: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _reach(url: str) -> float | None:
-    """Milliseconds of a TCP connection from here to a peer port; None: it cannot be reached."""
+    """Return the milliseconds of a TCP connection from here to a peer port; None: it cannot be reached."""
     host, _, port = url.partition("://")[2].rpartition(":")
 
     async def connect() -> None:
@@ -1107,7 +1108,10 @@ async def _reach(url: str) -> float | None:
 
 
 def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None, float | None]:
-    """Ask for the 99th percentiles (ms) of a member's syncs and round trips to peers, and its start; None: unknown."""
+    """Return a member's 99th percentiles in ms, of its syncs and of round trips to its peers, and its start time.
+
+    None: unknown.
+    """
     try:
         text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
         found = [top.quantile(text, name, 0.99, FIGURES_MIN) for name in (_FSYNC, _ROUND_TRIP)]
@@ -1119,21 +1123,21 @@ def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None,
 
 
 async def _ask_busiest(core: Core, endpoint: str) -> tuple[str, float] | None:
-    """Who took most of a member's time in the last whole minute, and the part; None: it does not tell this user."""
+    """Return who used most of a member's time in the last whole minute, and the share; None: unknown or refused."""
     try:
         token = await core.fetch_token(TIMEOUT_S)
         text = await asyncio.to_thread(top.fetch_text, endpoint, core.options.tls, TIMEOUT_S, top.IDENTITIES, token)
         shares = {identity: figures.get("loop_share", 0.0) for identity, figures in top.by_identity(text).items()}
     except (OSError, ValueError, StatusError, ConfigError):
         return None
-    shares.pop("other", None)  # these are many
+    shares.pop("other", None)  # the sum of many users
     return max(shares.items(), key=lambda item: item[1], default=None)
 
 
 def _ask_http(core: Core, endpoint: str) -> tuple[str, tuple[float, float] | None]:
-    """What runs there, and between which two figures its clock is ahead of this one (seconds), by its HTTP answer.
+    """Return the program of a member, and bounds of its clock's lead over this one in seconds, from an HTTP answer.
 
-    The date is a whole second, so the two figures lie a second and a round trip apart. Empty and None: it does not say.
+    The date has a resolution of 1 s, so the bounds are 1 s and a round trip apart. Empty and None: unknown.
     """
     try:
         connection = top.connect(endpoint, core.options.tls, TIMEOUT_S)
@@ -1153,13 +1157,13 @@ def _ask_http(core: Core, endpoint: str) -> tuple[str, tuple[float, float] | Non
 
 
 BACKUP_AGE_S: Final = 2 * 86_400.0
-"""A warning tells of a last backup older than this."""
+"""Age of the last backup above which there is a warning."""
 
 CLOCK_S: Final = 300.0
-"""A warning tells of a last backup from further in the future than this: it would hide that backups have stopped."""
+"""Seconds in the future beyond which the last backup gets a warning: it would hide that backups have stopped."""
 
 CLUSTER_TIME_S: Final = 20.0
-"""Longest time for all questions to a cluster."""
+"""Time limit of all questions to a cluster."""
 
 FLAGS: Final = (
     Flag("config-file", usage="the member's own settings: directories, certificates, timing, addresses"),
@@ -1193,7 +1197,7 @@ def main(words: Sequence[str]) -> int:
         The exit code.
 
     Raises:
-        CommandError: a flag cannot be used; one line.
+        CommandError: a flag cannot be used; the text is one line.
     """
     parsed = daemon.parse(FLAGS, words, "doctor", _USAGE)
     if parsed is None:
@@ -1209,7 +1213,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _config_of(values: dict[str, Any]) -> ServerConfig | None:
-    """Return the settings of the member, if its file is given; only the file counts, as for a member."""
+    """Return the member's settings if its file is given; as for a member, only the file counts."""
     if not values["config-file"]:
         return None
     from raftkv.cli.server_options import read_options
@@ -1222,7 +1226,7 @@ Part = tuple[str, Callable[[], list[Finding]]]
 
 
 def _parts(values: dict[str, Any], config: ServerConfig | None) -> Iterator[Part]:
-    """What is looked at, in this order."""
+    """Yield the parts of the report in order."""
     yield "machine", check_machine
     data_dir = values["data-dir"] or (config.data_dir if config else "")
     if data_dir:
@@ -1275,7 +1279,7 @@ def _check_backup(url: str) -> Finding:
 def _check_cluster(
     values: dict[str, Any], endpoints: str, config: ServerConfig | None, is_asked: bool
 ) -> list[Finding]:
-    """Ask a cluster. A member that does not run is a failure only if ``--endpoints`` was given."""
+    """Check a cluster. A member that is not running is a failure only if ``--endpoints`` was given."""
     from raftkv.client.library import connect
 
     async def ask_cluster() -> Picture:

@@ -1,14 +1,14 @@
-"""``raftkv join URL``: run a new member of a running cluster, from nothing but the client URL of any of its members.
+"""``raftkv join URL``: run a new member of a running cluster, given only the client URL of any of its members.
 
     cluster: MemberList  ->  added as a learner: MemberAdd  ->  started with --initial-cluster-state existing
-        ->  in sync: MemberPromote, asked until it is granted  ->  a voter, which goes on to serve
+        ->  in sync: MemberPromote, repeated until granted  ->  a voter, which continues to serve
 
-Owns the defaults of flags: the member listens at the address of this machine from which it reaches the URL, on ports
-2380 and 2379; its name is the machine's; the cluster names the other members. A flag that is given wins.
+Defaults of the flags: the member listens on this machine's address for connections to the URL, on ports 2380 and 2379;
+its name is the machine's; the cluster names the other members. A given flag takes precedence.
 
-After any interruption the same command goes on where it stopped. Data in the data directory start as they are, unless
-another cluster than theirs answers at the URL. A learner with this member's peer URL that never started is this member.
-With ``--learner`` the member is not promoted.
+After any interruption, the same command continues where it stopped. A data directory with data is started as it is,
+unless the URL belongs to another cluster. A learner with this member's peer URL that was never started is taken to be
+this member. With ``--learner`` the member is not promoted.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ PEER_PORT: Final = 2380
 CLIENT_PORT: Final = 2379
 CALL_TIMEOUT_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 2.0
-"""Longest wait for the id of the cluster when a member starts again."""
+"""Longest wait for the cluster id when a member with data starts again."""
 HEALTH_S: Final = 15.0
-"""How long this member asks to be added: for all voters to be connected, or an answer."""
+"""Time during which the request to add this member is repeated, until all voters are connected."""
 PAUSE_S: Final = 0.5
-"""Longest pause between two questions: to add the member, and whether it may vote."""
+"""Longest pause between two requests to add the member or to promote it."""
 
 USAGE: Final = """\
 Usage:
@@ -85,14 +85,14 @@ Examples:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run.
+    """The settings of a join.
 
     Attributes:
-        config: of the member; the cluster is not in it yet.
-        url: of a member of the cluster, for clients.
-        tls: how to reach it, for https.
-        advice: what to do where the cluster does not take the certificate that is shown; empty: a client's is shown.
-        votes: whether the member is to be promoted.
+        config: configuration of the member, still without the cluster.
+        url: client URL of a member of the cluster.
+        tls: TLS context of connections to it, for https.
+        advice: advice if the cluster rejects the certificate; empty if a client's certificate is presented.
+        votes: whether to promote the member.
     """
 
     config: ServerConfig
@@ -103,7 +103,7 @@ class Plan:
 
 
 def main(words: Sequence[str]) -> int:
-    """Join, and serve until a signal or a failure.
+    """Join, then serve until a signal or a failure.
 
     Arguments:
         words: the command line after ``join``.
@@ -112,7 +112,7 @@ def main(words: Sequence[str]) -> int:
         The exit code.
 
     Raises:
-        CommandError: one line: it could not join.
+        CommandError: the join failed; the text is one line.
     """
     if not words or words[0].lstrip("-") in ("help", "h"):
         print(USAGE)
@@ -134,14 +134,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def read_plan(words: Sequence[str], environment: Mapping[str, str]) -> Plan:
-    """Read the command line, and settle what it does not say.
+    """Parse the command line and fill in defaults.
 
     Arguments:
         words: the command line after ``join``.
-        environment: of the process.
+        environment: environment of the process.
 
     Raises:
-        CommandError, ConfigError: one line for the user.
+        CommandError, ConfigError: the text is one line for the user.
     """
     url, *rest = words
     if url.startswith("-"):
@@ -158,20 +158,20 @@ def read_plan(words: Sequence[str], environment: Mapping[str, str]) -> Plan:
 
 
 def _address_towards(endpoint: Endpoint) -> str:
-    """Return the address of this machine from which an endpoint is reached. No byte is sent for it."""
+    """Return this machine's address for connections to an endpoint, without sending any data."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             host = str(probe.getsockname()[0])
-    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         why = (isinstance(error, OSError) and error.strerror) or error
         raise ConfigError(f"cannot find the way to {endpoint.text}: {why}") from None
     return f"[{host}]" if ":" in host else host
 
 
 def _complete(host: str, texts: dict[str, str]) -> None:
-    """Add the flags that are not given: name, URLs, and that the cluster exists."""
+    """Add defaults for missing flags: name, URLs, and the state of the cluster."""
     for name in ("initial-cluster", "initial-cluster-state", "force-new-cluster"):
         if name in texts:
             raise ConfigError(f"join: --{name} is not for a member that joins: the cluster says who it is")
@@ -187,17 +187,17 @@ def _complete(host: str, texts: dict[str, str]) -> None:
 
 
 def _reachable(urls: Iterable[str], host: str) -> tuple[str, ...]:
-    """Return the URLs as other machines reach them: ``host`` replaces an address that stands for all addresses."""
+    """Return the URLs for other machines: ``host`` replaces a wildcard address."""
     split = [cluster_id.split_url(url) for url in urls]
     hosts = ("0.0.0.0", "::", "localhost")
     return tuple(f"{scheme}://{host if name.strip('[]') in hosts else name}:{port}" for scheme, name, port in split)
 
 
 def _tls_context(config: ServerConfig, endpoint: Endpoint, shown: Mapping[str, str]) -> ssl.SSLContext | None:
-    """How to reach the cluster: by this member's authorities, with a client's certificate or else the member's own."""
+    """Return the TLS context to reach the cluster: own authorities, and a client's or the member's certificate."""
     if not endpoint.secure:
         return None
-    # Never unverified, also where the new member will show a certificate that it makes for itself.
+    # Always verify the cluster, even if the new member will use a self-signed certificate.
     files = replace(config.client_tls, self_signed=False)
     if "cert_file" in shown:
         files = replace(files, client_cert_file=shown["cert_file"], client_key_file=shown.get("key_file", ""))
@@ -205,17 +205,17 @@ def _tls_context(config: ServerConfig, endpoint: Endpoint, shown: Mapping[str, s
 
 
 async def added(plan: Plan) -> ServerConfig:
-    """Have the cluster know this member.
+    """Add this member to the cluster, unless that was done before.
 
     Arguments:
-        plan: what to run.
+        plan: settings of the join.
 
     Returns:
-        The configuration with the cluster in it.
+        The configuration, completed with the cluster.
 
     Raises:
         StatusError: no answer in time, or a refusal.
-        ConfigError: a member with this peer URL has run, or what this one listens at is in use.
+        ConfigError: a member with this peer URL has run before, or an address to listen on is in use.
     """
     config = plan.config
     async with _voter(plan) as client:
@@ -239,15 +239,14 @@ async def added(plan: Plan) -> ServerConfig:
 
 
 async def _among(client: Client, config: ServerConfig, say: Callable[[str], None]) -> list[rpc_pb2.Member]:
-    """List the members, this one among them: it is added unless it was before.
+    """Return the member list including this member, which is added unless it is listed.
 
-    Done again it adds no second one, also where an attempt whose answer was lost is applied after the list was made.
+    Safe to repeat: no second member is added, even if an attempt with a lost answer is applied after the list was read.
 
     Raises:
-        StatusError: no answer in time, or a refusal; a cluster that just started adds no member before its own have
-        been
-            connected for a while.
-        ConfigError: as ``added``.
+        StatusError: no answer in time, or a refusal. A cluster that just started adds no member until its own members
+            have been connected for a while.
+        ConfigError: as for ``added``.
     """
     listed = await _listed(client)
     say(f"cluster {listed.header.cluster_id:x} has {len(listed.members)} members: {_names(listed.members)}")
@@ -281,9 +280,9 @@ async def _listed(client: Client) -> rpc_pb2.MemberListResponse:
 
 
 async def _its_own(plan: Plan) -> ServerConfig:
-    """Start the data that are there as they are, unless another cluster than theirs answers at the URL.
+    """Return the configuration for starting with existing data; refuse if the URL belongs to another cluster.
 
-    Without any answer the member starts, too: it may be the first of its cluster.
+    If no member answers, this member starts anyway: it may be the first of its cluster.
     """
     try:
         async with Client([plan.url], ClientOptions(tls=plan.tls)) as client:
@@ -302,9 +301,9 @@ async def _its_own(plan: Plan) -> ServerConfig:
 
 @contextlib.asynccontextmanager
 async def _voter(plan: Plan) -> AsyncIterator[Client]:
-    """Make a client for a block of a member that votes: a learner answers nothing of what a join asks for.
+    """Yield a client of a voter, because a learner refuses the calls of a join.
 
-    A URL with a name for all members leads to learners too, and to the very member that joins.
+    A URL whose name resolves to all members also leads to learners, even to the joining member itself.
 
     Raises:
         StatusError: no member answers.
@@ -341,7 +340,7 @@ def _promotion(plan: Plan) -> Callable[[Member], Awaitable[None]]:
 
 
 async def _until_promoted(client: Client, member: Member) -> None:
-    """Ask for the vote until it is granted; a line whenever the reason why not changes."""
+    """Request the promotion until it is granted; print the reason for a refusal whenever it changes."""
     member_id = member.node.settings.member_id
     request, said = rpc_pb2.MemberPromoteRequest(ID=member_id), ""
     while True:

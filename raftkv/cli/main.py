@@ -1,8 +1,7 @@
 """raftkv: the server's command line.
 
-Owns the choice of the command (serve is the default, as for etcd). Each failure that a user can cause is one line on
-standard error, ``raftkv: ...``. Exit codes are etcd's: 0 stopped as asked, 1 could not run, 2 a flag that cannot be
-read.
+Chooses the command (serve is the default, as for etcd). Each failure that a user can cause is one line on standard
+error, ``raftkv: ...``. Exit codes are etcd's: 0 stopped as requested, 1 could not run, 2 an invalid flag.
 
     raftkv --name a --listen-client-urls http://127.0.0.1:2379 ...    serve (``raftkv serve`` is the same)
     raftkv cluster --size 3                                           a local cluster in this terminal

@@ -1,12 +1,12 @@
-"""Flags as etcd's command line tool takes them: long, short, anywhere between the arguments.
+"""Flags in the syntax of etcd's command line tool: long, short, anywhere between the arguments.
 
-Owns the grammar, without any command: ``parse`` turns words into flag values and arguments. The rules are those of
-the POSIX-style Go library that etcdctl is built on, which differ from Python's own parsers in what scripts rely on:
+Defines only the grammar, no commands: ``parse`` turns words into flag values and arguments. The rules are those of the
+POSIX-style Go library under etcdctl. They differ from Python's parsers in ways that scripts depend on:
 
 - flags may stand before, between and after the arguments; ``--`` ends them;
 - ``--name=value``, ``--name value``, ``-w json``, ``-w=json``, ``-wjson``;
 - a boolean takes a value only after ``=`` (``--hex=false``), never the next word;
-- names are never abbreviated; a list flag given twice adds up.
+- names cannot be abbreviated; a list flag given twice accumulates.
 
 >>> parsed = parse([Flag("rev", INT), Flag("prefix", BOOL)], ["foo", "--rev=3", "--prefix"])
 >>> parsed.values["rev"], parsed.values["prefix"], parsed.arguments
@@ -24,10 +24,10 @@ from typing import Any, Final, NamedTuple
 
 # -- values ---------------------------------------------------------------------------------------------------------
 #
-# Values written as etcd's tools (programs in Go) write them: durations, integers, booleans, quoted strings.
+# Values in the syntax of etcd's tools (programs in Go): durations, integers, booleans, quoted strings.
 #
-# Owns the text forms only. What a script passes to etcd it may pass to raftkv, so these accept exactly what Go's
-# ``time.ParseDuration``, ``strconv.ParseInt(s, 0, 64)``, ``strconv.ParseBool`` and ``strconv.Unquote`` accept, and
+# Defines only the text forms. Scripts pass the same values to etcd and raftkv, so these functions accept exactly what
+# Go's ``time.ParseDuration``, ``strconv.ParseInt(s, 0, 64)``, ``strconv.ParseBool`` and ``strconv.Unquote`` accept, and
 # print what ``Duration.String`` and ``%q`` print.
 #
 # >>> parse_duration_ns("1m30s"), format_duration(1_500_000)
@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 # >>> quote(b'a"\xff'), unquote('"a\\xff"')
 # ('"a\\"\\xff"', b'a\xff')
 #
-# Text that is not UTF-8 is carried in ``str`` with surrogate escapes, as Python carries ``sys.argv``.
+# Text that is not UTF-8 is kept in ``str`` with surrogate escapes, as in ``sys.argv``.
 
 _UNITS_NS = {
     "ns": 1,
@@ -55,7 +55,7 @@ _ESCAPE_NAMES = {7: "a", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t", 11: "v", 92:
 
 
 def text_bytes(text: str) -> bytes:
-    """Return the bytes that the user gave: UTF-8, with surrogate escapes back to what they stand for."""
+    """Return the user's bytes: the UTF-8 encoding, with surrogate escapes decoded to the original bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -66,7 +66,7 @@ def parse_duration_ns(text: str) -> int:
         Nanoseconds.
 
     Raises:
-        ValueError: with Go's words.
+        ValueError: the text is malformed; the message is Go's.
     """
     body = text[1:] if text[:1] in ("+", "-") else text
     sign = -1 if text.startswith("-") else 1
@@ -128,11 +128,11 @@ def parse_int(text: str, *, base: int = 0, bits: int = 64, signed: bool = True, 
         text: digits; with base 0 also ``0x1f``, ``0b1``, ``0o7``, ``017`` and ``1_000``.
         base: 0, 10 or 16.
         bits: size of the integer, which bounds the value.
-        signed: whether a minus sign is possible.
+        signed: whether a minus sign is allowed.
         name: function to name in the error; ``ParseInt`` or ``ParseUint`` if empty.
 
     Raises:
-        ValueError: with Go's words.
+        ValueError: the text is malformed or out of range; the message is Go's.
     """
     function = name or ("ParseInt" if signed else "ParseUint")
     value = _integer(text, base, signed)
@@ -172,7 +172,7 @@ def parse_bool(text: str) -> bool:
     """Parse a boolean as ``strconv.ParseBool`` does.
 
     Raises:
-        ValueError: with Go's words.
+        ValueError: the text is malformed; the message is Go's.
     """
     if text not in _BOOLEANS:
         raise ValueError(f"strconv.ParseBool: parsing {quote(text)}: invalid syntax")
@@ -187,7 +187,7 @@ def quote(data: bytes | str) -> str:
 
 def _quoted(character: str) -> str:
     point = ord(character)
-    if 0xDC80 <= point <= 0xDCFF:  # a byte that was not UTF-8
+    if 0xDC80 <= point <= 0xDCFF:  # a byte of invalid UTF-8
         return f"\\x{point - 0xDC00:02x}"
     if point in _ESCAPE_NAMES:
         return "\\" + _ESCAPE_NAMES[point]
@@ -254,10 +254,12 @@ LIST: Final = "strings"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: its name, kind, default (in the parsed form; a duration in seconds), one line of help, short name,
-    the words that it may be, the environment variable that sets it too (empty: none), and whether it is raftkv's own:
-    then a value that it cannot be, or that is not between ``least`` and ``most``, is refused in plain words instead of
-    etcdctl's."""
+    """One flag of a command.
+
+    It has a name, kind, default (parsed; a duration in seconds), one line of help, short name, allowed words,
+    environment variable (empty: none), and whether it is raftkv's own flag. For an own flag, an invalid value, or one
+    not between ``least`` and ``most``, is refused in plain words instead of etcdctl's.
+    """
 
     name: str
     kind: str = STRING
@@ -272,7 +274,7 @@ class Flag:
 
     @property
     def shown_default(self) -> str:
-        """The default as a user would write it; empty: there is none worth telling."""
+        """The default as a user would write it; empty if it is not worth showing."""
         value = self.initial()
         if self.kind == BOOL:
             return "true" if value else ""
@@ -281,12 +283,12 @@ class Flag:
         return ",".join(value) if self.kind == LIST else str(value)
 
     def initial(self) -> Any:
-        """Return the value when the flag is not given."""
+        """Return the value of the flag when it is not given."""
         return KINDS[self.kind].initial if self.default is None else self.default
 
 
 class FlagError(Exception):
-    """A word that is not a flag, or a value that is not of the flag's kind; the text is etcdctl's."""
+    """An unknown flag, or an invalid value; the text is etcdctl's."""
 
 
 class HelpRequested(Exception):
@@ -295,9 +297,9 @@ class HelpRequested(Exception):
 
 @dataclass
 class Parsed:
-    """What the words said: every flag's value, the names given explicitly, the arguments.
+    """The parsed words: the value of every flag, the names given explicitly, the arguments.
 
-    ``before_dash`` is how many of the arguments stand before ``--``; None without one.
+    ``before_dash`` is the number of arguments before ``--``; None without ``--``.
     """
 
     values: dict[str, Any]
@@ -325,7 +327,7 @@ def parse_list(text: str) -> tuple[str, ...]:
 
 
 class Kind(NamedTuple):
-    """How a value is read, what it is without the flag, and how help pages and refusals call it."""
+    """A kind of flag: its parser, its value when the flag is missing, and its name in help pages and errors."""
 
     convert: Callable[[str], Any]
     initial: Any
@@ -345,15 +347,15 @@ KINDS: Final = {
 
 
 def assign(parsed: Parsed, flag: Flag, text: str) -> None:
-    """Give a flag a value.
+    """Set the value of a flag.
 
     Arguments:
-        parsed: what is known so far.
-        flag: which.
-        text: its value as given.
+        parsed: result to update.
+        flag: flag to set.
+        text: value as given.
 
     Raises:
-        ValueError: the text is not of the flag's kind.
+        ValueError: the text is not a valid value of the flag.
     """
     value = KINDS[flag.kind].convert(text)
     if flag.ours and flag.kind in (INT, UINT, FLOAT, DURATION) and not flag.least <= value <= flag.most:
@@ -365,26 +367,26 @@ def assign(parsed: Parsed, flag: Flag, text: str) -> None:
 
 
 def parse(flags: Iterable[Flag], words: Sequence[str]) -> Parsed:
-    """Read the words of one command.
+    """Parse the words of one command.
 
     Arguments:
-        flags: those of the command.
-        words: behind the command's name.
+        flags: flags of the command.
+        words: words after the command's name.
 
     Raises:
-        FlagError: an unknown flag, a flag without its value, a value of the wrong kind.
-        HelpRequested: ``-h`` or ``--help`` stands before any such error.
+        FlagError: an unknown flag, a flag without its value, or an invalid value.
+        HelpRequested: ``-h`` or ``--help`` precedes any such error.
     """
     return _Parser(flags).run(words)
 
 
 def did_you_mean(word: str, known: Iterable[str], dashes: str = "") -> str:
-    """Return the end of a refusal of an unknown word: the known one that it is likely meant for, or nothing.
+    """Return a suggestion for an unknown word, to append to the error: the similar known word, or an empty string.
 
     Arguments:
-        word: what was given.
-        known: what would have been taken.
-        dashes: what stands before such a word.
+        word: word as given.
+        known: words that would be valid.
+        dashes: prefix of the suggested word.
     """
     import difflib
 

@@ -1,10 +1,10 @@
 """Answers in the five output formats of etcdctl: simple, fields, json, table, protobuf.
 
-Owns what a format does *not* have (exit code 4, as etcdctl); ``make_printer`` chooses one. Bytes matter: keys and
-values are printed as they are stored, so everything is written to the binary side of standard output.
+Also defines what a format does *not* support (exit code 4, as in etcdctl); ``make_printer`` selects a format. Keys and
+values are printed byte for byte as stored, so everything is written to the binary side of standard output.
 
 The layout is that of etcdctl 3.5. The columns that 3.6 added to ``endpoint status`` and ``endpoint hashkv`` (storage
-version, size in use, quota, hash revision, ...) are shown when a member sends them, which members of 3.6 do.
+version, size in use, quota, hash revision, ...) are shown when a member sends them, as members of version 3.6 do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EndpointHealth:
-    """What ``endpoint health`` found at one endpoint; ``took`` is a Go duration, ``error`` empty if healthy."""
+    """The result of ``endpoint health`` for one endpoint; ``took`` is a Go duration, ``error`` is empty if healthy."""
 
     endpoint: str
     healthy: bool
@@ -46,10 +46,10 @@ class EndpointAnswer:
 
 
 class Printer:
-    """One format.
+    """One output format.
 
-    An answer is shown by the method that has the name of its command; without one it is shown as the message that it
-    is, which a format without a form for messages refuses: ``NAME not supported as output format``.
+    An answer is printed by the method with the name of its command; without such a method, it is printed as a message.
+    A format that cannot print messages then fails: ``NAME not supported as output format``.
     """
 
     name = ""
@@ -62,9 +62,10 @@ class Printer:
         """Print an answer.
 
         Arguments:
-            command: such as ``put`` or ``member_list``; ``done`` and ``changed`` are those that a text tells of.
-            response: the message, or what was found at endpoints.
-            facts: what the message does not say.
+            command: name such as ``put`` or ``member_list``; ``done`` and ``changed`` are for answers that are only a
+                text.
+            response: the message, or the results of the endpoints.
+            facts: facts that are not in the message.
         """
         own = getattr(self, command, None)
         if own is None:
@@ -79,18 +80,18 @@ class Printer:
             self.show(commands[kind], getattr(response, kind))
 
     def message(self, response: Any) -> None:
-        """Print an answer as the message it is."""
+        """Print an answer in the form of its message."""
         self.refuse()
 
     def refuse(self, *_: Any) -> None:
-        """End the command: this format cannot show the answer."""
+        """Raise an error: this format cannot show the answer."""
         raise CommandError(f"{self.name} not supported as output format", BAD_FEATURE)
 
 
 class ProtobufPrinter(Printer):
-    """The bytes of the answer, without a line end.
+    """The bytes of the answer, without a newline.
 
-    Of leases etcdctl prints the header alone, and it has no bytes at all for a revoked one: scripts may rely on either.
+    For leases, etcdctl prints only the header, and for a revoked lease nothing; scripts may depend on either.
     """
 
     name = "protobuf"
@@ -120,7 +121,7 @@ class ProtobufPrinter(Printer):
 
 
 class RowsPrinter(Printer):
-    """Rows, for the answers that are tables."""
+    """A format with rows, for answers that are tables."""
 
     def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         self.rows(*member_rows(response))
@@ -137,7 +138,7 @@ class RowsPrinter(Printer):
 
 
 class TablePrinter(RowsPrinter):
-    """Frames."""
+    """Tables with frames."""
 
     name = "table"
 
@@ -152,19 +153,19 @@ class TablePrinter(RowsPrinter):
 
 
 def write(data: bytes) -> None:
-    """Write bytes to standard output, after the text that was printed before."""
+    """Write bytes to standard output, after all text printed before."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def write_line(text: str) -> None:
-    """Write a line to standard output; text with surrogate escapes becomes the bytes that it stands for."""
+    """Write a line to standard output; surrogate escapes are written as the bytes that they represent."""
     write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
 def lower(value: bool) -> str:
-    """Return a boolean as etcd prints it."""
+    """Return a boolean as etcd prints it, in lower case."""
     return "true" if value else "false"
 
 
@@ -180,7 +181,7 @@ def human_size(size_bytes: int) -> str:
 
 
 def role_of(status: rpc_pb2.StatusResponse) -> str:
-    """Return the role of a member by its status: leader, follower, learner or candidate."""
+    """Return the role of a member from its status: leader, follower, learner or candidate."""
     if status.isLearner:
         return "learner"
     if not status.leader:
@@ -189,7 +190,7 @@ def role_of(status: rpc_pb2.StatusResponse) -> str:
 
 
 def member_rows(response: rpc_pb2.MemberListResponse) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of ``member list``."""
+    """Return the header and the rows of ``member list``."""
     header = ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"]
     rows = []
     for one in response.members:
@@ -199,12 +200,12 @@ def member_rows(response: rpc_pb2.MemberListResponse) -> tuple[list[str], list[l
 
 
 def sends_3_6(answers: Sequence[EndpointAnswer]) -> bool:
-    """Tell if a member sent what members of 3.6 send and members of 3.5 do not."""
+    """Return whether a member sent fields that members of 3.6 send and members of 3.5 do not."""
     return any(answer.response.storageVersion or answer.response.dbSizeQuota for answer in answers)
 
 
 def status_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of ``endpoint status``."""
+    """Return the header and the rows of ``endpoint status``."""
     new = sends_3_6(answers)
     columns = [column for column in _STATUS_COLUMNS if new or not column[2]]
     return [title for title, _, _ in columns], [[cell(one, one.response) for _, cell, _ in columns] for one in answers]
@@ -232,18 +233,18 @@ _STATUS_COLUMNS: Final[tuple[tuple[str, Callable[[EndpointAnswer, rpc_pb2.Status
     ("downgrade target version", lambda answer, status: status.downgradeInfo.targetVersion, True),
     ("downgrade enabled", lambda answer, status: lower(status.downgradeInfo.enabled), True),
 )
-"""Each with its cell, and whether only members of 3.6 send it."""
+"""Each column with its cell, and whether only members of 3.6 send the field."""
 
 
 def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of ``endpoint hashkv``."""
+    """Return the header and the rows of ``endpoint hashkv``."""
     columns = 3 if any(answer.response.hash_revision for answer in answers) else 2
     rows = [[one.endpoint, str(one.response.hash), str(one.response.hash_revision)] for one in answers]
     return ["endpoint", "hash", "hash_revision"][:columns], [row[:columns] for row in rows]
 
 
 class SimplePrinter(RowsPrinter):
-    """Keys and values as they are (or in hexadecimal), rows separated by commas."""
+    """Keys and values without encoding (or in hexadecimal); rows separated by commas."""
 
     name = "simple"
 
@@ -384,7 +385,7 @@ def _interval(permission: auth_pb2.Permission) -> bytes:
 
 # -- fields ---------------------------------------------------------------------------------------------------------
 #
-# The format for eyes and ``grep``: one field a line, names as etcdctl spells them.
+# The format for people and ``grep``: one field per line, with etcdctl's names.
 
 
 class FieldsPrinter(Printer):
@@ -489,14 +490,14 @@ class FieldsPrinter(Printer):
 
 
 def _fields(**values: object) -> None:
-    """Print a line for each value; bytes in quotes, text as it is given."""
+    """Print a line for each value; bytes in quotes, text unquoted."""
     for name, value in values.items():
         shown = quote(value) if isinstance(value, bytes) else lower(value) if isinstance(value, bool) else value
         write_line(f'"{name}" : {shown}')
 
 
 def _header(response: Any, **values: object) -> None:
-    """Print the header of an answer, and more."""
+    """Print the header of an answer, and further values."""
     one = response.header
     _fields(ClusterID=one.cluster_id, MemberID=one.member_id, Revision=one.revision, RaftTerm=one.raft_term, **values)
 
@@ -512,7 +513,7 @@ def _status(answer: EndpointAnswer, new: bool) -> None:
     storage = {"StorageVersion": quote(status.storageVersion)} if new else {}
     sizes = {"DBSizeInUse": status.dbSizeInUse, "DBSizeQuota": status.dbSizeQuota} if new else {}
     _header(status, Version=quote(status.version), **storage, DBSize=status.dbSize, **sizes)
-    term = {} if new else {"RaftTerm": status.raftTerm}  # from 3.6.15 and 3.7.2 on it is in the header alone
+    term = {} if new else {"RaftTerm": status.raftTerm}  # 3.6.15, 3.7.2 and later: only in the header
     _fields(Leader=status.leader, IsLearner=status.isLearner, RaftIndex=status.raftIndex, **term)
     errors = f"[{' '.join(status.errors)}]"
     _fields(RaftAppliedIndex=status.raftAppliedIndex, Errors=errors, Endpoint=quote(answer.endpoint))
@@ -524,13 +525,13 @@ def _status(answer: EndpointAnswer, new: bool) -> None:
 
 # -- json_format ----------------------------------------------------------------------------------------------------
 #
-# The format for programs: what Go's ``encoding/json`` makes of etcd's messages.
+# The format for programs: etcd's messages as Go's ``encoding/json`` encodes them.
 #
-# Owns three habits that scripts meet: numbers are numbers, even identifiers beyond 2^53; bytes are base64; fields
-# with
-# the zero value are left out. An operation of a transaction sits under an extra ``"Response"``, as Go shows a oneof.
+# Three properties that scripts depend on: numbers are numbers, even identifiers beyond 2^53; bytes are base64; fields
+# with the zero value are left out. An operation of a transaction is nested in an extra ``"Response"``, which is Go's
+# form of a oneof.
 
-# Go escapes the first five so that the text may stand in a web page, and has no short form for the last two.
+# Go escapes these so that the text can be embedded in a web page; the last two also have no short form.
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _GO_ESCAPES |= {"\\b": "\\u0008", "\\f": "\\u000c"}
 _TOKEN = re.compile(r"\\.|[<>&\u2028\u2029]")
@@ -575,7 +576,7 @@ class JSONPrinter(Printer):
         }
         write_line(encode(shown))
 
-    # Go's structs of leases have the header's fields beside their own, and their own even if they are zero.
+    # Go's structs for leases contain the header's fields beside their own, which are printed even if they are zero.
 
     def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
         row = {"ID": response.ID, "TTL": response.TTL, "Error": response.error}
@@ -594,20 +595,20 @@ class JSONPrinter(Printer):
 
 
 def encode(value: Any) -> str:
-    """Compact JSON with Go's escapes."""
+    """Return compact JSON with Go's escapes."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return _TOKEN.sub(lambda token: _GO_ESCAPES.get(token[0], token[0]), text)
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """Return a message as Go's struct of it: declared order, zero values left out."""
+    """Return a message in the form of its Go struct: fields in declared order, without zero values."""
     out: dict[str, Any] = {}
     present = {field.name for field, _ in message.ListFields()}
     for field in message.DESCRIPTOR.fields:
         if field.name not in present:
             continue
         value = getattr(message, field.name)
-        # Both kinds of repeated container have an ``extend``; no single value and no message of etcd's has.
+        # Both kinds of repeated container have ``extend``; scalar values and etcd's messages do not.
         repeated = hasattr(value, "extend")
         shown: Any = [_scalar(field.type, item) for item in value] if repeated else _scalar(field.type, value)
         if field.containing_oneof is not None:
@@ -626,7 +627,7 @@ def _scalar(kind: int, value: Any) -> Any:
 
 
 def _hexadecimal_members(response: rpc_pb2.MemberListResponse) -> dict[str, Any]:
-    """Identifiers as hexadecimal text. Spelling and order are those of etcdctl 3.5, where this form is made by hand."""
+    """Return identifiers in hexadecimal, in the spelling and order of etcdctl 3.5, which builds this form by hand."""
     head = response.header
     members = [
         {"ID": f"{m.ID:x}", "name": m.name, "peerURLs": list(m.peerURLs), "clientURLS": list(m.clientURLs)}
@@ -643,12 +644,12 @@ def make_printer(name: str, *, hexadecimal: bool = False, value_only: bool = Fal
     """Return the printer for ``--write-out NAME``.
 
     Arguments:
-        name: of the format.
-        hexadecimal: keys and values in hexadecimal.
-        value_only: values without their keys.
+        name: name of the format.
+        hexadecimal: whether to print keys and values in hexadecimal.
+        value_only: whether to print values without their keys.
 
     Raises:
-        CommandError: there is no such format.
+        CommandError: the format does not exist.
     """
     if name not in _KINDS:
         raise CommandError("unsupported output format", BAD_FEATURE)

@@ -1,14 +1,15 @@
-"""The frame of every command line: how a program ends, also after a failure.
+"""The frame of every command line: how a program ends, including after a failure.
 
-``raftkv --help | head -1`` closes the pipe while there is more to print: the program then ends silently, as other
-programs do. A full disk behind ``> file`` is one line. Without this module, Python would complain when it flushes the
-rest at its exit. Passwords in memory stay out of core dumps.
+When ``raftkv --help | head -1`` closes the pipe early, the program ends silently, like other programs. A full disk
+behind ``> file`` is reported as one line. Without this module, Python would print a traceback when it flushes the rest
+at exit. Passwords in memory stay out of core dumps.
 
 >>> leave(lambda: 7, print)
 7
 
-Each failure that a user can cause is a ``CommandError``: one line on standard error and a code, never a traceback.
-Leaves out: how a program words a failure, which it passes as ``complain``.
+Each failure that a user can cause is a ``CommandError``: one line on standard error and an exit code, never a
+    traceback.
+The program's format of that line is passed as ``complain``.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-# Exit codes: etcdctl's, because scripts test them.
+# Exit codes are etcdctl's, because scripts test them.
 
 SUCCESS: Final = 0
 ERROR: Final = 1
-"""The cluster refused, or could not be reached, or a flag is wrong."""
+"""The cluster refused or could not be reached, or a flag is wrong."""
 BAD_CONNECTION: Final = 2
-"""No client could be made, for example because the password is wrong."""
+"""The client could not be created, for example because the password is wrong."""
 INVALID_INPUT: Final = 3
-"""A transaction that cannot be read."""
+"""A transaction that cannot be parsed."""
 BAD_FEATURE: Final = 4
-"""A value that a flag does not know, or an output format that the command does not have."""
+"""An invalid value of a flag, or an output format that the command does not support."""
 INTERRUPTED: Final = 5
-"""The server has ended a watch."""
+"""The server ended a watch."""
 BAD_ARGUMENTS: Final = 128
-"""Too few or too many arguments, or flags that exclude each other."""
+"""Too few or too many arguments, or conflicting flags."""
 BAD_FLAGS: Final = 2
-"""The server's code for a flag that it cannot read."""
+"""The server's exit code for an invalid flag."""
 
 
 class CommandError(Exception):
-    """Ends the command with a code and a line on standard error (no line if the text is empty).
+    """Ends the command with an exit code and a line on standard error (no line if the text is empty).
 
     Arguments:
         text: the line.
         code: exit code of the program.
-        details: lines that follow it: the cause, where the line itself is one of etcdctl that scripts match.
+        details: further lines with the cause, for when the first line is etcdctl's and scripts match it.
     """
 
     def __init__(self, text: str, code: int = ERROR, details: Sequence[str] = ()) -> None:
@@ -64,15 +65,15 @@ class CommandError(Exception):
 def refused(
     kinds: type[Exception] | tuple[type[Exception], ...], code: int = ERROR, frame: str = "{}"
 ) -> Iterator[None]:
-    """End the command at such an error: its text is written for users.
+    """Convert given errors to a ``CommandError``, because their texts are written for users.
 
     Arguments:
-        kinds: of errors.
+        kinds: types of the errors.
         code: exit code of the program.
-        frame: what stands around the text, as etcdctl has it.
+        frame: format string around the text, as in etcdctl.
 
     Raises:
-        CommandError: there was one.
+        CommandError: such an error occurred.
     """
     try:
         yield
@@ -81,7 +82,7 @@ def refused(
 
 
 API_VERSION: Final = "3.7"
-"""Version of etcd's API that is spoken."""
+"""The supported version of etcd's API."""
 
 COMMANDS: Final[Mapping[str, str]] = {
     "cluster": "raftkv.cli.cluster:main",
@@ -92,11 +93,11 @@ COMMANDS: Final[Mapping[str, str]] = {
     "torchft-lighthouse": "raftkv.cli.daemon:lighthouse",
     "tcpstore-gateway": "raftkv.cli.daemon:gateway",
 }
-"""The commands of ``raftkv``, each with the function that runs it; error lines of the other programs use it."""
+"""The commands of ``raftkv`` and their functions; also used in error texts of the other programs."""
 
 
 def imported(target: str) -> Any:
-    """Return a function by ``module:function``, imported now: no program waits for the parts of other commands."""
+    """Import and return the function ``module:function``; lazy, so that a program loads only the command it runs."""
     module, _, function = target.partition(":")
     return getattr(importlib.import_module(module), function)
 
@@ -106,7 +107,7 @@ STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def on_signals(call: Callable[[], object], numbers: Sequence[int] = STOPPING) -> Iterator[None]:
-    """Have the running loop call something at signals, inside the block; only the main thread can."""
+    """Call a function on the running loop at signals during the block; works only in the main thread."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -121,24 +122,24 @@ def on_signals(call: Callable[[], object], numbers: Sequence[int] = STOPPING) ->
 
 
 CTRL_C = 130
-"""What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""
+"""The exit code that a shell shows for a program ended by Ctrl-C; ``start`` then ends the process by that signal."""
 
 
 def leave(body: Callable[[], int], complain: Callable[[str], None], name: str = "raftkv") -> int:
-    """Run a program to its end and write out all that it has printed.
+    """Run a program to its end and flush its output.
 
     Arguments:
         body: the program; returns its exit code.
         complain: prints a line to standard error.
-        name: of the program, before the details of a failure.
+        name: name of the program, printed before the details of a failure.
 
     Returns:
-        the exit code.
+        The exit code.
     """
     _open_closed_streams()
     _write_to_the_end()
     _take_any_bytes()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``start`` left it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as set by ``start``
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_memory_out_of_core_dumps()
     try:
@@ -158,7 +159,7 @@ def leave(body: Callable[[], int], complain: Callable[[str], None], name: str = 
 
 
 def _failed(error: BaseException, complain: Callable[[str], None]) -> int:
-    """Say in one line what has failed; our own errors are written for users, others are not expected."""
+    """Print a failure in one line; errors of raftkv are written for users, others are unexpected."""
     _discard_output()
     from raftkv.errors import RaftKVError, explain
 
@@ -174,20 +175,20 @@ def _failed(error: BaseException, complain: Callable[[str], None]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Let streams that were closed at the start (``>&-``) be /dev/null.
+    """Open /dev/null for standard streams that were closed at the start (``>&-``).
 
-    Else the next file or socket would get the number, and what is written there.
+    Otherwise the next file or socket would get the descriptor, and with it the output for that stream.
     """
-    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: the lowest free one is given out
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their descriptors, because the lowest free one is used
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
 
 
 def _write_to_the_end() -> None:
-    """Buffer each line of standard output where nothing is buffered (``PYTHONUNBUFFERED``).
+    """Use line buffering for standard output if it is unbuffered (``PYTHONUNBUFFERED``).
 
-    Without a buffer, Python ignores that the system may write only a part of what is printed at once.
+    Without a buffer, Python ignores that the system may write only a part of the printed text.
     """
     stdout = sys.stdout
     if isinstance(stdout, io.TextIOWrapper) and isinstance(stdout.buffer, io.RawIOBase):
@@ -196,7 +197,7 @@ def _write_to_the_end() -> None:
 
 
 def _take_any_bytes() -> None:
-    """Let what is no text in the locale be read and printed all the same: names of files are bytes."""
+    """Accept input and output that is not text in the locale, because file names are bytes."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -205,9 +206,10 @@ def _take_any_bytes() -> None:
 
 
 def _keep_memory_out_of_core_dumps() -> None:
-    """On Linux, let a core dump have no memory in it: passwords, tokens and keys are there.
+    """Keep memory out of core dumps on Linux, because it contains passwords, tokens and keys.
 
-    The filter and not the limit of the size, which does not hold for a program that takes core dumps from the kernel.
+    This sets the core dump filter. A size limit would not be enough: the kernel ignores it when it pipes dumps to a
+    program.
     """
     with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
         file.write("0")
@@ -231,7 +233,7 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None], name: str) 
 
 
 def _drop(interrupt: KeyboardInterrupt) -> None:
-    """Free the interrupted frames without warnings of theirs, such as a coroutine that was never awaited."""
+    """Free the interrupted frames without their warnings, for example about a coroutine that was never awaited."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda report: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -240,7 +242,7 @@ def _drop(interrupt: KeyboardInterrupt) -> None:
 
 
 def _discard_output() -> None:
-    """Let what is still to be flushed go nowhere."""
+    """Redirect streams that cannot be flushed to /dev/null."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
@@ -252,7 +254,7 @@ def _discard_output() -> None:
 
 
 def described(error: OSError) -> str:
-    """Return one line about an error of the system: what it is about, and what is wrong."""
+    """Return one line about an error of the system: the file, and the problem."""
     why = error.strerror or str(error)
     if error.filename is not None:
         return f"{error.filename}: {why}"

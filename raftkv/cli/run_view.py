@@ -1,6 +1,6 @@
-"""How runs look: tables and colour on a terminal, the same cells as plain columns elsewhere.
+"""Display of runs: tables and colour on a terminal, the same cells as plain columns elsewhere.
 
-Owns the words for people; ``output.table`` prints the tables.
+Contains the texts for people; ``cli.table`` prints the tables.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 # -- facts ----------------------------------------------------------------------------------------------------------
 #
-# A run as it is now, with what its waiting nodes wait for; for ``raftkvctl run show``.
+# The current state of a run, and why its waiting nodes wait; for ``raftkvctl run show``.
 #
-# Owns the reasons: every node that is there and in no running generation gets one line that says why.
+# Every present node outside a running generation gets one line with the reason.
 
 FAULTS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A node that is there and in no running generation, and why not."""
+    """A present node outside a running generation, and the reason."""
 
     node: Node
     why: str
@@ -56,7 +56,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A host that is left out, for so many seconds more."""
+    """A host that is excluded, and the remaining seconds."""
 
     host: str
     reason: str
@@ -65,12 +65,12 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Where a run stands with the cluster whose slots it shares with others.
+    """The place of a run in a cluster whose slots it shares with other runs.
 
     Attributes:
-        cluster: its name.
-        waits: it has no slots yet.
-        reason: why not, in one line; empty: it has.
+        cluster: name of the cluster.
+        waits: whether the run has no slots yet.
+        reason: why it has none, in one line; empty if it has slots.
     """
 
     cluster: str
@@ -80,7 +80,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A run as it is now."""
+    """The current state of a run."""
 
     history: RunHistory
     waiting: tuple[Waiting, ...]
@@ -94,12 +94,12 @@ class Facts:
 
     @property
     def state(self) -> State:
-        """State of the run; one that is only being gathered if there is none yet."""
+        """State of the run; a state of gathering if none is stored yet."""
         return self.history.state or State(0, GATHERING)
 
     @property
     def members(self) -> list[tuple[int, Member]]:
-        """Lowest rank and node of the generation; empty if no generation runs."""
+        """The nodes of the generation with their lowest ranks; empty if no generation runs."""
         current = self.history.round
         if current is None or self.state.phase != RUNNING:
             return []
@@ -107,16 +107,16 @@ class Facts:
 
     @property
     def generation(self) -> GenerationHistory | None:
-        """The last that began."""
+        """The last generation."""
         return self.history.generations[-1] if self.history.generations else None
 
     @property
     def faults(self) -> list[Fault]:
-        """The last ones, the newest last."""
+        """The last faults, newest last."""
         return [fault for generation in self.history.generations for fault in generation.faults][-FAULTS_SHOWN:]
 
     def to_plain(self) -> dict[str, Any]:
-        """Convert to what JSON can hold."""
+        """Convert to JSON types."""
         state = self.state
         plain = {
             "run": self.run_id,
@@ -139,11 +139,11 @@ class Facts:
 
 
 async def read_facts(kv: Client, run_id: str) -> Facts:
-    """Read everything that ``show`` shows.
+    """Read everything that ``show`` prints.
 
     Arguments:
-        kv: a client, whole, not a view.
-        run_id: of the run.
+        kv: client of all keys, not a view.
+        run_id: id of the run.
 
     Raises:
         As ``read_history``.
@@ -159,7 +159,7 @@ async def read_facts(kv: Client, run_id: str) -> Facts:
 
 
 async def _shared(kv: Client) -> list[KeyValue]:
-    """Return what is known of clusters; nothing, if this user may not read it: the run is shown without its queue."""
+    """Return the ledgers of clusters; empty without permission: the run is then shown without its queue."""
     try:
         return list(await kv.range(CLUSTER_ROOT, prefix=True))
     except PermissionDeniedError:
@@ -177,10 +177,10 @@ async def _denied(kv: Client, item: KeyValue, prefix: str) -> Denied:
 
 
 def find_cluster(run_id: str, items: Iterable[KeyValue]) -> str:
-    """Find the cluster whose ledger knows a run; empty: none does.
+    """Return the cluster whose ledger lists a run; empty: none.
 
     Arguments:
-        run_id: of the run.
+        run_id: id of the run.
         items: all ledgers.
     """
     for item in items:
@@ -202,12 +202,12 @@ async def _queue(kv: Client, run_id: str, cluster: str) -> Queue | None:
 
 
 def waiting(history: RunHistory, denied: Iterable[Denied], queue: Queue | None) -> list[Waiting]:
-    """Explain why nodes wait, in the order in which they came.
+    """Return the reasons why nodes wait, in order of arrival.
 
     Arguments:
-        history: of the run.
-        denied: hosts that are left out.
-        queue: the run's place in its cluster; None: it shares no machines.
+        history: history of the run.
+        denied: excluded hosts.
+        queue: place of the run in its cluster; None: it does not share machines.
     """
     state = history.state or State(0, GATHERING)
     current = history.round if state.phase == RUNNING else None
@@ -250,14 +250,14 @@ def ranks_text(first: int, slots: int) -> str:
     """Format as ``3`` or ``4-7``.
 
     Arguments:
-        first: the lowest rank.
-        slots: how many ranks.
+        first: lowest rank.
+        slots: number of ranks.
     """
     return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
 def members_text(members: Sequence[Member]) -> str:
-    """Format as ``a (rank 0), b (ranks 1-2)``; of many only the first."""
+    """Format as ``a (rank 0), b (ranks 1-2)``; of many members, only the first ones."""
     shown = [
         f"{member.host} (rank{'s' if member.slots > 1 else ''} {ranks_text(first, member.slots)})"
         for first, member in zip(first_ranks(members), members, strict=True)
@@ -270,7 +270,7 @@ def members_text(members: Sequence[Member]) -> str:
 
 
 def summary_to_plain(summary: RunSummary) -> dict[str, Any]:
-    """Convert to what JSON can hold."""
+    """Convert to JSON types."""
     state = summary.state or State(0, GATHERING)
     return {
         "run": summary.run_id,
@@ -285,7 +285,7 @@ def summary_to_plain(summary: RunSummary) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[RunSummary]) -> Rows:
-    """Lay out all runs."""
+    """Return the table of all runs."""
     rows, styles = [], []
     for summary in runs:
         one = summary_to_plain(summary)
@@ -303,7 +303,7 @@ def runs_table(runs: Sequence[RunSummary]) -> Rows:
 
 
 def show(facts: Facts) -> None:
-    """Print one run as it is."""
+    """Print the current state of one run."""
     emit(Line(facts.state.phase, headline(facts)))
     for line in details(facts):
         print(printable(line))
@@ -322,7 +322,7 @@ def show(facts: Facts) -> None:
 
 
 def headline(facts: Facts) -> str:
-    """Describe the run in one line."""
+    """Return the state of the run in one line."""
     state, current = facts.state, facts.history.round
     text = f"run {facts.run_id}: {state.phase}"
     if state.phase == RUNNING and current is not None:
@@ -338,7 +338,7 @@ def headline(facts: Facts) -> str:
 
 
 def details(facts: Facts) -> list[str]:
-    """Describe what else there is to say, a line each."""
+    """Return further facts, one per line."""
     state, generation = facts.state, facts.generation
     lines = []
     if state.time:
@@ -358,7 +358,7 @@ def details(facts: Facts) -> list[str]:
 
 
 def _address(published: str) -> str:
-    """Return where rank 0 waits for the others, as HOST:PORT; torch's agents publish it as HOST PORT."""
+    """Return the address of rank 0 as HOST:PORT; torch's agents publish it as HOST PORT."""
     host, separator, port = published.rpartition(" ")
     if not separator or not port.isdecimal():
         return published
@@ -377,7 +377,7 @@ def _members_table(facts: Facts) -> Rows:
 
 
 def queues(views: Sequence[ClusterView]) -> None:
-    """Print clusters, each as ``queue`` does."""
+    """Print several clusters, each like ``queue``."""
     if not views:
         print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
     for number, view in enumerate(views):
@@ -386,7 +386,7 @@ def queues(views: Sequence[ClusterView]) -> None:
 
 
 def queue(view: ClusterView) -> None:
-    """Print a cluster: its hosts, who holds their slots, who waits."""
+    """Print a cluster: its hosts, the runs that hold slots, and the runs that wait."""
     holders = count(len(view.grants), "run")
     print(f"cluster {view.cluster}: {count(len(view.hosts), 'host')}, {holders} admitted, {len(view.queue)} waiting")
     if view.hosts:
@@ -414,7 +414,7 @@ def _hosts_table(view: ClusterView) -> Rows:
 
 
 def end_text(generation: GenerationHistory) -> str:
-    """Explain why a generation ended: its root cause if that is known."""
+    """Return why a generation ended: its root cause if known."""
     root = generation.root_fault
     if generation.closed:
         return f"closed: {generation.reason}" if generation.reason else "closed"
@@ -422,7 +422,7 @@ def end_text(generation: GenerationHistory) -> str:
 
 
 def timeline(history: RunHistory) -> None:
-    """Print what happened in a run."""
+    """Print the events of a run."""
     faults = sum(len(generation.faults) for generation in history.generations)
     counts = [count(len(history.generations), "generation"), count(len(history.nodes), "node"), count(faults, "fault")]
     commits = sum(len(generation.commits) for generation in history.generations)
@@ -453,7 +453,7 @@ def _generations_table(history: RunHistory) -> Rows:
 
 
 def commits_text(generation: GenerationHistory) -> str:
-    """Format as ``3: steps 100 to 300``; empty: it has committed nothing."""
+    """Format as ``3: steps 100 to 300``; empty if the generation has committed nothing."""
     steps = sorted({commit.step for commit in generation.commits})
     if len(steps) < 2:
         return f"1: step {steps[0]}" if steps else ""
@@ -475,13 +475,13 @@ def _nodes_table(history: RunHistory) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened.
+    """One event.
 
     Attributes:
         kind: a phase, ``node``, ``fault`` or ``arbiter``.
-        text: for people.
-        revision: of the store.
-        time: of the writer's clock; 0: not told.
+        text: text for people.
+        revision: revision of the store.
+        time: time on the writer's clock; 0: unknown.
     """
 
     kind: str
@@ -491,7 +491,7 @@ class Line:
 
 
 def emit(line: Line) -> None:
-    """Print a line at once: with its time, and colour on a terminal."""
+    """Print a line without delay: with its time, and with colour on a terminal."""
     text = printable(f"{clock(line.time)}  {line.text}" if line.time else line.text)
     style = _STYLES.get(line.kind, "")
     if not style or not sys.stdout.isatty():
@@ -504,17 +504,17 @@ def emit(line: Line) -> None:
 
 
 class Narrator:
-    """Turns changes into lines; remembers what it has told, so that a record that is written again says nothing."""
+    """Turns changes into lines; remembers what was printed, so that rewriting a record prints nothing."""
 
     def __init__(self) -> None:
         self._state: State | None = None
 
     def lines(self, change: Change | None, fold: Fold) -> list[Line]:
-        """Return what a change is worth saying; of no change: the run as it is.
+        """Return the lines for a change; without a change, the lines for the current state.
 
         Arguments:
-            change: already applied to ``fold``.
-            fold: the run.
+            change: change, already applied to ``fold``.
+            fold: state of the run.
         """
         if change is None:
             return self._present(fold)

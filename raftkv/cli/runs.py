@@ -1,11 +1,11 @@
 """``raftkvctl run``: training runs on the command line.
 
-Commands look at runs from outside (list, show, queue, timeline, watch, metrics), delete them, say who may take part in
-them, or take part in a run with any command as its workers (exec). ``run_view`` puts together what ``show`` prints (for
-every node that waits, why) and how runs look, as tables and as JSON.
+Commands observe runs (list, show, queue, timeline, watch, metrics), delete them, manage access to them, or take part in
+a run with any command as its workers (exec). ``run_view`` collects the output of ``show`` (with the reason for every
+waiting node), and formats runs as tables and as JSON.
 
-Leaves out where the facts come from (``raftkv.training.history``, ``raftkv.training.scheduling.ledger``), and how
-workers live (``raftkv.training.process``).
+The data comes from ``raftkv.training.history`` and ``raftkv.training.scheduling.ledger``; workers are managed by
+``raftkv.training.process``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def list_all(invocation: Invocation) -> None:
 
 
 def show(invocation: Invocation) -> None:
-    """Print one run as it is."""
+    """Print the current state of one run."""
     (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
     facts = use_library(session, lambda kv: read_facts(kv, run_id))
@@ -92,7 +92,7 @@ def show(invocation: Invocation) -> None:
 
 
 def queue(invocation: Invocation) -> None:
-    """Print who holds the slots of a cluster that runs share, and who waits for them."""
+    """Print the runs that hold slots of a shared cluster, and the runs that wait for slots."""
     session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> list[ClusterView]:
@@ -104,7 +104,7 @@ def queue(invocation: Invocation) -> None:
 
 
 def timeline(invocation: Invocation) -> None:
-    """Print what happened in one run."""
+    """Print the events of one run."""
     (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
 
@@ -116,7 +116,7 @@ def timeline(invocation: Invocation) -> None:
 
 
 def watch(invocation: Invocation) -> None:
-    """Print what happens in one run, as it happens."""
+    """Print the events of one run as they happen."""
     (run_id,) = invocation.given()
     session, as_json = open_library(invocation)
 
@@ -136,25 +136,24 @@ def watch(invocation: Invocation) -> None:
 
 # -- deleting -------------------------------------------------------------------------------------------------------
 #
-# ``run delete``: what is known of runs is forgotten, of one by its id or of all that have ended.
+# ``run delete``: deletes the records of one run by its id, or of all runs that have ended.
 #
 #     raftkvctl run delete job7
 #     raftkvctl run delete --ended --older-than 168h --dry-run
 #
-# A run has ended when it is closed and has no node. A run without nodes that was never closed may go on, as after a
-# power
-# cut: it stays until a user names it.
+# A run has ended when it is closed and has no node. A run without nodes that was never closed may continue, for example
+# after a power cut; it stays until a user names it.
 
 PARTS: Final = ("boot/", "deny/", "fault/", "node/", "round/", "store/", "strike/", "sync/")
-"""What a run has besides ``arbiter``, ``round`` and ``state``; deleted one by one, for below the same prefix there may
-be other runs (``jobs/a`` below ``jobs``)."""
+"""Parts of a run besides ``arbiter``, ``round`` and ``state``. They are deleted one by one, because other runs may have
+the same prefix (``jobs/a`` below ``jobs``)."""
 WINDOW: Final = 16
-"""Runs that are deleted side by side."""
+"""Number of runs deleted concurrently."""
 _HOROVOD_GENERATION: Final = re.compile(r"(\d{12}/)(?:key|done)/")
 
 
 def delete(invocation: Invocation) -> None:
-    """Delete everything that is known of one run, or of all that have ended."""
+    """Delete all records of one run, or of all runs that have ended."""
     if invocation["ended"]:
         _delete_ended(invocation)
         return
@@ -172,7 +171,7 @@ def delete(invocation: Invocation) -> None:
         return await kv.count(keys.nodes, prefix=True)
 
     async def forget(kv: Client) -> int:
-        # Each node that comes makes sure that there is an arbiter: without one, none has come since ``alive`` looked.
+        # Each arriving node ensures that there is an arbiter. So if there is none, no node has arrived since ``alive``.
         deleted = await _delete(kv, run_id, [] if invocation["force"] else [lease_of(RunKeys(run_id).arbiter) == 0])
         if deleted is None:
             raise CommandError(_in_use(run_id, await kv.count(RunKeys(run_id).nodes, prefix=True)), ERROR)
@@ -203,7 +202,7 @@ def _is_confirmed(invocation: Invocation, question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-# ---- all that have ended
+# ---- all runs that have ended
 
 
 def _delete_ended(invocation: Invocation) -> None:
@@ -252,7 +251,7 @@ def _has_ended(run: RunSummary, age_s: float) -> bool:
 
 
 async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int | None:
-    """Delete the keys of a run, and tell how many there were; None: a condition does not hold."""
+    """Delete the keys of a run, and return their number; None: a condition does not hold."""
     keys = RunKeys(run_id)
     operations = [Delete(keys.base + part, prefix=True) for part in PARTS]
     operations += [Delete(key) for key in (keys.arbiter, keys.round, keys.state)]
@@ -264,10 +263,10 @@ async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int
 
 
 async def _delete_horovod(kv: Client, run_id: str) -> int:
-    """Delete what workers of Horovod have left: the next run of that id comes to the same generations again."""
+    """Delete the keys of Horovod workers, because the next run with this id reuses the same generations."""
     root = f"{HOROVOD_ROOT}{run_id}/"
     generations, deleted = set(), 0
-    with suppress(PermissionDeniedError):  # a user of runs need not be one of Horovod's
+    with suppress(PermissionDeniedError):  # a user of runs may lack permission for Horovod's keys
         async for item in kv.scan(root, prefix=True, keys_only=True):
             if found := _HOROVOD_GENERATION.match(item.key.decode(errors="replace"), len(root)):
                 generations.add(found[1])
@@ -278,20 +277,18 @@ async def _delete_horovod(kv: Client, run_id: str) -> int:
 
 # -- access ---------------------------------------------------------------------------------------------------------
 #
-# ``run grant``, ``run revoke`` and ``run access``: which user may take part in which training runs.
+# ``run grant``, ``run revoke`` and ``run access``: which users may take part in which training runs.
 #
 #     raftkvctl run grant alice 'bert-*' --cluster gpu --dataset imagenet
 #         role run:bert-*             reads and writes the keys of these runs and their checkpoints, and no others
 #         role cluster:gpu            reads and writes the ledger of the slots that runs share
 #         role dataset-read:imagenet  reads the manifests of a dataset
 #
-# Owns what a run needs (``needs``). The roles are ordinary ones: ``raftkvctl role get`` shows them. Each command may
-# be
-# repeated; a role that has more or less than it should is put right.
+# Defines the permissions that a run needs (``needs``). The roles are ordinary ones: ``raftkvctl role get`` shows them.
+# Each command may be repeated; a role with too many or too few permissions is corrected.
 #
-# Roles do not separate what runs share. A user with the role of a cluster may change what its ledger says of other
-# teams'
-# runs, and so delay or stop them, but cannot read or change their keys or checkpoints.
+# Roles do not isolate shared resources. A user with the role of a cluster may change its ledger for other teams' runs,
+# and so delay or stop them, but cannot read or change their keys or checkpoints.
 
 RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ = "run", "run-read", "cluster", "cluster-read", "dataset-read"
 _ROOT_ROLE: Final = "root"
@@ -299,12 +296,12 @@ _ROOT_ROLE: Final = "root"
 
 @dataclass(frozen=True)
 class Pattern:
-    """One name, or all that begin alike: ``bert-7``, ``bert-*``.
+    """One name, or all names with a prefix: ``bert-7``, ``bert-*``.
 
     Attributes:
-        text: as it was given.
-        stem: without the star.
-        is_prefix: whether it had one.
+        text: text as given.
+        stem: text without the star.
+        is_prefix: whether the text had a star.
     """
 
     text: str
@@ -313,10 +310,10 @@ class Pattern:
 
     @classmethod
     def of_runs(cls, text: str) -> Pattern:
-        """Read the runs of a command line.
+        """Parse the runs of a command line.
 
         Raises:
-            ConfigError: no run can have such a name.
+            ConfigError: not a valid run name.
         """
         pattern = cls(text, text.removesuffix("*"), text.endswith("*"))
         if "*" in pattern.stem:
@@ -325,22 +322,22 @@ class Pattern:
         return pattern
 
     def below(self, root: str, *, quoted: bool = False) -> tuple[bytes, bytes]:
-        """Return the interval of what lies below the names under a root.
+        """Return the key range of these names below a root.
 
         Arguments:
-            root: before the names.
-            quoted: as the registry of checkpoints writes them.
+            root: prefix of the names.
+            quoted: whether the names are quoted as in the registry of checkpoints.
         """
         stem = quote(self.stem, safe="") if quoted else self.stem
         return interval(f"{root}{stem}{'' if self.is_prefix else '/'}", prefix=True)
 
 
 def needs(runs: Pattern, *, read_only: bool = False) -> list[Permission]:
-    """Return what a user of these runs needs, of the store as a whole.
+    """Return the permissions that a user of these runs needs on the whole store.
 
     Arguments:
-        runs: which.
-        read_only: to look, not to take part.
+        runs: the runs.
+        read_only: whether the user only observes the runs.
     """
     kind = "read" if read_only else "readwrite"
     intervals = [
@@ -355,15 +352,15 @@ def needs(runs: Pattern, *, read_only: bool = False) -> list[Permission]:
 def roles_of(
     runs: Pattern, clusters: Sequence[str], datasets: Sequence[str], *, read: bool
 ) -> dict[str, list[Permission]]:
-    """Return the roles of a grant, and what each may do.
+    """Return the roles of a grant, and the permissions of each.
 
     Arguments:
-        runs: which.
-        clusters, datasets: what they share with others.
-        read: to look, not to take part.
+        runs: the runs.
+        clusters, datasets: shared resources that the runs use.
+        read: whether the user only observes the runs.
 
     Raises:
-        ConfigError: a name cannot be one.
+        ConfigError: an invalid name.
     """
     roles = {f"{RUN_READ if read else RUN}:{runs.text}": needs(runs, read_only=read)}
     for cluster in clusters:
@@ -377,11 +374,11 @@ def roles_of(
 
 
 async def put_right(kv: Client, role: str, wanted: Sequence[Permission]) -> None:
-    """Make a role that has exactly these permissions; an existing one is changed.
+    """Create a role with exactly these permissions, or correct an existing one.
 
     Arguments:
         kv: client of a user who may change roles.
-        role: its name.
+        role: name of the role.
         wanted: its permissions.
     """
     try:
@@ -402,12 +399,12 @@ async def put_right(kv: Client, role: str, wanted: Sequence[Permission]) -> None
 
 
 def grant(invocation: Invocation) -> None:
-    """Let a user take part in runs."""
+    """Grant a user access to runs."""
     user, roles = _wanted(invocation)
     session, as_json = open_library(invocation)
 
     async def change(kv: Client) -> None:
-        await kv.users.get(user)  # before anything is made
+        await kv.users.get(user)  # fail before anything is created
         for role, permissions in roles.items():
             await put_right(kv, role, permissions)
             await kv.users.grant_role(user, role)
@@ -417,7 +414,7 @@ def grant(invocation: Invocation) -> None:
 
 
 def revoke(invocation: Invocation) -> None:
-    """Take runs from a user; a role without users is deleted."""
+    """Revoke a user's access to runs; a role without users is deleted."""
     user, roles = _wanted(invocation)
     session, as_json = open_library(invocation)
 
@@ -436,7 +433,7 @@ def revoke(invocation: Invocation) -> None:
 
 
 def access(invocation: Invocation) -> None:
-    """Print who may take part in which runs; with RUN who may read or change that run, by any role."""
+    """Print which users may take part in which runs; with RUN, who may read or change that run, by any role."""
     (run,) = invocation.given()
     session, as_json = open_library(invocation)
     rows, header = use_library(session, lambda kv: _rows(kv, run)), ("user", "role", "rights")
@@ -477,11 +474,10 @@ def _wanted(invocation: Invocation) -> tuple[str, dict[str, list[Permission]]]:
 
 # -- metrics --------------------------------------------------------------------------------------------------------
 #
-# ``run metrics``: serves what is known of training runs and checkpoints to Prometheus, until it is ended.
+# ``run metrics``: serves metrics of training runs and checkpoints to Prometheus, until it is stopped.
 #
-# Owns the address and the answers of HTTP; the families are ``raftkv.training.metrics``. It watches with the client's
-# own
-# credentials, and needs to read runs and checkpoints: give it a user that may.
+# Handles the address and the HTTP answers; the metric families are in ``raftkv.training.metrics``. It watches with the
+# client's credentials, so its user needs permission to read runs and checkpoints.
 
 _METRICS: Final = (("content-type", CONTENT_TYPE_LATEST),)
 
@@ -518,8 +514,8 @@ async def answer(exporter: Exporter, request: HttpRequest) -> HttpResponse:
     """Answer one request.
 
     Arguments:
-        exporter: whose metrics are asked for.
-        request: of Prometheus, or of a probe.
+        exporter: exporter of the metrics.
+        request: request of Prometheus, or of a probe.
     """
     if request.path not in ("/metrics", "/health"):
         return text_response(404, "404 page not found")
@@ -541,18 +537,18 @@ def _address(text: str) -> tuple[str, int]:
 #
 # ``run exec``: take part in a run as a node, with any command as its workers.
 #
-# Owns the words of the command line and the signals; what happens is ``raftkv.training.process.supervisor``'s.
+# Handles the command line and the signals; ``raftkv.training.process.supervisor`` does the work.
 
 Value = TypeVar("Value")
 
 PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that workers get and that end nothing here, unless ``--signals-to-handle`` names them."""
+"""Signals forwarded to the workers; they end nothing here, unless ``--signals-to-handle`` names them."""
 _UNUSABLE: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 KEEPALIVE_TIME_S: Final = 10.0
 
 
 def execute(invocation: Invocation) -> None:
-    """Join, run, leave with the workers' exit code."""
+    """Join the run, run the workers, and exit with their exit code."""
     command = tuple(invocation.arguments)
     if not command:
         text = "run exec needs a command, as in: run exec --job j --nnodes 2:4 -- python train.py"
@@ -579,13 +575,13 @@ def _read(
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Minimum and maximum of ``--nnodes``.
+    """Parse the minimum and the maximum of ``--nnodes``.
 
     >>> parse_nodes("2:4"), parse_nodes("3")
     ((2, 4), (3, 3))
 
     Raises:
-        ConfigError: it is neither a number nor two.
+        ConfigError: the text is neither one number nor two.
     """
     words = text.split(":")
     least, most = number_in(words[0]), number_in(words[-1])
@@ -595,13 +591,13 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals of ``--signals-to-handle``.
+    """Parse the signals of ``--signals-to-handle``.
 
     >>> [one.name for one in parse_signals("SIGTERM, SIGUSR1")]
     ['SIGTERM', 'SIGUSR1']
 
     Raises:
-        ConfigError: one has no such name, or cannot be handled.
+        ConfigError: a signal does not exist or cannot be handled.
     """
     named = {one.name: one for one in signal.Signals if one not in _UNUSABLE}
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -648,7 +644,7 @@ def _parsed(invocation: Invocation, name: str, parse: Callable[[str], Value]) ->
 
 
 def _settings(invocation: Invocation, session: Session, command: tuple[str, ...], console: Console) -> Settings:
-    # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
+    # Into a pipe, Python would print in blocks of some KiB, and logs would be minutes late.
     inherited = {"PYTHONUNBUFFERED": "1", **os.environ}
     announce_settings(session.connection, inherited)
     return Settings(

@@ -1,13 +1,14 @@
-"""From words, environment and file to a ``ServerConfig``, by etcd's rules.
+"""Builds a ``ServerConfig`` from the command line, the environment and a file, by etcd's rules.
 
-Owns the order of precedence: with ``--config-file`` the file alone counts; otherwise flags, then ``ETCD_*``, and the
-same setting given both ways is refused. ``Options.warnings`` has a line for each setting that has no effect.
+Precedence: with ``--config-file`` only the file counts; otherwise flags, then ``ETCD_*``. A setting given both as a
+    flag
+and in the environment is refused. ``Options.warnings`` has a line for each setting without effect.
 
     options = read_options(["--name=a", "-data-dir", "/tmp/a"], os.environ)
     options.config.name
 
-Flags are those of ``FLAGS``, with one dash or two, ``--flag=value`` or ``--flag value``; booleans take a
-value only after ``=``; the first word that is no flag is an error.
+Flags are those of ``FLAGS``, with one dash or two, ``--flag=value`` or ``--flag value``; booleans take a value only
+after ``=``; the first word that is not a flag is an error.
 """
 
 from __future__ import annotations
@@ -32,37 +33,38 @@ from raftkv.server.insecure_settings import hardened, list_insecure_settings, re
 
 # -- flags ----------------------------------------------------------------------------------------------------------
 #
-# Every flag of the etcd server, and what raftkv does with it.
+# Every flag of the etcd server, and its treatment in raftkv.
 #
-# Owns the table. A row is one of four things:
+# A row of the table is one of four things:
 #
 # - a *setting*: it has a field of ``ServerConfig``;
 # - an *alias*: etcd's older ``experimental-`` name of a setting;
-# - *idle*: the flag has no effect in raftkv, which does no harm: raftkv starts, and one line says so;
-# - *refused*: the flag has no effect in raftkv, and safety or security may rest on it: raftkv does not start.
+# - *idle*: the flag has no effect in raftkv, which is harmless: raftkv starts, and prints one line about it;
+# - *refused*: the flag has no effect in raftkv, but safety or security may depend on it: raftkv does not start.
 #
-# Idle and refused flags have values that ask for nothing (mostly etcd's defaults): these are accepted without a line.
+# Some values of idle and refused flags have no effect in etcd either (mostly etcd's defaults). These are accepted
+# silently.
 #
-# A flag that is not here is unknown.
+# Any other flag is unknown.
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """Return a list of URLs; empty text is an empty list."""
+    """Return the URLs in a text; empty for an empty text."""
     return cluster_id.parse_urls(text) if text else ()
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return a comma-separated list."""
+    """Return the items of a comma-separated list."""
     return tuple(sorted({part.strip() for part in text.split(",")} - {""}))
 
 
 def origins(text: str) -> tuple[str, ...]:
-    """Return a comma-separated list of URLs; ``*`` stands for all."""
+    """Return the URLs of a comma-separated list; ``*`` means all."""
     return tuple(part if part == "*" else urls(part)[0] for part in words(text))
 
 
 def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Word errors as Go's flag package does, which tells only two apart."""
+    """Replace the error texts of a parser with those of Go's flag package, which has only two."""
 
     def wrapped(text: str) -> Any:
         try:
@@ -83,7 +85,7 @@ milliseconds = _parse_error(lambda text: pflag.parse_int(text, signed=False) / 1
 
 
 def choice(*choices: str) -> Callable[[str], str]:
-    """Make a reader of one of a few words."""
+    """Return a parser for one of a few words."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -94,21 +96,21 @@ def choice(*choices: str) -> Callable[[str], str]:
 
 
 def extensive(text: str) -> bool:
-    """Read which metrics there are: whether they are ``extensive``, and not ``basic``."""
+    """Parse the kind of metrics; True for ``extensive``, False for ``basic``."""
     return choice("basic", "extensive")(text) == "extensive"
 
 
 GATE_FIELDS: Final = {"InitialCorruptCheck": "initial_corrupt_check", "CompactHashCheck": "compact_hash_check"}
-"""Feature gates of etcd that are settings here; the value is the field of ``ServerConfig``. Both are alpha."""
+"""Feature gates of etcd that are settings in raftkv, with the field of ``ServerConfig``. Both are alpha."""
 ALL_ALPHA: Final = "AllAlpha"
 _IDLE_GATES: Final = frozenset((*FEATURES, ALL_ALPHA, "AllBeta")) - GATE_FIELDS.keys()
 
 
 def feature_gates(text: str) -> dict[str, bool]:
-    """Return the gates of ``NAME=BOOL,...``, those of etcd 3.6 and 3.7.
+    """Parse ``NAME=BOOL,...``, with the gates of etcd 3.6 and 3.7.
 
     Raises:
-        ValueError: with etcd's words.
+        ValueError: an invalid gate; the text is etcd's.
     """
     found: dict[str, bool] = {}
     for part in filter(None, text.split(",")):
@@ -134,8 +136,8 @@ REFUSED: Final = "refused"
 class ServerFlag:
     """One flag.
 
-    ``field`` is a path in ``ServerConfig`` such as ``client_tls.cert_file``; ``allowed`` are the values of an idle or
-    refused flag that ask for nothing.
+    ``field`` is a path in ``ServerConfig`` such as ``client_tls.cert_file``. ``allowed`` are the values of an idle or
+    refused flag that have no effect in etcd either.
     """
 
     name: str
@@ -285,7 +287,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("unsafe-no-fsync", boolean, "never wait for the disk: loses data"),
     ("force-new-cluster", boolean, "remove all others, go on alone: after a quorum is lost for good"),
 )
-"""Rows of a group follow its name: flag, parser, help, and the field where it is not named alike."""
+"""The rows of a group follow its name: flag, parser, help, and the field if its name differs from the flag's."""
 
 _TRACING = [row[0] for row in _SETTINGS if "distributed-tracing" in row[0]]
 _ALIASES = {
@@ -303,10 +305,10 @@ _ALIASES = {
 
 
 _IDLE = [
-    # Segments of the log go as soon as nothing needs them, and there are no snapshot files.
+    # Log segments are deleted as soon as they are not needed, and there are no snapshot files.
     *_idle(unsigned, "max-snapshots", "max-wals"),
     *_idle(string, "logger", allowed=("zap",)),
-    # Certificates of etcd's HTTP gateway for calling itself.
+    # Certificates with which etcd's HTTP gateway calls its own server.
     *_idle(string, "client-cert-file", "client-key-file"),
     *_idle(string, "backend-bbolt-freelist-type", "v2-deprecation", "discovery-fallback"),
     *_idle(boolean, "socket-reuse-port", "socket-reuse-address", "enable-grpc-gateway"),
@@ -350,7 +352,7 @@ BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.parse i
 
 
 def usage() -> str:
-    """Return what ``raftkv --help`` prints about flags."""
+    """Return the part of ``raftkv --help`` about flags."""
     lines = []
     for group in dict.fromkeys(flag.group for flag in _ROWS if flag.group):
         lines += ["", f"{group}:"]
@@ -362,15 +364,15 @@ _ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclas
 
 
 def read_rotation(text: str) -> LogRotation:
-    """Return the settings of ``--log-rotation-config-json``, lumberjack's as JSON; refused in the words of etcd and Go.
+    """Parse ``--log-rotation-config-json``, lumberjack's settings as JSON; errors use the texts of etcd and Go.
 
-    Names count in any case, and unknown ones are ignored, as in Go.
+    Names are case-insensitive, and unknown ones are ignored, as in Go.
 
     Arguments:
-        text: of the flag, such as ``{"maxsize": 10, "maxbackups": 3}``.
+        text: value of the flag, such as ``{"maxsize": 10, "maxbackups": 3}``.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the text is malformed.
     """
     from raftkv.server.gateway.decoder import JsonError, parse_whole
 
@@ -403,31 +405,31 @@ def _go_name(value: Any) -> str:
 
 
 ENVIRONMENT_PREFIX = "ETCD_"
-# Read by etcd itself or set by its packages; no flags.
+# Environment variables that etcd reads or its packages set, but that are not flags.
 _OTHER_ENVIRONMENT = {"ETCD_UNSUPPORTED_ARCH", "ETCD_VERSION", "ETCD_CONFIG_FILE"}
 _PARTS: dict[str, Callable[..., Any]] = {"client_tls": TLSFiles, "peer_tls": TLSFiles, "tracing": Tracing}
-"""Fields of the configuration that are values of several settings."""
+"""Fields of the configuration that group several settings."""
 _DEPTH_MAX: Final = 64
-"""Levels of a configuration file; settings need two."""
+"""Maximum nesting of a configuration file; settings need two levels."""
 
 _SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-"}
 _SECTIONS |= {"socket-options": "socket-", "discovery-config": "discovery-"}
-"""Settings of a file that have settings of their own, and how the flags of these begin."""
+"""Settings of a file that contain further settings, and the prefix of their flags."""
 _NAMES_OF_SECTIONS: Final = {
     (prefix, name): f"{prefix or 'client-'}cert-{name}"
     for prefix in ("", "peer-")
     for name in ("allowed-cn", "allowed-hostname")
 }
-"""Settings of sections whose flags have other names."""
+"""Settings in sections whose flags have other names."""
 
 
 _EMPTY_IS_DEFAULT: Final = frozenset(
     {"auto-compaction-mode", "auto-compaction-retention", "initial-cluster-state", "log-level"}
 )
-"""Settings of a file that may be given as an empty text."""
+"""Settings of a file that may be an empty text."""
 
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
-"""Numbers of YAML 1.2: PyYAML takes ``1e4`` for a text."""
+"""Numbers of YAML 1.2; PyYAML parses ``1e4`` as a text."""
 
 
 @dataclass
@@ -441,21 +443,21 @@ class Options:
 
 
 Complete = Callable[[dict[str, str]], None]
-"""Adds the text of flags that are not given."""
+"""Adds the texts of missing flags."""
 
 
 def read_options(
     words: Sequence[str], environment: Mapping[str, str], complete: Complete = lambda texts: None
 ) -> Options:
-    """Read everything that configures a member.
+    """Read the complete configuration of a member.
 
     Arguments:
         words: the command line after the program's name.
-        environment: the process environment.
-        complete: adds the text of flags that are not given; it gets those that are.
+        environment: environment of the process.
+        complete: receives the given flags, and adds the texts of missing ones.
 
     Raises:
-        CommandError: one line for the user; code 2 for a flag that cannot be read, else 1.
+        CommandError: the text is one line for the user; code 2 for an invalid flag, otherwise 1.
     """
     given = _read_words(words)
     if given.keys() & {"help", "h"}:
@@ -487,7 +489,7 @@ def read_options(
 
 
 def _read_words(words: Sequence[str]) -> dict[str, str]:
-    """Flag name to text; the last of several counts."""
+    """Return the text of each flag by name; if a flag is repeated, the last one counts."""
     given: dict[str, str] = {}
     rest = list(words)
     while rest:
@@ -516,14 +518,14 @@ def _read_words(words: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_flag(name: str, text: str) -> Any:
-    """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
+    """Parse a flag of the command line; an invalid value ends the command with code 2."""
     kind, where = ("boolean value", f"-{name}") if name in BOOLEANS else ("value", f"flag -{name}")
     with refused(ConfigError, BAD_FLAGS):
         return _parsed(name, text, f"invalid {kind}", where)
 
 
 def _parsed(name: str, text: str, complaint: str, where: str) -> Any:
-    """Return the value of a flag; ConfigError with the complaint, the text and its place, if it is none."""
+    """Parse the value of a flag; on failure raise ConfigError with the complaint, the text and its place."""
     parse = FLAGS[name].parse if name in FLAGS else boolean if name == "version" else string
     try:
         return parse(text)
@@ -532,7 +534,7 @@ def _parsed(name: str, text: str, complaint: str, where: str) -> Any:
 
 
 def _settings_in(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that configure a member, in order."""
+    """Return the names of the environment variables that configure a member, sorted."""
     names = {ENVIRONMENT_PREFIX + name.upper().replace("-", "_") for name in FLAGS}
     return sorted(key for key in environment if key in names and environment[key])
 
@@ -576,7 +578,7 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
 
 
 def _read_document(path: str) -> Any:
-    """Return what a file of YAML holds, or one of JSON."""
+    """Return the content of a YAML or JSON file."""
     import yaml
 
     try:
@@ -586,14 +588,14 @@ def _read_document(path: str) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     if "\t" in text:
-        # JSON may have tabs between its tokens. PyYAML refuses tabs; the parser of etcd accepts them.
+        # JSON may contain tabs between tokens. PyYAML refuses tabs; etcd's parser accepts them.
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(text)
     try:
         _check_depth(text)
 
         class Loader(yaml.SafeLoader):
-            """Takes for numbers what etcd does."""
+            """Parses the same texts as numbers as etcd."""
 
         Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
         return Loader(text).get_single_data()
@@ -605,7 +607,7 @@ def _read_document(path: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse deep nesting: PyYAML reads it in time that grows with the square of its depth."""
+    """Refuse deep nesting, because PyYAML's time grows with the square of the depth."""
     import yaml
 
     depth = 0
@@ -616,10 +618,10 @@ def _check_depth(text: str) -> None:
 
 
 def _file_entry(path: str, key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the flags that an entry of the file sets: a section of certificates sets several.
+    """Return the flags set by an entry of the file; a section of certificates sets several.
 
     Raises:
-        ConfigError: a section has a plain value. Ignoring it would leave a port open that its user thinks closed.
+        ConfigError: a section has a scalar value. Ignoring it could leave open a port that the user believes closed.
     """
     prefix = _SECTIONS.get(key)
     if prefix is None:
@@ -641,12 +643,12 @@ def _file_text(path: str, name: str, value: Any) -> str:
         given = ", ".join(map(str, value))
         raise ConfigError(f"{path}: {name} takes a value, and is given settings of its own: {given}")
     else:
-        # etcd turns YAML into JSON first: a float that is an integer is that integer.
+        # etcd first converts YAML to JSON, where a float with an integral value becomes an integer.
         value = int(value) if isinstance(value, float) and value.is_integer() else value
         text = str(value)
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(f"{path}: {name} has what no name of a file can have: {text!r}")
-    # In etcd's files a bare number for a duration means nanoseconds.
+    # In etcd's files, a plain number for a duration means nanoseconds.
     if isinstance(value, int) and FLAGS[name].parse is duration:
         text += "ns"
     _parsed(name, text, f"{path}: invalid value", name)
@@ -654,7 +656,7 @@ def _file_text(path: str, name: str, value: Any) -> str:
 
 
 def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) -> dict[str, Any]:
-    """Return field path to value for the settings; warn of the other flags, or refuse them."""
+    """Return the settings as field path to value; warn about the other flags, or refuse them."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         flag = FLAGS[name]
@@ -701,10 +703,10 @@ def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None
 
 
 def _apply_gates(values: dict[str, Any], warnings: list[str]) -> None:
-    """Apply ``feature-gates``, unless a flag of an older version sets the same field; say which have no effect.
+    """Apply ``feature-gates``, unless an older flag sets the same field; warn about gates without effect.
 
     Raises:
-        ConfigError: both are given.
+        ConfigError: both the gate and the older flag are given.
     """
     gates: dict[str, bool] = values.pop("feature_gates", {})
     if ALL_ALPHA in gates:

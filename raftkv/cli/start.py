@@ -1,10 +1,10 @@
-"""Entry points of the three programs: Ctrl-C ends them quietly, also during their imports.
+"""Entry points of the three programs; Ctrl-C ends them quietly, even during imports.
 
-The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. This module therefore resets
-SIGINT when it is imported, and ``program.leave`` catches SIGINT again.
+The imports take 0.1 s, in which Python would answer SIGINT with a traceback. This module therefore resets SIGINT when
+it is imported, and ``program.leave`` catches SIGINT again.
 
-After Ctrl-C and its clean-up a program ends by that signal. With an exit code of its own, a shell would go on with its
-script or loop.
+After Ctrl-C and the cleanup, a program ends by that signal. If it ended with an exit code instead, a shell would
+continue its script or loop.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import signal
 import sys
 from typing import NoReturn
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a shell, which ignores it
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job: SIGINT is ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def raftkv() -> int:
-    """Run the server's command line; its exit code."""
+    """Run the server's command line; return its exit code."""
     from raftkv.cli.main import main
 
     return _as_ended(main())
@@ -35,14 +35,14 @@ def raftkvctl() -> NoReturn:
 
 
 def raftkvutl() -> int:
-    """Run the command line for data directories; its exit code."""
+    """Run the command line for data directories; return its exit code."""
     from raftkv.cli.utl.__main__ import main
 
     return _as_ended(main())
 
 
 def _as_ended(code: int) -> int:
-    """Return the exit code; after Ctrl-C raise what Python ends a program by with the signal, and say nothing."""
+    """Return the exit code; after Ctrl-C, raise KeyboardInterrupt silently, so that Python ends by the signal."""
     from raftkv.cli.program import CTRL_C
 
     if code == CTRL_C:
@@ -52,10 +52,10 @@ def _as_ended(code: int) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process as Python does, but for taking apart its modules: a tenth of the time of a short command.
+    """End the process as Python does, but without unloading modules, which takes a tenth of a short command's time.
 
-    What was printed is written out by ``program.leave``, but for the beginning of a line on standard error; threads
-    that run here are daemons.
+    ``program.leave`` has flushed the output, except for an incomplete line on standard error; threads of these programs
+    are daemons.
     """
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):  # the reader is gone

@@ -1,10 +1,10 @@
 """Tables and progress bars.
 
-``render`` draws a table as etcdctl draws it, to the byte: a frame of ``+``, ``-`` and ``|``, an upper-case centred
-header, cells to the right, and cells longer than 30 columns folded at spaces so that the lines come out most even.
-``out`` prints a table for people: frame and colour on a terminal, plain columns elsewhere. Plain columns are stable:
-two spaces apart, one header line, no colour, for any width; JSON serves scripts better. Progress bars are shown on a
-terminal only, so that logs and pipes stay clean.
+``render`` draws a table byte for byte like etcdctl: a frame of ``+``, ``-`` and ``|``, an upper-case centred header,
+right-aligned cells, and cells longer than 30 columns folded at spaces into lines of even length. ``out`` prints a table
+for people: frame and colour on a terminal, plain columns elsewhere. Plain columns are stable: two spaces apart, one
+header line, no colour, at any width; for scripts, JSON is better. Progress bars appear only on a terminal, so that logs
+and pipes stay clean.
 
 >>> print(render(["a_b"], [["xyz"]]))
 +-----+
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 FOLD_COLUMNS = 30
-_TOO_LONG = 100_000  # what a line over the limit costs; only a single long word ever is
+_TOO_LONG = 100_000  # cost of a line over the limit, which only a single long word can cause
 
 
 def width(text: str) -> int:
-    """Return how many columns the text takes on a terminal."""
+    """Return the width of a text on a terminal, in columns."""
     if text.isascii():
         return len(text)
     wide = ("W", "F")
@@ -45,18 +45,18 @@ def width(text: str) -> int:
 
 
 def fold(text: str, limit: int) -> list[str]:
-    """Break at spaces into lines of at most ``limit`` columns, least squared slack first; no word is cut.
+    """Break a text at spaces into lines of at most ``limit`` columns, with least squared slack; no word is split.
 
     Arguments:
-        text: to break.
-        limit: columns a line.
+        text: text to break.
+        limit: maximum columns per line.
     """
     words = text.replace("\n", " ").split(" ")
     limit = max(limit, *map(width, words))
 
     @cache
     def best(start: int) -> tuple[int, int]:
-        """Return the cost of the lines from a word on, and where the first of them ends."""
+        """Return the cost of the lines from a word on, and the end of the first of them."""
         if width(" ".join(words[start:])) <= limit:
             return 0, len(words)
         found = []
@@ -90,7 +90,7 @@ def _right(text: str, columns: int) -> str:
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table as text without the last line end.
+    """Return the table as text without the last newline.
 
     Arguments:
         header: names of the columns.
@@ -127,7 +127,7 @@ class Rows:
 
 
 def printable(text: str) -> str:
-    """Escape a text that another program wrote: one line, without control sequences for the terminal.
+    """Escape a text from another program: one line, without control sequences for the terminal.
 
     >>> printable("caf\\u00e9 \\x1b[2J")
     'caf\u00e9 \\\\x1b[2J'
@@ -138,7 +138,7 @@ def printable(text: str) -> str:
 
 
 def out(rows: Rows) -> None:
-    """Print a table: with frame and colour on a terminal wide enough for whole words, as plain columns elsewhere."""
+    """Print a table: with frame and colour on a terminal wide enough for whole words, otherwise as plain columns."""
     rows = Rows(rows.header, [tuple(map(printable, row)) for row in rows.rows], rows.styles)
     if not sys.stdout.isatty():
         print(plain(rows))
@@ -148,7 +148,7 @@ def out(rows: Rows) -> None:
     from rich.text import Text
 
     console, least = Console(), _longest_words(rows)
-    if sum(least) + 3 * len(least) + 1 > console.width:  # the frame would cut names short, and leave nothing of others
+    if sum(least) + 3 * len(least) + 1 > console.width:  # the frame would truncate cells
         print(plain(rows))
         return
     table = Table()
@@ -163,19 +163,19 @@ def out(rows: Rows) -> None:
 ROLE_STYLES: Final = {"leader": "bold green", "follower": "green", "learner": "cyan"} | dict.fromkeys(
     ("silent", "exited"), "bold red"
 )
-"""Styles of members, by their role; others are yellow."""
+"""Styles of members by role; all other roles are yellow."""
 
 
 def draw(
     columns: Sequence[tuple[str, Callable[[R], str]]], rows: Sequence[R], left: Sequence[str], **look: Any
 ) -> Table:
-    """Return a table that is drawn again and again, as of members: their roles have colours.
+    """Return a table for repeated drawing, for example of members, whose roles have colours.
 
     Arguments:
-        columns: each with the cell that it has for a row.
-        rows: of the table.
-        left: names of the columns that begin at the left.
-        look: of rich's table.
+        columns: name of each column, and a function that returns its cell for a row.
+        rows: rows of the table.
+        left: names of the left-aligned columns.
+        look: arguments of rich's table.
     """
     from rich.table import Table
     from rich.text import Text
@@ -190,12 +190,12 @@ def draw(
 
 
 def tell(as_json: bool, plain: Any, shown: Rows | str | Callable[[], object]) -> None:
-    """Print an answer: a line of JSON for programs; for people a table, a text, or what a function prints.
+    """Print an answer: a line of JSON for programs; for people a table, a text, or the output of a function.
 
     Arguments:
-        as_json: whether JSON is wanted.
-        plain: what JSON is made of, by ``to_plain``.
-        shown: for people.
+        as_json: whether to print JSON.
+        plain: value of the JSON, converted by ``to_plain``.
+        shown: output for people.
     """
     if as_json:
         print(json.dumps(to_plain(plain), allow_nan=False), flush=True)
@@ -208,7 +208,7 @@ def tell(as_json: bool, plain: Any, shown: Rows | str | Callable[[], object]) ->
 
 
 def to_plain(value: Any) -> Any:
-    """Convert to what JSON can hold: records to objects, numbers that JSON does not have to their names.
+    """Convert to JSON types: records become objects, numbers that JSON lacks become their names.
 
     >>> to_plain({"loss": math.nan, "steps": (1, 2)})
     {'loss': 'NaN', 'steps': [1, 2]}
@@ -225,13 +225,13 @@ def to_plain(value: Any) -> Any:
 
 
 def _longest_words(rows: Rows) -> list[int]:
-    """Return for each column the width of its longest word: lines are broken between words alone."""
+    """Return the width of the longest word of each column, because lines are only broken between words."""
     words = (" ".join(cells).split() for cells in zip(rows.header, *rows.rows, strict=True))
     return [max(map(width, column), default=0) for column in words]
 
 
 def plain(rows: Rows) -> str:
-    """Lay the cells out in columns.
+    """Return the cells laid out in columns.
 
     >>> print(plain(Rows(("run", "nodes"), [("jobs/a", "2")])))
     run     nodes
@@ -246,7 +246,7 @@ def plain(rows: Rows) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format a time of day, with the date if it is not today's; empty: not known."""
+    """Format a time of day, with the date unless it is today; empty if unknown."""
     if not seconds:
         return ""
     shown = time.localtime(seconds)
@@ -258,8 +258,8 @@ def count(number: int, what: str) -> str:
     """Format as ``1 node`` or ``2 nodes``.
 
     Arguments:
-        number: how many.
-        what: in the singular.
+        number: the count.
+        what: noun in the singular.
     """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -268,13 +268,13 @@ def count(number: int, what: str) -> str:
 def progress_bar(
     what: str, columns: Sequence[str], total: int | None = None, *, hidden: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """Show a bar on standard error inside the block, if that is a terminal; yields what updates it.
+    """Show a progress bar on standard error during the block, if it is a terminal; yield a function to update the bar.
 
     Arguments:
-        what: before the bar; empty: nothing.
-        columns: of rich, behind the bar: ``Download`` stands for ``DownloadColumn``.
-        total: of the bar; None: not known yet.
-        hidden: show none, as for JSON.
+        what: text before the bar; empty: none.
+        columns: rich columns after the bar: ``Download`` means ``DownloadColumn``.
+        total: total of the bar; None: unknown.
+        hidden: whether to show no bar, as for JSON.
     """
     if hidden or not sys.stderr.isatty():
         yield lambda **fields: None
@@ -291,10 +291,10 @@ def progress_bar(
 
 @contextmanager
 def byte_bar(what: str, *, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of bytes; yields a function of the bytes done and of all, which any thread may call.
+    """Show a bar of bytes; yield a thread-safe function that takes the bytes done and the total.
 
     Arguments:
-        what, hidden: as of ``progress_bar``.
+        what, hidden: as for ``progress_bar``.
     """
     with progress_bar(what, ("Download", "TransferSpeed"), hidden=hidden) as update:
         yield lambda done, total: update(completed=done, total=total)

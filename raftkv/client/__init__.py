@@ -5,17 +5,16 @@
     raftkv      = sync: the same on a background thread
     raftkvctl   = rpc.core.Client, with ``watch``, ``lease`` and ``lock`` where a command needs them
 
-Laws: no event is lost or seen twice; a lease is relied on by this machine's clock; a write is repeated only if it
-certainly did not happen. Each package below says its own.
+Invariants: no event is lost or seen twice; lease validity is measured by this machine's clock; a write is retried only
+if it certainly did not happen. Each module below states its own invariants.
 
 Example::
 
     async with raftkv.aio.connect("127.0.0.1:2379") as kv:
         await kv.put("a", b"1")
 
-Read ``library``, ``scope``, then ``rpc`` and the module of what you look for. ``control`` and ``records`` are the
-ground of programs that keep state in the store. Leaves out: training runs
-(``raftkv.training``), and anything of the server.
+Read ``library``, ``scope``, then ``rpc`` and the module of the feature. ``control`` and ``records`` are the basis of
+programs that keep their state in the store. Not here: training runs (``raftkv.training``), and all code of the server.
 """
 
 from raftkv.client.rpc.core import Client, ClientOptions

@@ -1,4 +1,4 @@
-"""Looking after a cluster: members, status, compaction, alarms, snapshots, quotas.
+"""Administration of a cluster: members, status, compaction, alarms, snapshots, quotas.
 
 for one in await kv.status(): print(one.endpoint, one.healthy, one.version, one.error)
 await kv.compact((await kv.get("x")).mod_revision)
@@ -28,29 +28,29 @@ from raftkv.pb.enums import alarm_name, alarm_number
 
 # -- snapshot -------------------------------------------------------------------------------------------------------
 #
-# Saves the database of one member as a file that etcd's tools read.
+# Saves the database of one member as a file that etcd's tools can read.
 #
 #     saved = await kv.snapshot("backup.db")
 #     print(saved.size_bytes, saved.version)
 #
-# The file gets its name when it is whole, its hash is right, and it is durable; until then it is ``backup.db.part``,
-# which is removed if anything fails. One process at a time writes there: two would write into the same file.
+# The file is written as ``backup.db.part``. It is renamed when it is complete, has the right hash and is durable;
+# after a failure it is removed. Only one process at a time may write there.
 
 HASH_BYTES: Final = hashlib.sha256().digest_size
 SECTOR_BYTES: Final = 512
-"""A database is a multiple of this, so a file with its hash is not."""
+"""The size of a database is a multiple of this; with its hash appended, the file's size is not."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that were received and those of the whole database."""
+"""Called with the number of bytes received and the size of the whole database."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSnapshot:
-    """A snapshot that was saved.
+    """A snapshot saved to a file.
 
     Attributes:
-        path: of the file.
-        size_bytes: of the file.
+        path: path of the file.
+        size_bytes: size of the file.
         version: storage version of the member; empty before etcd 3.6.
     """
 
@@ -62,22 +62,22 @@ class SavedSnapshot:
 async def save(
     messages: AsyncIterable[rpc_pb2.SnapshotResponse], to: str | os.PathLike[str], on_progress: Progress | None = None
 ) -> SavedSnapshot:
-    """Write what a member sends to a file.
+    """Write a snapshot stream to a file.
 
     Arguments:
-        messages: of ``Maintenance.Snapshot``.
-        to: the path of the file; one that is there is replaced in the end, behind links.
+        messages: responses of ``Maintenance.Snapshot``.
+        to: path of the file. An existing file is replaced at the end; a symbolic link is followed.
         on_progress: called after each piece.
 
     Raises:
-        StatusError: the member gave up, or was lost.
-        StorageError: the file cannot be written, or what was sent is not whole.
+        StatusError: the member aborted the snapshot, or was lost.
+        StorageError: the file cannot be written, or the snapshot is incomplete.
     """
     target = _target(to)
     part = target.with_name(target.name + ".part")
     with _alone(part) as file:
         try:
-            # A file that was there may have a wider mode.
+            # An existing file may have a wider mode.
             os.fchmod(file.fileno(), 0o600)
             saved = await _receive(messages, file, target, on_progress)
             file.flush()
@@ -94,10 +94,10 @@ async def save(
 
 @contextlib.contextmanager
 def _alone(part: Path) -> Iterator[BinaryIO]:
-    """Open an empty file, and keep others from writing to it for the time of the block; one that fails removes it.
+    """Open an empty file and lock it for the block; remove it if the block fails.
 
     Raises:
-        StorageError: it cannot be opened, or another process writes to it.
+        StorageError: the file cannot be opened, or another process writes to it.
     """
     file = _locked(part)
     try:
@@ -107,13 +107,13 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
         raise
     finally:
-        # What a full disk did not take would fail here once more.
+        # Data that a full disk did not take would fail here a second time.
         with contextlib.suppress(OSError):
             file.close()
 
 
 def _locked(part: Path) -> BinaryIO:
-    # A link there could lead the snapshot, and its mode, elsewhere.
+    # A symbolic link there could redirect the snapshot, and its mode, to another file.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         try:
@@ -127,7 +127,7 @@ def _locked(part: Path) -> BinaryIO:
             raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
         except OSError:
             pass  # a file system without locks
-        # The last holder of the lock may have renamed the file: then it is no longer this one.
+        # The last holder of the lock may have renamed the file; it then has another name.
         if _has_name(file, part):
             file.truncate(0)
             return file
@@ -142,7 +142,7 @@ def _has_name(file: BinaryIO, path: Path) -> bool:
 
 
 def _target(to: str | os.PathLike[str]) -> Path:
-    """Return the file that is to be there, behind links; what takes its place must not be a device or a directory."""
+    """Return the path to write, with a symbolic link resolved; refuse to replace a device or a directory."""
     target = Path(os.path.realpath(to) if os.path.islink(to) else to)
     if not target.name:
         raise StorageError(f"could not open {os.fspath(to)!r} (is a directory)")
@@ -157,7 +157,7 @@ def _target(to: str | os.PathLike[str]) -> Path:
 async def _receive(
     messages: AsyncIterable[rpc_pb2.SnapshotResponse], file: BinaryIO, target: Path, on_progress: Progress | None
 ) -> SavedSnapshot:
-    """Write all pieces; the last of them is the hash of all others."""
+    """Write all pieces; the last one is the hash of the others."""
     digest, waiting, received_bytes, version = hashlib.sha256(), b"", 0, ""
     async for message in messages:
         digest.update(waiting)
@@ -187,14 +187,14 @@ def _failed(what: str, error: OSError) -> StorageError:
 
 
 class Admin(Part):
-    """The part of a client that looks after the cluster."""
+    """The administration methods of a client."""
 
     async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> list[EndpointStatus]:
-        """Return what every endpoint says of itself, side by side; one that does not answer has ``error``.
+        """Return the status of every endpoint, queried concurrently; an unreachable endpoint has ``error`` set.
 
         Arguments:
-            endpoint: only this one.
-            timeout_s: for all of them; None: the time for one connection.
+            endpoint: query only this endpoint.
+            timeout_s: limit for the whole call; None: the connection timeout.
         """
         limit_s = self.scope.core.options.dial_timeout_s if timeout_s is None else timeout_s
         endpoints = [one.text for one in self.scope.core.endpoints] if endpoint is None else [endpoint]
@@ -234,28 +234,28 @@ class Admin(Part):
     async def member_add(
         self, peer_urls: Iterable[str], *, learner: bool = False, timeout_s: float | None = None
     ) -> Member:
-        """Add a member and return it; it is then started with ``--initial-cluster-state=existing``.
+        """Add a member and return it; then start the member with ``--initial-cluster-state=existing``.
 
         Arguments:
-            peer_urls: where the other members will reach it.
-            learner: it gets all data but does not vote, until ``member_promote``.
+            peer_urls: URLs at which the other members will reach it.
+            learner: whether to add it as a learner, which gets all data but does not vote until ``member_promote``.
             timeout_s: None: the client's.
 
         Raises:
-            StatusError: the cluster refuses: a URL is in use, too many learners, or the quorum would be in danger.
+            StatusError: the cluster refuses: a URL is in use, too many learners, or the quorum would be at risk.
         """
         request = rpc_pb2.MemberAddRequest(peerURLs=peer_urls, isLearner=learner)
         return _member((await self.scope.call(methods.MEMBER_ADD, request, timeout_s)).member)
 
     async def member_remove(self, member_id: int, *, timeout_s: float | None = None) -> list[Member]:
-        """Remove a member, which stops; returns those that are left. Its id never comes back.
+        """Remove a member, which then stops; return the remaining members. Its id is never used again.
 
         Arguments:
-            member_id: of the member.
+            member_id: id of the member.
             timeout_s: None: the client's.
 
         Raises:
-            StatusError: there is no such member, or the quorum would be in danger.
+            StatusError: the member does not exist, or the quorum would be at risk.
         """
         request = rpc_pb2.MemberRemoveRequest(ID=member_id)
         return _members(await self.scope.call(methods.MEMBER_REMOVE, request, timeout_s))
@@ -263,43 +263,43 @@ class Admin(Part):
     async def member_update(
         self, member_id: int, peer_urls: Iterable[str], *, timeout_s: float | None = None
     ) -> list[Member]:
-        """Give a member other peer URLs, at which the others connect to it from now on; returns all members.
+        """Change the peer URLs of a member, which the other members use from now on; return all members.
 
         Arguments:
-            member_id: of the member.
-            peer_urls: where the other members will reach it.
+            member_id: id of the member.
+            peer_urls: URLs at which the other members will reach it.
             timeout_s: None: the client's.
 
         Raises:
-            StatusError: there is no such member, or a URL is in use.
+            StatusError: the member does not exist, or a URL is in use.
         """
         request = rpc_pb2.MemberUpdateRequest(ID=member_id, peerURLs=peer_urls)
         return _members(await self.scope.call(methods.MEMBER_UPDATE, request, timeout_s))
 
     async def member_promote(self, member_id: int, *, timeout_s: float | None = None) -> list[Member]:
-        """Make a learner a voter; returns all members.
+        """Promote a learner to a voter; return all members.
 
         Arguments:
-            member_id: of the learner.
+            member_id: id of the learner.
             timeout_s: None: the client's.
 
         Raises:
-            StatusError: it is no learner, or does not have the log yet: try again later.
+            StatusError: the member is not a learner, or does not have the whole log yet: try again later.
         """
         request = rpc_pb2.MemberPromoteRequest(ID=member_id)
         return _members(await self.scope.call(methods.MEMBER_PROMOTE, request, timeout_s))
 
     async def compact(self, revision: int, *, physical: bool = False, timeout_s: float | None = None) -> int:
-        """Discard history before a revision; returns the revision of the store.
+        """Discard history before a revision; return the current revision of the store.
 
         Arguments:
-            revision: the oldest that can still be read.
-            physical: wait until it is gone from the database too.
+            revision: oldest revision that stays readable.
+            physical: whether to wait until the history is also gone from the database.
             timeout_s: None: the client's.
 
         Raises:
-            Compacted: it was done already.
-            FutureRevisionError: there is no such revision yet.
+            Compacted: this revision has been compacted already.
+            FutureRevisionError: the revision does not exist yet.
         """
         request = rpc_pb2.CompactionRequest(revision=revision, physical=physical)
         return (await self.scope.call(methods.COMPACT, request, timeout_s)).header.revision
@@ -312,17 +312,17 @@ class Admin(Part):
         on_progress: Progress | None = None,
         timeout_s: float | None = None,
     ) -> SavedSnapshot:
-        """Save everything that one member holds, in one consistent state, as a file that etcd's tools read too.
+        """Save all data of one member, in one consistent state, as a file that etcd's tools can read too.
 
         Arguments:
-            to: path of the file, mode 0600; it gets this name when it is whole.
-            endpoint: the member; None: the one that calls go to at present.
-            on_progress: called with the bytes received so far and those of the whole database.
-            timeout_s: None: as long as it takes.
+            to: path of the file, mode 0600; the file appears under this name when it is complete.
+            endpoint: the member; None: the member that the client uses at present.
+            on_progress: called with the number of bytes received and the size of the whole database.
+            timeout_s: None: no limit.
 
         Raises:
-            StatusError: the member gave up, or was lost.
-            StorageError: the file cannot be written, or what was sent is not whole.
+            StatusError: the member aborted the snapshot, or was lost.
+            StorageError: the file cannot be written, or the snapshot is incomplete.
         """
         async with await self.scope.core.stream(methods.SNAPSHOT, endpoint, timeout_s=timeout_s) as stream:
             await stream.send(rpc_pb2.SnapshotRequest())
@@ -330,14 +330,14 @@ class Admin(Part):
             return await save(stream, to, on_progress)
 
     async def alarms(self, *, timeout_s: float | None = None) -> list[Alarm]:
-        """Return alarms that are on."""
+        """Return the active alarms."""
         return await self._alarm(rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s)
 
     async def disarm(self, *, timeout_s: float | None = None) -> list[Alarm]:
-        """Switch all alarms off, after their causes are gone; returns those that were on."""
+        """Deactivate all alarms, once their causes are gone; return those that were active."""
         on = await self.alarms(timeout_s=timeout_s)
         for alarm in on:
-            number: Any = alarm_number(alarm.kind)  # the stubs have a type of their own for it
+            number: Any = alarm_number(alarm.kind)  # the stubs have a separate type for it
             off = rpc_pb2.AlarmRequest.DEACTIVATE
             request = rpc_pb2.AlarmRequest(action=off, memberID=alarm.member_id, alarm=number)
             await self._alarm(request, timeout_s)
@@ -346,34 +346,34 @@ class Admin(Part):
     async def set_quota(
         self, prefix: bytes | str, *, bytes_max: int = 0, keys_max: int = 0, timeout_s: float | None = None
     ) -> PrefixQuota:
-        """Limit what a prefix takes; what is there already, history included, is counted. Not on etcd.
+        """Limit the space of a prefix; existing data counts too, history included. Not on etcd.
 
         Arguments:
-            prefix: of the keys, at most 256 bytes; empty for all.
-            bytes_max: that the database keeps: each revision counts its key, its value and 64 bytes (whole pages of
-                4 KiB if that is more than 2,000), until a compaction removes it; 0: no limit.
-            keys_max: how many keys may exist; 0: no limit.
+            prefix: prefix of the keys, at most 256 bytes; empty: all keys.
+            bytes_max: limit of the bytes in the database; 0: no limit. Each revision counts its key, its value and 64
+                bytes (whole pages of 4 KiB above 2,000 bytes) until a compaction removes it.
+            keys_max: limit of the number of existing keys; 0: no limit.
             timeout_s: None: the client's.
 
         Returns:
-            the limits, and what is used.
+            The limits, and the current usage.
 
         Raises:
             InvalidQuotaError: the prefix is too long, or a limit is negative.
-            TooManyQuotasError: 1,000 prefixes have one.
+            TooManyQuotasError: 1,000 prefixes have a quota already.
         """
         request = admin_pb2.QuotaSetRequest(prefix=to_bytes(prefix), bytes_max=bytes_max, keys_max=keys_max)
         return _quota((await self.scope.call(methods.QUOTA_SET, request, timeout_s)).quota)
 
     async def remove_quota(self, prefix: bytes | str, *, timeout_s: float | None = None) -> None:
-        """Lift the limits of a prefix.
+        """Remove the quota of a prefix.
 
         Arguments:
-            prefix: as it was set.
+            prefix: prefix that was given to ``set_quota``.
             timeout_s: None: the client's.
 
         Raises:
-            QuotaNotFoundError: it has none.
+            QuotaNotFoundError: the prefix has no quota.
         """
         request = admin_pb2.QuotaRemoveRequest(prefix=to_bytes(prefix))
         await self.scope.call(methods.QUOTA_REMOVE, request, timeout_s)
@@ -384,22 +384,22 @@ class Admin(Part):
         return [_quota(one) for one in answer.quotas]
 
     async def set_limit(self, limit: RateLimit, *, timeout_s: float | None = None) -> None:
-        """Limit how fast requests come; a limit without a number is lifted. Not on etcd.
+        """Set or remove a limit on the rate of requests; a limit without numbers is removed. Not on etcd.
 
         Arguments:
-            limit: in place of the one that its kind and name have.
+            limit: new limit; replaces the one with the same kind and name.
             timeout_s: None: the client's.
 
         Raises:
-            InvalidLimitError: its kind or name is none, or a number is negative or a burst without a rate.
-            LimitNotFoundError: there is none to lift.
-            TooManyLimitsError: 1,000 are set.
+            InvalidLimitError: the kind or name is invalid, a number is negative, or there is a burst without a rate.
+            LimitNotFoundError: there is no limit to remove.
+            TooManyLimitsError: 1,000 limits are set already.
         """
         request = admin_pb2.LimitSetRequest(limit=admin_pb2.Limit(**asdict(limit)))
         await self.scope.call(methods.LIMIT_SET, request, timeout_s)
 
     async def limits(self, *, timeout_s: float | None = None) -> list[RateLimit]:
-        """Return all limits of rates, in order of kind and name."""
+        """Return all rate limits, in order of kind and name."""
         answer = await self.scope.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest(), timeout_s)
         return [RateLimit(**{name: getattr(one, name) for name in RateLimit.__slots__}) for one in answer.limits]
 
@@ -423,7 +423,7 @@ def _quota(message: admin_pb2.PrefixQuota) -> PrefixQuota:
 
 # -- users ----------------------------------------------------------------------------------------------------------
 #
-# Users, roles and what they may do: the part of a client that looks after them.
+# Management of users, roles and permissions.
 #
 #     await kv.users.add("alice", "pw")                          # in a prompt: raftkvctl user add alice
 #     await kv.roles.add("jobs")
@@ -431,21 +431,21 @@ def _quota(message: admin_pb2.PrefixQuota) -> PrefixQuota:
 #     await kv.users.grant_role("alice", "jobs")
 #     await kv.users.enable_auth()                               # needs a user root with the role root
 #
-# Keys are those of the store, also for a view. A change holds at once, for calls that are under way too.
+# Keys are the keys of the store, also in a view. A change takes effect at once, for calls in progress too.
 
 KINDS = ("read", "write", "readwrite")
-"""What a permission allows."""
+"""Kinds of permissions."""
 
 _OPEN_ENDED = b"\0"
 
 
 class Permission(NamedTuple):
-    """What a role may do with an interval of keys.
+    """The permission of a role on a range of keys.
 
     Attributes:
         kind: one of ``KINDS``.
-        key: where the interval begins.
-        range_end: where it ends, that key excluded; empty: it is the key alone; ``b"\\0"``: it has no end.
+        key: first key of the range.
+        range_end: end of the range, exclusive; empty: ``key`` alone; ``b"\\0"``: no end.
     """
 
     kind: str
@@ -454,33 +454,33 @@ class Permission(NamedTuple):
 
     @property
     def is_open_ended(self) -> bool:
-        """Whether it reaches to the last key."""
+        """Whether the range extends to the last key."""
         return self.range_end == _OPEN_ENDED
 
     @property
     def is_prefix(self) -> bool:
-        """Whether it is all keys that begin with ``key``."""
+        """Whether the range is all keys that begin with ``key``."""
         return bool(self.key) and prefix_end(self.key) == self.range_end
 
 
 class AuthStatus(NamedTuple):
-    """Whether users are asked for, and how often users and roles were changed."""
+    """Whether authentication is enabled, and the number of changes to users and roles so far."""
 
     is_enabled: bool
     revision: int
 
 
 def interval(key: Text, end: Text = b"", *, prefix: bool = False, from_key: bool = False) -> tuple[bytes, bytes]:
-    r"""Return the interval of a permission, as it goes over the wire.
+    r"""Return the key range of a permission in its wire form.
 
     >>> interval("a/", prefix=True), interval("", prefix=True), interval("k", from_key=True)
     ((b'a/', b'a0'), (b'\x00', b'\x00'), (b'k', b'\x00'))
 
     Arguments:
-        key: where it begins.
-        end: where it ends; empty: it is the key alone.
-        prefix: all keys that begin with ``key``.
-        from_key: all keys from ``key`` on.
+        key: first key.
+        end: end of the range, exclusive; empty: ``key`` alone.
+        prefix: whether to cover all keys that begin with ``key``.
+        from_key: whether to cover all keys from ``key`` on.
     """
     first = to_bytes(key)
     if (prefix or from_key) and not first:
@@ -491,22 +491,22 @@ def interval(key: Text, end: Text = b"", *, prefix: bool = False, from_key: bool
 
 
 class Users(Part):
-    """The part of a client that knows users, and whether they are asked for."""
+    """The methods of a client for users and authentication."""
 
     async def enable_auth(self, *, timeout_s: float | None = None) -> None:
-        """Ask for users from now on; calls without one are refused.
+        """Enable authentication; calls without a user are refused from now on.
 
         Raises:
-            RootUserNotExistError, RootRoleNotExistError: no user would be left who may change users.
+            RootUserNotExistError, RootRoleNotExistError: there is no user with the right to manage users.
         """
         await self.scope.call(methods.AUTH_ENABLE, rpc_pb2.AuthEnableRequest(), timeout_s)
 
     async def disable_auth(self, *, timeout_s: float | None = None) -> None:
-        """Ask for users no longer: all clients may do everything."""
+        """Disable authentication: all clients may do everything."""
         await self.scope.call(methods.AUTH_DISABLE, rpc_pb2.AuthDisableRequest(), timeout_s)
 
     async def auth_status(self, *, timeout_s: float | None = None) -> AuthStatus:
-        """Return whether users are asked for, and the revision of users and roles."""
+        """Return whether authentication is enabled, and the revision of users and roles."""
         answer = await self.scope.call(methods.AUTH_STATUS, rpc_pb2.AuthStatusRequest(), timeout_s)
         return AuthStatus(answer.enabled, answer.authRevision)
 
@@ -514,8 +514,8 @@ class Users(Part):
         """Add a user.
 
         Arguments:
-            name: of the user.
-            password: None: the user has none, and is known by the name in its certificate alone.
+            name: user name.
+            password: password; None: the user can only authenticate with a certificate that has this name.
             timeout_s: None: the client's.
 
         Raises:
@@ -526,7 +526,7 @@ class Users(Part):
         await self.scope.call(methods.USER_ADD, request, timeout_s)
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Delete a user; its tokens are void. Raises ``UserNotFoundError``."""
+        """Delete a user and invalidate its tokens. Raises ``UserNotFoundError``."""
         await self.scope.call(methods.USER_DELETE, rpc_pb2.AuthUserDeleteRequest(name=name), timeout_s)
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> list[str]:
@@ -538,35 +538,35 @@ class Users(Part):
         return list((await self.scope.call(methods.USER_LIST, rpc_pb2.AuthUserListRequest(), timeout_s)).users)
 
     async def change_password(self, name: str, password: str | Secret, *, timeout_s: float | None = None) -> None:
-        """Give a user another password; its tokens are void. Raises ``UserNotFoundError``."""
+        """Change a user's password and invalidate its tokens. Raises ``UserNotFoundError``."""
         text = await Secret(password).reveal()
         request = rpc_pb2.AuthUserChangePasswordRequest(name=name, password=text)
         await self.scope.call(methods.USER_CHANGE_PASSWORD, request, timeout_s)
 
     async def grant_role(self, name: str, role: str, *, timeout_s: float | None = None) -> None:
-        """Give a user a role; nothing happens if it has it. Raises ``UserNotFoundError``, ``RoleNotFoundError``."""
+        """Grant a user a role, which it may have already. Raises ``UserNotFoundError``, ``RoleNotFoundError``."""
         request = rpc_pb2.AuthUserGrantRoleRequest(user=name, role=role)
         await self.scope.call(methods.USER_GRANT_ROLE, request, timeout_s)
 
     async def revoke_role(self, name: str, role: str, *, timeout_s: float | None = None) -> None:
-        """Take a role from a user. Raises ``UserNotFoundError``, ``RoleNotGrantedError``."""
+        """Revoke a role from a user. Raises ``UserNotFoundError``, ``RoleNotGrantedError``."""
         request = rpc_pb2.AuthUserRevokeRoleRequest(name=name, role=role)
         await self.scope.call(methods.USER_REVOKE_ROLE, request, timeout_s)
 
 
 class Roles(Part):
-    """The part of a client that knows roles."""
+    """The methods of a client for roles."""
 
     async def add(self, role: str, *, timeout_s: float | None = None) -> None:
-        """Add a role, which may nothing yet. Raises ``RoleEmptyError``, ``RoleAlreadyExistError``."""
+        """Add a role without permissions. Raises ``RoleEmptyError``, ``RoleAlreadyExistError``."""
         await self.scope.call(methods.ROLE_ADD, rpc_pb2.AuthRoleAddRequest(name=role), timeout_s)
 
     async def delete(self, role: str, *, timeout_s: float | None = None) -> None:
-        """Delete a role, also from all users. Raises ``RoleNotFoundError``."""
+        """Delete a role and revoke it from all users. Raises ``RoleNotFoundError``."""
         await self.scope.call(methods.ROLE_DELETE, rpc_pb2.AuthRoleDeleteRequest(role=role), timeout_s)
 
     async def get(self, role: str, *, timeout_s: float | None = None) -> list[Permission]:
-        """Return what a role may do. Raises ``RoleNotFoundError``."""
+        """Return the permissions of a role. Raises ``RoleNotFoundError``."""
         answer = await self.scope.call(methods.ROLE_GET, rpc_pb2.AuthRoleGetRequest(role=role), timeout_s)
         return [Permission(KINDS[one.permType], one.key, one.range_end) for one in answer.perm]
 
@@ -585,17 +585,17 @@ class Roles(Part):
         from_key: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Let a role do something with keys; another kind for the same interval takes the place of the one before.
+        """Grant a role a permission on a range of keys; it replaces an earlier permission on the same range.
 
         Arguments:
-            role: which.
+            role: role name.
             kind: one of ``KINDS``.
             key, end, prefix, from_key: see ``interval``.
             timeout_s: None: the client's.
 
         Raises:
-            RoleNotFoundError: there is no such role.
-            ValueError: there is no such kind.
+            RoleNotFoundError: the role does not exist.
+            ValueError: the kind does not exist.
         """
         first, last = interval(key, end, prefix=prefix, from_key=from_key)
         if kind not in KINDS:
@@ -614,15 +614,15 @@ class Roles(Part):
         from_key: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Take a permission from a role: that of just this interval.
+        """Revoke a role's permission on exactly this range of keys.
 
         Arguments:
-            role: which.
+            role: role name.
             key, end, prefix, from_key: see ``interval``.
             timeout_s: None: the client's.
 
         Raises:
-            RoleNotFoundError, PermissionNotGrantedError: there is none.
+            RoleNotFoundError, PermissionNotGrantedError: the role or the permission does not exist.
         """
         first, last = interval(key, end, prefix=prefix, from_key=from_key)
         request = rpc_pb2.AuthRoleRevokePermissionRequest(role=role, key=first, range_end=last)

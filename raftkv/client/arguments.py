@@ -1,4 +1,4 @@
-"""Arguments of callers, checked before anything is begun with them: a wrong one must not reach what many calls share.
+"""Checks of arguments before a call starts, so that a wrong one never reaches state shared by many calls.
 
 >>> seconds(2.5, "timeout_s")
 2.5
@@ -22,12 +22,12 @@ def seconds(value: Any, name: str) -> float:
     """Return a finite number of seconds.
 
     Arguments:
-        value: as the caller gave it.
-        name: of the argument.
+        value: value from the caller.
+        name: name of the argument.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is infinite, or not a number.
+        TypeError: the value is not a number.
+        ValueError: the value is infinite or NaN.
     """
     if not isinstance(value, int | float | Real):
         raise TypeError(f"{name} is a number of seconds, not {value!r}")
@@ -37,15 +37,15 @@ def seconds(value: Any, name: str) -> float:
 
 
 def limit(value: Any, name: str) -> float | None:
-    """Return the limit of a wait that may be without one; None: it is, as is an infinite one.
+    """Return a time limit in seconds; None and infinity mean no limit, and return None.
 
     Arguments:
-        value: as the caller gave it.
-        name: of the argument.
+        value: value from the caller.
+        name: name of the argument.
 
     Raises:
-        TypeError: it is neither a number nor None.
-        ValueError: it is no number of seconds.
+        TypeError: the value is neither a number nor None.
+        ValueError: the value is NaN.
     """
     return None if value is None or value == math.inf else seconds(value, name)
 
@@ -54,11 +54,11 @@ def whole(value: Any, name: str) -> int:
     """Return a whole number.
 
     Arguments:
-        value: as the caller gave it.
-        name: of the argument.
+        value: value from the caller.
+        name: name of the argument.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} is a whole number, not {value!r}")
@@ -66,14 +66,14 @@ def whole(value: Any, name: str) -> int:
 
 
 def text(value: Any, name: str) -> str:
-    """Return a text.
+    """Return a string.
 
     Arguments:
-        value: as the caller gave it.
-        name: of the argument.
+        value: value from the caller.
+        name: name of the argument.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a string.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} is a text, not {value!r}")
@@ -81,15 +81,15 @@ def text(value: Any, name: str) -> str:
 
 
 def instance(value: Any, kind: type[T], name: str) -> T:
-    """Return an object of a kind.
+    """Return an instance of a class.
 
     Arguments:
-        value: as the caller gave it.
-        kind: its class.
-        name: of the argument.
+        value: value from the caller.
+        kind: expected class.
+        name: name of the argument.
 
     Raises:
-        TypeError: it is another one.
+        TypeError: the value is not an instance of the class.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} is a {kind.__name__}, not {value!r}")
@@ -97,14 +97,14 @@ def instance(value: Any, kind: type[T], name: str) -> T:
 
 
 def path(value: Any, name: str) -> str:
-    """Return a path, or a URL, as a text; a ``pathlib.Path`` is one too.
+    """Return a path or a URL as a string; also accepts a ``pathlib.Path``.
 
     Arguments:
-        value: as the caller gave it.
-        name: of the argument.
+        value: value from the caller.
+        name: name of the argument.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a path.
     """
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
@@ -113,14 +113,14 @@ def path(value: Any, name: str) -> str:
 
 
 def function(value: Callable[..., T], name: str) -> Callable[..., T]:
-    """Return what can be called.
+    """Return a callable.
 
     Arguments:
-        value: as the caller gave it.
-        name: of the argument.
+        value: value from the caller.
+        name: name of the argument.
 
     Raises:
-        TypeError: it cannot be called.
+        TypeError: the value is not callable.
     """
     if not callable(value):
         raise TypeError(f"{name} is a function, not {value!r}")
@@ -128,14 +128,14 @@ def function(value: Callable[..., T], name: str) -> Callable[..., T]:
 
 
 def many(items: Iterable[T], method: str) -> Iterable[T]:
-    """Return several items; text and bytes are one, and not its letters.
+    """Return an iterable of items; refuse a string or bytes, which would be iterated letter by letter.
 
     Arguments:
-        items: as the caller gave them.
-        method: whose argument they are.
+        items: items from the caller.
+        method: name of the method that takes the items.
 
     Raises:
-        TypeError: it is one key, or nothing that holds several.
+        TypeError: the value is a single key, or not iterable.
     """
     if isinstance(items, str | bytes | bytearray | memoryview) or not isinstance(items, Iterable):
         raise TypeError(f"{method}() takes several, as in a list, not {items!r}")

@@ -1,38 +1,38 @@
-"""A local copy of a prefix, which a watch keeps current: reads without the network, linearizable on request.
+"""A local copy of a prefix, kept current by a watch: reads without the network, linearizable on request.
 
 ::
 
     owner = {"owner": lambda item: [json.loads(item.value)["owner"]]}
-    async with kv.cache("jobs/", indexes=owner) as jobs:           # filled when the block begins
+    async with kv.cache("jobs/", indexes=owner) as jobs:           # filled when the block starts
         await jobs.get("jobs/a")                                    # KeyValue or None, from memory
         await jobs.range("jobs/a", prefix=True)                     # RangeResult, sorted by key
-        await jobs.select("owner", "alice")                         # the keys of a value of an index
+        await jobs.select("owner", "alice")                         # the keys under one value of an index
         done = await kv.put("jobs/b", b"...")
-        await jobs.get("jobs/b", min_revision=done.revision)        # waits until the copy has come to the write
-        await jobs.get("jobs/b", linearizable=True)                 # sees every write that was answered before the call
+        await jobs.get("jobs/b", min_revision=done.revision)        # waits until the copy contains the write
+        await jobs.get("jobs/b", linearizable=True)                 # sees every write acknowledged before the call
         async for update in jobs.subscribe(): ...                   # first a snapshot, then every change
 
-Laws:
+Invariants:
 
-1. Every read, index and update shows the prefix as it was at one revision: the changes of a txn are seen together.
-2. The revision never goes back, and updates come in the order of revisions, each change once. Only where the history
-   is another one (a restored cluster, or endpoints that lead to another) it begins anew: waits for a revision of the
-   old one raise ``HistoryReplaced``, and subscribers get an update ``RESTORED`` with all that differs.
-3. A compaction that overtakes the watch leads to a new list. What differs comes as one update ``RELISTED``; the states
-   between are not seen.
-4. A read is never of a part of the prefix: above ``max_bytes`` the cache ends with ``CacheTooLarge``.
-5. An outage stops nothing: plain reads answer from what is known (``revision`` says as of when); those that ask for
-   more wait, and raise ``CacheBehind`` when their time is up.
+1. Every read, index and update shows the prefix at exactly one revision: the changes of a txn appear together.
+2. The revision never decreases. Updates come in revision order, each change once. The exception is a replaced history
+   (a restored cluster, or endpoints that lead to another cluster): waits for a revision of the old history then raise
+   ``HistoryReplaced``, and subscribers get an update ``RESTORED`` with all differences.
+3. When a compaction overtakes the watch, the prefix is listed again. The differences arrive as one update
+   ``RELISTED``; the intermediate states are not seen.
+4. A read never sees only a part of the prefix: above ``max_bytes`` the cache ends with ``CacheTooLarge``.
+5. The cache survives an outage: plain reads use the existing copy (``revision`` tells its age); reads with a minimum
+   revision or ``linearizable`` wait, and raise ``CacheBehind`` at their timeout.
 
-How a linearizable read works: one linearizable read of one key, which returns a revision and no data, is shared by all
-callers that wait at that moment; it is asked after they have called. Then the copy has to come to that revision. If the
-last changes were outside of the prefix no event says so: the member is asked for the progress of the watch. By itself
-that answer would be no ground: it is what one member knows, which may have been cut off. Members that may answer before
-they have sent all events (etcd before 3.6), and those that drop the question for as long as another watch of this
-client is behind, are asked for the number of keys in the prefix and for one key that is newer than the copy: if there
-is none, and the number is that of the copy, the copy is current.
+Linearizable reads: all callers that wait at the same time share one linearizable count of the prefix, sent after they
+called, which returns a revision and no data. Then each waits until the copy reaches that revision. If the last changes
+were outside the prefix, no event tells that the copy is current, so the cache requests a progress notification of the
+watch. The notification alone would not suffice: it states the knowledge of one member, which may be partitioned. Some
+members cannot be trusted with it: etcd before 3.6 may answer before it has sent all events, and a member may ignore the
+request while another watch of this client is behind. For these, the cache asks for the number of keys in the prefix and
+for one key newer than the copy. If there is no newer key and the numbers agree, the copy is current.
 
-Built on ``Reflector`` of ``control``. Leaves out past revisions, and writes.
+Built on ``Reflector`` of ``control``. Not supported: reads of past revisions, and writes.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 IndexFunction = Callable[[KeyValue], Iterable[Hashable]]
-"""The values under which an index has a key; it depends on its argument alone."""
+"""Returns the index values of a key; must depend only on its argument."""
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 ITEM_BYTES: Final = 400
-"""What a key takes in memory besides its name and value, and about what it takes in an index."""
+"""Approximate memory of a key besides its name and value, and of its entry in an index."""
 SORT_KEYS_MIN: Final = 1_000
-"""From so many keys on that come or go at once, all are sorted again."""
+"""When at least this many keys are added or removed at once, all keys are sorted again."""
 FILL_TIMEOUT_S: Final = 60.0
 _ASK_MIN_S: Final = 0.02
 _ASK_MAX_S: Final = 1.0
@@ -77,15 +77,15 @@ _ASK_MAX_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class CacheUpdate:
-    """What a subscriber gets: whole revisions.
+    """An update for a subscriber: the changes of one or more whole revisions.
 
     Attributes:
-        kind: ``"SNAPSHOT"``: everything, as first update, and again for a subscriber that was too slow; ``"EVENTS"``:
-            changes as they happened; ``"RELISTED"``: what differs since history was compacted; ``"RESTORED"``: what
-            differs between the histories of two clusters.
-        revision: with it the update is complete; lower than before only after ``"RESTORED"``.
-        events: of a snapshot one ``PUT`` for each key, in the order of keys; else in the order of revisions.
-        cluster_id: of the cluster; 0: it has not said.
+        kind: ``"SNAPSHOT"``: all keys, as the first update, and again for a subscriber that was too slow; ``"EVENTS"``:
+            changes as they happened; ``"RELISTED"``: differences after history was compacted; ``"RESTORED"``:
+            differences between the histories of two clusters.
+        revision: revision of the prefix after this update; lower than before only after ``"RESTORED"``.
+        events: for a snapshot, one ``PUT`` for each key in key order; otherwise events in revision order.
+        cluster_id: id of the cluster; 0: unknown.
     """
 
     kind: Literal["SNAPSHOT", "EVENTS", "RELISTED", "RESTORED"]
@@ -99,7 +99,7 @@ def _size_bytes(item: KeyValue, extra_bytes: int = ITEM_BYTES) -> int:
 
 
 class _Index:
-    """Keys by the values of one function."""
+    """The keys grouped by the values of one index function."""
 
     def __init__(self, name: str, function: IndexFunction) -> None:
         self._name = name
@@ -108,11 +108,11 @@ class _Index:
         self.keys: dict[Hashable, set[bytes]] = {}
 
     def put(self, item: KeyValue) -> None:
-        """Take a key as it is now; one for which the function fails is under no value."""
+        """Index the current value of a key; if the function fails for it, the key is left out."""
         self.drop(item.key)
         try:
             values = tuple(set(self._function(item)))
-        except Exception as error:  # of the program's function, over a value that another program wrote
+        except Exception as error:  # raised by the user's function
             _log.warning(
                 "the index %s leaves out the key %r: %s: %s", self._name, item.key, type(error).__name__, error
             )
@@ -123,7 +123,7 @@ class _Index:
             self.keys.setdefault(value, set()).add(item.key)
 
     def drop(self, key: bytes) -> None:
-        """Forget a key."""
+        """Remove a key from the index."""
         for value in self._values.pop(key, ()):
             keys = self.keys[value]
             keys.discard(key)
@@ -132,19 +132,19 @@ class _Index:
 
 
 class Copy(Reflector):
-    """The items with their order and indexes, changed under a lock: readers on any thread see whole revisions.
+    """The items with their order and indexes. A lock protects changes, so that any thread reads a whole revision.
 
     Arguments:
         control: the store.
-        prefix: of the keys.
-        indexes: functions by name.
-        max_bytes: of all items.
+        prefix: prefix of the keys.
+        indexes: index functions by name.
+        max_bytes: limit of the memory of all items.
         on_update: called on the loop with each change of the items.
         on_refused, on_end: as for ``Reflector``.
 
     Attributes:
-        prefix: of the keys.
-        size_bytes: what the items take, about.
+        prefix: prefix of the keys.
+        size_bytes: approximate memory of the items.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Copy(Reflector):
     def get_range(
         self, key: Text | None = None, end: Text | None = None, *, prefix: bool = False, limit: int = 0
     ) -> RangeResult:
-        """Return keys of an interval, as ``Cache.range``."""
+        """Return the keys of a range, as ``Cache.range``."""
         if key is None:
             if end is not None or prefix:
                 raise ValueError("give a key together with end or prefix=True")
@@ -208,7 +208,7 @@ class Copy(Reflector):
             return RangeResult(found, max(stop - start, 0), shown < stop, self.revision)
 
     def select_items(self, index: str, value: Hashable) -> RangeResult:
-        """Return the keys that an index has under a value, in the order of keys."""
+        """Return the keys under one value of an index, in key order."""
         if index not in self._indexes:
             raise ValueError(f"the cache of {self.prefix!r} has no index {index!r}; it has {sorted(self._indexes)}")
         with self._lock:
@@ -220,7 +220,7 @@ class Copy(Reflector):
         return ValueError(f"{key!r} is outside of the cache of {self.prefix!r}")
 
     def snapshot(self) -> CacheUpdate:
-        """Return everything; on the loop. Those who ask at one revision share it."""
+        """Return all keys as an update; must be called on the loop. Callers at the same revision share the object."""
         known = None if self._snapshot is None else self._snapshot()
         if known is None:
             events = tuple([Event(PUT, self.items[key]) for key in self._keys])
@@ -255,7 +255,7 @@ class Copy(Reflector):
         super().advance(revision)
 
     def _index(self, changes: Sequence[Event]) -> bool:
-        """Bring order and indexes to where the items will be; False: they would be too many."""
+        """Update the order and the indexes for the changes; return False if the items would exceed the limit."""
         keys, items = self._keys, self.items
         fresh, gone = [], []
         for key, event in {event.kv.key: event for event in changes}.items():
@@ -304,7 +304,7 @@ class Copy(Reflector):
 
 
 class _Queue:
-    """What one subscriber has not taken: updates, or, if these were too many, that it needs a snapshot."""
+    """The pending updates of one subscriber; above the limit, a snapshot replaces them."""
 
     def __init__(self) -> None:
         self.needs_snapshot = True
@@ -313,7 +313,7 @@ class _Queue:
         self._bytes = 0
 
     def put(self, update: CacheUpdate, size_bytes: int) -> None:
-        """Take an update; of one that needs a snapshot it is a part."""
+        """Add an update, unless a snapshot is due, which will contain the update."""
         if not self.needs_snapshot:
             self._updates.append((update, size_bytes))
             self._bytes += size_bytes
@@ -324,7 +324,7 @@ class _Queue:
         self.changed.set()
 
     def take(self) -> CacheUpdate | None:
-        """Return the oldest update; None: there is none."""
+        """Return the oldest update; None: the queue is empty."""
         if not self._updates:
             return None
         update, size_bytes = self._updates.popleft()
@@ -333,7 +333,7 @@ class _Queue:
 
 
 class Cache:
-    """A local copy of a prefix; made by ``Client.cache``, filled by ``async with`` or ``start()``.
+    """A local copy of a prefix; created by ``Client.cache``, filled by ``async with`` or ``start()``.
 
     Arguments:
         kv: the client.
@@ -358,31 +358,31 @@ class Cache:
 
     @property
     def revision(self) -> int:
-        """The revision of the copy: all changes up to it are seen by reads. 0: it is not filled."""
+        """The revision of the copy: reads see all changes up to it. 0: the copy is not filled yet."""
         return self.copy.revision
 
     @property
     def size_bytes(self) -> int:
-        """What the keys take in memory, about; ``max_bytes`` limits it."""
+        """Approximate memory of the keys, limited by ``max_bytes``."""
         return self.copy.size_bytes
 
     @property
     def error(self) -> Exception | None:
-        """Why the copy does not follow the cluster at present, or has ended; None: it does, as far as is known."""
+        """Why the copy has ended, or does not follow the cluster at present; None: it follows, as far as is known."""
         return self._end or (None if self.copy.is_following else self._refusal)
 
-    # ---- life
+    # ---- lifecycle
 
     async def start(self, timeout_s: float = FILL_TIMEOUT_S) -> Cache:
-        """Fill it, and follow the cluster until ``close``.
+        """Fill the copy, and follow the cluster until ``close``.
 
         Arguments:
-            timeout_s: for the first list.
+            timeout_s: limit for the first list.
 
         Raises:
-            CacheBehind: no member answered in time, or the list takes longer; it is closed.
+            CacheBehind: the first list did not arrive in time; the cache is closed.
             CacheTooLarge: the prefix is larger than ``max_bytes``.
-            StatusError: the cluster refuses, as without a permission.
+            StatusError: the cluster refuses, for example for lack of a permission.
         """
         if self._starting is not None:
             raise RuntimeError(f"{self!r} was started before: make another one")
@@ -410,7 +410,7 @@ class Cache:
         return self
 
     async def close(self) -> None:
-        """Follow no more, and end all subscriptions. Harmless when repeated."""
+        """Stop following, and end all subscriptions. Safe to repeat."""
         self._close()
 
     def _close(self) -> None:
@@ -435,12 +435,12 @@ class Cache:
         """Read a key of the copy; None: it does not exist.
 
         Arguments:
-            key: below the prefix.
+            key: key that begins with the prefix.
             min_revision, linearizable, timeout_s: as for ``wait``.
 
         Raises:
             CacheBehind, HistoryReplaced, CacheTooLarge, StatusError: as for ``wait``.
-            ValueError: the key is outside of the prefix.
+            ValueError: the key is outside the prefix.
         """
         if not self.is_at(min_revision, linearizable=linearizable):
             await self.wait(min_revision, linearizable=linearizable, timeout_s=timeout_s)
@@ -457,16 +457,16 @@ class Cache:
         linearizable: bool = False,
         timeout_s: float | None = None,
     ) -> RangeResult:
-        """Read keys of the copy, in the order of keys, all as of the revision of the result.
+        """Read keys of the copy, in key order, all as of the revision of the result.
 
         Arguments:
-            key, end, prefix: an interval as for ``Client.range``, below the prefix of the cache; None: all keys.
-            limit: at most so many; 0: all.
+            key, end, prefix: range as for ``Client.range``, within the prefix of the cache; None: all keys.
+            limit: maximum number of keys; 0: all.
             min_revision, linearizable, timeout_s: as for ``wait``.
 
         Raises:
             CacheBehind, HistoryReplaced, CacheTooLarge, StatusError: as for ``wait``.
-            ValueError: the interval is not within the prefix.
+            ValueError: the range is not within the prefix.
         """
         if not self.is_at(min_revision, linearizable=linearizable):
             await self.wait(min_revision, linearizable=linearizable, timeout_s=timeout_s)
@@ -481,23 +481,23 @@ class Cache:
         linearizable: bool = False,
         timeout_s: float | None = None,
     ) -> RangeResult:
-        """Read the keys that an index has under a value, in the order of keys.
+        """Read the keys under one value of an index, in key order.
 
         Arguments:
-            index: its name.
-            value: one that its function returned.
+            index: name of the index.
+            value: value that the index function returned for the keys.
             min_revision, linearizable, timeout_s: as for ``wait``.
 
         Raises:
             CacheBehind, HistoryReplaced, CacheTooLarge, StatusError: as for ``wait``.
-            ValueError: there is no such index.
+            ValueError: the index does not exist.
         """
         if not self.is_at(min_revision, linearizable=linearizable):
             await self.wait(min_revision, linearizable=linearizable, timeout_s=timeout_s)
         return self.copy.select_items(index, value)
 
     def is_at(self, min_revision: int = 0, *, linearizable: bool = False) -> bool:
-        """Tell if a read with these arguments needs no ``wait``; on any thread.
+        """Return whether a read with these arguments needs no ``wait``; safe on any thread.
 
         Arguments:
             min_revision, linearizable: as for ``wait``.
@@ -505,17 +505,17 @@ class Cache:
         return not linearizable and self._end is None and self.copy.revision >= (min_revision or 1)
 
     async def wait(self, min_revision: int = 0, *, linearizable: bool = False, timeout_s: float | None = None) -> None:
-        """Wait until reads see what is asked for.
+        """Wait until reads see the given state.
 
         Arguments:
-            min_revision: everything up to this revision of the store, as of a write.
-            linearizable: everything that any client was told to be written before this call.
+            min_revision: revision of the store, for example of a write, that the copy must have reached.
+            linearizable: whether the copy must contain every write acknowledged to any client before this call.
             timeout_s: None: the client's.
 
         Raises:
-            CacheBehind: it did not come to that in time.
-            HistoryReplaced: the revision is that of another cluster, as of before a restore.
-            CacheTooLarge: it has ended, larger than ``max_bytes``.
+            CacheBehind: the copy did not reach that state in time.
+            HistoryReplaced: the revision belongs to another cluster, for example from before a restore.
+            CacheTooLarge: the cache has ended because it exceeded ``max_bytes``.
             StatusError: the cluster refuses, or the cache or the client is closed.
         """
         limit_s = self._timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
@@ -524,17 +524,17 @@ class Cache:
                 await self._reach(whole(min_revision, "min_revision") or 1)
                 if linearizable:
                     await self._confirm()
-                    await self._reach(1)  # the history may have been replaced at that very moment
+                    await self._reach(1)  # the history may have been replaced at this moment
         except TimeoutError:
             raise self._behind("now" if linearizable else str(min_revision), limit_s) from None
 
     async def subscribe(self) -> AsyncGenerator[CacheUpdate, None]:
-        """Follow the prefix: a snapshot, then every change; it ends with the cache.
+        """Follow the prefix: yield a snapshot, then every change, until the cache ends.
 
-        What waits for a slow subscriber is bounded: one that is further behind gets another snapshot instead.
+        The queue of a slow subscriber is bounded: when it overflows, the subscriber gets another snapshot instead.
 
         Raises:
-            CacheTooLarge: the cache has ended, larger than ``max_bytes``.
+            CacheTooLarge: the cache has ended because it exceeded ``max_bytes``.
             StatusError: the client was closed.
         """
         self._check()
@@ -558,7 +558,7 @@ class Cache:
         finally:
             self._queues.discard(queue)
 
-    # ---- what the copy reports
+    # ---- reports of the copy
 
     def _on_update(self, update: CacheUpdate) -> None:
         size_bytes = sum(_size_bytes(event.kv) for event in update.events) if self._queues else 0
@@ -593,10 +593,10 @@ class Cache:
             if copy.epoch != epoch and revision > 1:
                 raise HistoryReplaced
 
-    # ---- linearizable
+    # ---- linearizable reads
 
     async def _confirm(self) -> None:
-        """Wait for a round that begins after this call; all who wait for the same one share it."""
+        """Wait for a confirmation round that starts after this call; concurrent callers share one round."""
         before = self._round
         if before is not None and not before.done():
             await asyncio.wait([before])
@@ -632,7 +632,7 @@ class Cache:
             await copy.refresh()
 
     async def _compare(self) -> bool:
-        """Ask if the prefix is as the copy has it; True: it is, and the copy has come to the revision of the answer."""
+        """Compare the prefix with the copy; if they agree, advance the copy to that revision and return True."""
         copy = self.copy
         if not copy.is_following:
             return False

@@ -1,7 +1,7 @@
-"""The part of the store that runs and registries use, and no more: so that the simulator can stand in for it.
+"""The minimal interface of the store that runs and registries use, so that the simulator can implement it.
 
-``ClientControl`` is the real one, over ``raftkv.aio``; it works on raftkv and on etcd alike. A txn that fails
-indefinitely may have been applied: so each is safe to repeat.
+``ClientControl`` implements it over ``raftkv.aio``, on raftkv and etcd alike. A txn with an indefinite error may have
+been applied, so every txn must be safe to repeat.
 """
 
 from __future__ import annotations
@@ -41,52 +41,52 @@ OnLost = Callable[[Exception], None]
 
 CALL_TIMEOUT_S: Final = 5.0
 TXN_TIMEOUT_S: Final = 1.5
-"""A txn that a member has passed on to a leader which died is lost, and not told: it is sent again, as all of them may
-be. About as long as an election takes."""
+"""Time limit of a txn before it is sent again; about as long as an election. If a member forwards a txn to a leader
+that dies, the txn is lost without a response. All txns are safe to repeat."""
 TXN_TIMEOUT_MAX_S: Final = 24.0
-"""Longest time limit of a patient control: a txn that was lost in an outage is sent again that much later, at worst."""
+"""Longest time limit of a patient control; a txn lost in an outage is sent again after at most this time."""
 
 
 class Grant(Protocol):
-    """A lease that is kept alive."""
+    """A lease with keep-alives."""
 
     @property
     def id(self) -> int:
-        """Its id in the cluster."""
+        """The lease id."""
 
     @property
     def ttl_s(self) -> int:
-        """Seconds, as the cluster has granted them."""
+        """The TTL in seconds that the cluster granted."""
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last keep-alive that was confirmed."""
+        """Seconds since the last confirmed keep-alive."""
 
 
 class Control(Protocol):
-    """The part of a client that programs with state in the store use."""
+    """The operations of a client for programs that keep state in the store."""
 
     async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> Grant:
         """Grant a lease and keep it alive until ``end``, through outages of the store of any length.
 
         Arguments:
-            ttl_s: at least; the cluster may grant more.
-            grace_s: it may end so long after this process' connection broke; 0: only with the TTL.
-            on_lost: called once, on the loop, when the cluster says that it is gone.
+            ttl_s: minimum TTL; the cluster may grant more.
+            grace_s: seconds after a broken connection of this process at which the lease may end; 0: only with the TTL.
+            on_lost: called once, on the loop, when the cluster reports that the lease is gone.
 
         Raises:
-            StatusError: it could not be granted.
+            StatusError: the lease could not be granted.
         """
 
     async def grant_fixed(self, ttl_s: int) -> int:
-        """Grant a lease without keep-alives, which ends after ``ttl_s``; return its id."""
+        """Grant a lease without keep-alives, which expires after ``ttl_s``; return its id."""
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
-        """Keep a lease alive no longer, and end it now if that can be told to the store.
+        """Stop the keep-alives of a lease, and try to revoke it.
 
         Arguments:
-            grant: of this control.
-            revoke: False: the lease ends with its TTL.
+            grant: lease of this control.
+            revoke: False: do not revoke; the lease expires with its TTL.
         """
 
     async def txn(
@@ -95,12 +95,12 @@ class Control(Protocol):
         """Execute one transaction.
 
         Arguments:
-            compares: all must hold for ``then``.
+            compares: conditions; if all hold, ``then`` is executed.
             then: operations.
-            otherwise: operations if a condition does not hold.
+            otherwise: operations for when a condition does not hold.
 
         Raises:
-            StatusError: refused, or no member answered; see ``definite``.
+            StatusError: the store refused, or no member answered; see ``definite``.
         """
 
     def watch(
@@ -114,30 +114,30 @@ class Control(Protocol):
         deletes: bool = True,
         cluster_id: int = 0,
     ) -> Callable[[], None]:
-        """Watch an interval: every change from a revision on, each once, in order; returns how to end it.
+        """Report every change of a range from a revision on, once and in order; return a function that ends the watch.
 
         Arguments:
-            key, end: the interval; an empty end: the key alone.
-            start_revision: of the first change.
-            on_events: called on the loop with the revision up to which everything has come now, and the changes,
-                perhaps none.
-            on_lost: called once if it cannot go on, as when history was compacted.
+            key, end: the range; an empty end: the key alone.
+            start_revision: revision of the first change.
+            on_events: called on the loop with the revision up to which all changes have arrived, and the changes, which
+                may be none.
+            on_lost: called once if the watch cannot continue, for example after history was compacted.
             deletes: False: deletions are left out.
-            cluster_id: whose revision the first one is: it cannot go on in another cluster; 0: not known.
+            cluster_id: cluster of ``start_revision``; the watch does not continue in another cluster; 0: unknown.
         """
 
 
 class Patience:
-    """How long a txn may take before it is sent again: twice as long each time that it was not answered in time.
+    """The time limit of a txn before it is sent again; doubled after each timeout.
 
     When ten thousand programs write at the same moment, the last of them is answered seconds later. If each sent its
-    txn again before that, the cluster would only ever execute copies whose senders have given them up.
+    txn again before that, the cluster would only execute duplicates whose senders no longer wait.
 
     Arguments:
-        max_s: of the timeout.
+        max_s: longest time limit.
 
     Attributes:
-        timeout_s: of the next txn.
+        timeout_s: time limit of the next txn.
     """
 
     def __init__(self, max_s: float) -> None:
@@ -145,11 +145,11 @@ class Patience:
         self._max_s = max_s
 
     def late(self, timeout_s: float) -> None:
-        """Take note that a txn was not answered in this time; of many that were sent together the first counts."""
+        """Record that a txn timed out with this limit; of many concurrent txns, only the first doubles the limit."""
         self.timeout_s = min(max(self.timeout_s, 2 * timeout_s), self._max_s)
 
     def answered(self, took_s: float) -> None:
-        """Take note that a txn was answered."""
+        """Record that a txn was answered, and set the limit to four times the time it took, within the bounds."""
         self.timeout_s = min(max(TXN_TIMEOUT_S, 4 * took_s), self._max_s)
 
 
@@ -173,14 +173,14 @@ class _ClientGrant:
 
 
 def check_whole(kv: Client) -> Client:
-    """Return a client that sees all keys.
+    """Return a client after checking that it sees all keys.
 
-    What runs, registries and datasets keep has names of its own in the store, and their fences name these: through a
-    view, or a namespace, a write under a fence would find nothing there, and be told that the fence is over.
+    Runs, registries and datasets use fixed key names, and their fences refer to these. Through a view or a namespace, a
+    fenced write would not find the fence's key, and would fail as if the fence had ended.
 
     Raises:
-        ConfigError: it sees only the keys below a prefix.
-        TypeError: it is no client.
+        ConfigError: the client sees only the keys below a prefix.
+        TypeError: the value is not a client.
     """
     if not hasattr(kv, "scope"):
         raise TypeError(f"kv is a client made by raftkv.aio.connect, not {kv!r}")
@@ -197,9 +197,9 @@ class ClientControl:
     """The store through a client.
 
     Arguments:
-        kv: the client; of a view, all keys are those of the view.
-        is_patient: wait longer for the answer of a txn each time that it did not come in time: for writers that are
-            many at the same moment. Else it is sent again as soon as an election may have lost it.
+        kv: client; for a view, all keys are those of the view.
+        is_patient: whether to double the time limit of a txn after each timeout, for many simultaneous writers. If
+            False, a txn is sent again as soon as an election may have lost it.
     """
 
     def __init__(self, kv: Client, *, is_patient: bool = False) -> None:
@@ -226,7 +226,7 @@ class ClientControl:
         if not isinstance(grant, _ClientGrant):
             raise TypeError("a grant of another control")
         if revoke:
-            await grant.lease.revoke(min(grant.ttl_s, TXN_TIMEOUT_S))  # else it ends by itself
+            await grant.lease.revoke(min(grant.ttl_s, TXN_TIMEOUT_S))  # if this fails, it expires
         else:
             grant.lease.stop()
 
@@ -266,7 +266,7 @@ class ClientControl:
 
         def cancel() -> None:
             watch.cancel()
-            task.cancel()  # which may not have begun
+            task.cancel()  # the task may not have started
 
         return cancel
 
@@ -282,7 +282,7 @@ async def _read(watch: Watch, on_events: OnEvents, on_lost: OnLost) -> None:
 
 # -- retries --------------------------------------------------------------------------------------------------------
 #
-# Calls of a run that are made again until the store answers: an outage delays a run, it ends nothing.
+# Calls of a run that are repeated until the store answers: an outage delays a run but does not end it.
 
 T = TypeVar("T")
 
@@ -296,17 +296,17 @@ OnTrouble = Callable[[StatusError | None], None]
 async def until_answered(
     call: Callable[[], Awaitable[T]], limit_s: float | None = None, on_trouble: OnTrouble | None = None
 ) -> T:
-    """Make a call that is safe to repeat until the store answers; one without room counts as one that does not.
+    """Repeat a call until the store answers; the call must be safe to repeat. A store without space counts as silent.
 
     Arguments:
-        call: makes it anew each time.
-        limit_s: no attempt begins later than that; None: however long it takes.
+        call: starts a new attempt.
+        limit_s: time after which no attempt starts; None: no limit.
         on_trouble: see ``rpc.retry.until_answered``.
 
     Raises:
         StatusError: the store refused, or the last attempt within the limit failed.
     """
-    # Without jitter: the simulator replays a run from its seed.
+    # No jitter: the simulator replays a run from its seed.
     return await retry.until_answered(
         call, limit_s, max_wait_s=RETRY_MAX_S, jitter=0.0, wait_for_room=True, on_trouble=on_trouble
     )
@@ -315,7 +315,7 @@ async def until_answered(
 async def txn_until_answered(
     control: Control, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
 ) -> TxnResult:
-    """Execute a txn that is safe to repeat until the store answers.
+    """Execute a txn until the store answers; the txn must be safe to repeat.
 
     Arguments:
         control: the store.
@@ -328,12 +328,12 @@ async def txn_until_answered(
 
 
 async def read_page(control: Control, listing: GetRange, size: PageSize) -> TxnResult:
-    """Read the first keys of a list, as many as one answer should have; fewer, if it is too large or takes too long.
+    """Read the first page of a list; after a failure, retry with fewer keys.
 
     Arguments:
         control: the store.
-        listing: all of it; its limit is set here.
-        size: of its pages.
+        listing: read of the whole list; its limit is overwritten.
+        size: size of the pages.
 
     Raises:
         StatusError: the store refused.
@@ -360,51 +360,50 @@ async def read_page(control: Control, listing: GetRange, size: PageSize) -> TxnR
 
 # -- reflector ------------------------------------------------------------------------------------------------------
 #
-# Reflector: list an interval of keys, watch it from the next revision, and report each change once, for ever.
+# Reflector: list a range of keys, watch it from the next revision, and report each change once, indefinitely.
 #
 # ::
 #
 #     nodes = Reflector(control, below("/raftkv/train/job/node/"), on_changes)
 #     nodes.start()                            # lists, then watches
 #     await nodes.ready()
-#     nodes.items, nodes.revision              # the state of the interval at one revision
+#     nodes.items, nodes.revision              # the state of the range at one revision
 #
 #         list at 7     watch from 8                     history is compacted: list at 31, watch from 32
 #         |------------>|-----------> ... ------------X  |------------>|----------->
 #         PUT a, PUT b   PUT c, DELETE a                 the difference: DELETE b, PUT d
 #
-# Everything that keeps a copy of keys uses this class, so its users need not know whether a change came from a list or
-# from the watch. ``raftkv.client.cache`` is built on it.
+# All copies of keys are built on this class, so their users need not know whether a change came from a list or from
+# the watch; ``raftkv.client.cache`` is one of them.
 #
 # Invariants:
 #
-# 1. ``revision`` never goes back, unless the history is another one (``HistoryReplaced``): the cluster was restored
-#    from a backup, or the endpoints lead to another one. Watches and lists tell by the cluster's id, a list also by a
-#    revision before the known one, for it is linearizable. Then everything that differs from ``items`` is reported; a
-#    reflector that keeps no ``items`` reports everything that is there. Any other list that is older than ``revision``
-#    changes nothing.
-# 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is newer
-#    than ``revision``, and the keys that have gone since.
-# 3. The watch begins right behind the revision of the list, in the same cluster, so nothing falls between the two.
-# 4. Nothing but ``close``, or the end of the client, ends a reflector. The client's watches survive members and outages
-#    of any length; a compaction leads to a new list; an error for which waiting is no cure, as a missing permission, is
-#    handed to ``on_refused``, and the list is tried again ever more slowly.
-# 5. A list is read in pages of one revision, and takes effect whole.
+# 1. ``revision`` never decreases, unless the history is replaced (``HistoryReplaced``): the cluster was restored from a
+#    backup, or the endpoints lead to another cluster. Watches and lists detect this by the cluster id; a list, which is
+#    linearizable, also by a revision below the known one. Then all differences from ``items`` are reported; a reflector
+#    without ``items`` reports all existing keys. Any other list older than ``revision`` changes nothing.
+# 2. A change is reported once: an event at or before ``revision`` is skipped, and a list reports only keys newer than
+#    ``revision``, and keys deleted since.
+# 3. The watch starts at the revision after the list, in the same cluster, so no change is missed in between.
+# 4. Only ``close``, or the end of the client, ends a reflector. The client's watches survive member failures and
+#    outages of any length. After a compaction the range is listed again. An error that waiting does not cure, such as a
+#    missing permission, is passed to ``on_refused``, and the list is retried with growing pauses.
+# 5. A list is read in pages at one revision, and takes effect as a whole.
 #
-# Leaves out what values mean, and states between two revisions that a list has passed over.
+# Not here: the meaning of values. States between two revisions are not seen when a list skips them.
 
 _log = logging.getLogger(__name__)
 
 Interval = tuple[Text, Text]
-"""First key and end; an empty end: the first key alone."""
+"""First key and end of a range; an empty end: the first key alone."""
 
 
 class Sparse(NamedTuple):
-    """Intervals with other keys between them, perhaps of strangers: one watch spans them, and passes those over.
+    """Ranges with unrelated keys between them. One watch spans all of them, and events for other keys are skipped.
 
     Attributes:
-        first, end: of the watch.
-        parts: the intervals.
+        first, end: range of the watch.
+        parts: the ranges.
     """
 
     first: Text
@@ -412,7 +411,7 @@ class Sparse(NamedTuple):
     parts: tuple[Interval, ...]
 
     def reads(self) -> list[Operation]:
-        """Return what reads the parts, one by one."""
+        """Return one read operation for each part."""
         return [GetRange(first, end or None) for first, end in self.parts]
 
     def covers(self, key: bytes) -> bool:
@@ -420,12 +419,12 @@ class Sparse(NamedTuple):
         return any(first <= key < end for first, end in self.bounds())
 
     def bounds(self) -> list[tuple[bytes, bytes]]:
-        """Return first key and end of each part, also of one that is a single key."""
+        """Return the first key and the end of each part; a single key also gets an end."""
         return [(to_bytes(first), to_bytes(end) or to_bytes(first) + b"\0") for first, end in self.parts]
 
     @staticmethod
     def items(results: Iterable[RangeResult]) -> list[KeyValue]:
-        """Return the keys that ``reads`` has found."""
+        """Return the keys in the results of ``reads``."""
         return [item for result in results for item in result]
 
 
@@ -434,34 +433,33 @@ OnRefused = Callable[[Exception], None]
 
 REFUSED_PAUSE_MAX_S: Final = 1.0
 PAGE_KEYS: Final = 10_000
-"""Limit of the keys of a list that are read at once."""
+"""Maximum number of keys in a page of a list."""
 
 
 def below(prefix: Text) -> Interval:
-    """Return the interval of all keys that begin with a prefix."""
+    """Return the range of all keys that begin with a prefix."""
     return prefix, prefix_end(to_bytes(prefix))
 
 
 class Reflector:
-    """A copy of an interval that follows the store; see the module.
+    """A copy of a range that follows the store; see the comment above.
 
     Arguments:
         control: the store.
-        interval: of the keys; of a ``Sparse`` one the parts count, and each is read at once.
-        on_changes: called on the loop after each list and each batch of the watch, with what is new: possibly nothing.
-        deletes: False: the reflector reports no deletion and keeps no ``items``, so its memory does not grow.
-        on_refused: called with each error that does not pass by itself; the default writes a line into the log,
-            unless it is that the client was closed.
-        on_end: called with that error: nothing will be reported any more.
-        outlives_restore: False: that the cluster was restored is the end too.
-        on_restored: called when the history is another one, before what it holds now is reported.
-        watched: the part of the interval that is watched; what is in the rest is known from lists. None: all of it.
+        interval: range of the keys; for a ``Sparse`` only its parts count, and each part is read in one page.
+        on_changes: called on the loop after each list and each batch of the watch, with the changes, which may be none.
+        deletes: False: the reflector reports no deletions and keeps no ``items``, so its memory does not grow.
+        on_refused: called with each permanent error; by default the error is logged, unless the client was closed.
+        on_end: called with the error after which nothing more is reported.
+        outlives_restore: False: the reflector ends when the cluster is restored from a backup.
+        on_restored: called when the history was replaced, before the new state is reported.
+        watched: part of the range to watch; keys outside it are only updated by lists. None: the whole range.
 
     Attributes:
-        items: the keys that exist, as of ``revision``.
-        revision: of the store; 0: nothing is known yet.
-        cluster_id: of the cluster that was listed; 0: not known.
-        epoch: how many histories there were before this one.
+        items: keys that exist at ``revision``.
+        revision: revision of the store; 0: nothing is known yet.
+        cluster_id: id of the listed cluster; 0: unknown.
+        epoch: number of histories before this one.
     """
 
     def __init__(
@@ -505,20 +503,20 @@ class Reflector:
 
     @property
     def is_following(self) -> bool:
-        """Whether a watch keeps ``items`` current; False: the first list, or one after a compaction, is under way."""
+        """Whether a watch keeps ``items`` current; False: a list (at the start or after compaction) is in progress."""
         return self._following.is_set() and self._end is None
 
     def get(self, key: str) -> KeyValue | None:
-        """Return one of the items; None: the key does not exist."""
+        """Return the item of a key; None: the key does not exist."""
         return self.items.get(key.encode())
 
     def start(self, items: Iterable[KeyValue] = (), revision: int = 0, *, news_only: bool = False) -> None:
-        """Begin to follow; of what the caller has read already nothing is reported.
+        """Start following; changes that the caller has read already are not reported.
 
         Arguments:
-            items: what the interval held at ``revision``.
-            revision: everything up to it is known to the caller; 0: nothing is, and the reflector lists first.
-            news_only: what is there at the start is neither read nor reported; for one that keeps no ``items``.
+            items: content of the range at ``revision``.
+            revision: revision up to which the caller knows all changes; 0: none, so the reflector lists first.
+            news_only: whether to skip the keys that exist at the start; only for reflectors that keep no ``items``.
         """
         self._news_only = news_only
         if not revision:
@@ -530,18 +528,18 @@ class Reflector:
         self._watch()
 
     def load(self, items: Iterable[KeyValue], revision: int) -> None:
-        """Take a list that the caller has read, report what is new in it, and follow the store from there.
+        """Load a list that the caller has read, report the changes in it, and follow the store from there.
 
         Arguments:
-            items: what the interval held at ``revision``.
-            revision: of the store; a list that is older than what is known changes nothing.
+            items: content of the range at ``revision``.
+            revision: revision of the store; a list older than the known revision changes nothing.
         """
         if self._is_closed or revision < self.revision:
             return
         known, found = self.items, {item.key: item for item in items}
         gone = [Event(DELETE, KeyValue(key, b"", 0, 0, revision, 0)) for key in known if key not in found]
-        # Keys written at or before the known revision were reported already: that takes no memory of keys.
-        # After a restore nothing is known by its revision, but what is as it was is no change.
+        # Keys with a known mod_revision were reported already; this check also works without ``items``. After a
+        # restore, revisions are not comparable, but an identical item is not a change.
         new = (item for item in found.values() if item.mod_revision > self.revision and item != known.get(item.key))
         fresh = sorted(new, key=attrgetter("mod_revision"))
         if self._unwatch is None and self._listing is None:
@@ -550,7 +548,7 @@ class Reflector:
         self._take([*gone, *(Event(PUT, item) for item in fresh)], revision)
 
     async def refresh(self) -> None:
-        """List now.
+        """List the range now.
 
         Raises:
             StatusError: the store refused.
@@ -559,7 +557,7 @@ class Reflector:
             known, epoch = self.revision, self.epoch
             items, result = await self._read_pages()
             if self.epoch == epoch:
-                break  # else it began before the history was replaced, and may be of the one that is gone
+                break  # else the list may show the replaced history
         if self.is_of_another(result, known):
             self._replace_history(HistoryReplaced())
         if self._is_closed or self._end is not None:
@@ -569,24 +567,24 @@ class Reflector:
         self.load(() if is_first else items, result.revision)
 
     def is_of_another(self, result: TxnResult, known_revision: int) -> bool:
-        """Tell if a linearizable answer comes from another history than ``items``.
+        """Return whether a linearizable answer comes from another history than ``items``.
 
         Arguments:
-            result: of a txn.
+            result: result of a txn.
             known_revision: ``revision`` when the txn was sent.
         """
         return result.revision < known_revision or 0 != result.cluster_id != self.cluster_id != 0
 
     async def ready(self) -> None:
-        """Wait until a watch keeps ``items`` current; raises why that will never be, as when the client was closed."""
+        """Wait until a watch keeps ``items`` current; raise if the reflector has ended, e.g. by a closed client."""
         await self._following.wait()
         self._check()
 
     async def reached(self, revision: int) -> None:
-        """Wait until everything up to a revision is known here, or ``close``.
+        """Wait until all changes up to a revision have arrived, or until ``close``.
 
         Raises:
-            StatusError: the client was closed before.
+            StatusError: the client was closed first.
         """
         if self.revision < revision and not self._is_closed:
             self._check()
@@ -595,7 +593,7 @@ class Reflector:
             await future
 
     def close(self) -> None:
-        """Follow no more; nothing is reported from now on."""
+        """Stop following; nothing is reported from now on."""
         self._is_closed = True
         if self._unwatch is not None:
             self._unwatch()
@@ -609,7 +607,7 @@ class Reflector:
             raise self._end
 
     def _finish(self, error: Exception) -> None:
-        """Tell all waiters that the client was closed."""
+        """End the reflector with an error, and wake all waiters."""
         self._end = error
         self._following.set()
         for _, future in self._waiting:
@@ -620,7 +618,7 @@ class Reflector:
     # -- list
 
     async def _read_pages(self) -> tuple[list[KeyValue], TxnResult]:
-        """Read the interval as of one revision; the answer is that of the first page."""
+        """Read the range at one revision; return all keys, and the result of the first page."""
         if self._sparse is not None:
             reads = self._sparse.reads()
             result = await until_answered(lambda: self._control.txn((), reads))
@@ -652,7 +650,7 @@ class Reflector:
         return await read_page(self._control, GetRange(start, self._interval[1] or None, revision=revision), size)
 
     def _check_room(self, items: Sequence[KeyValue]) -> None:
-        """Raise what forbids to take so many; for a reflector of limited size."""
+        """Raise if the items exceed a limit; overridden by reflectors of limited size."""
 
     def _list_again(self, pause_s: float = 0.0) -> None:
         self._following.clear()
@@ -663,7 +661,7 @@ class Reflector:
             await asyncio.sleep(pause_s)
             try:
                 await self.refresh()
-            except CompactedError:  # between two pages
+            except CompactedError:  # compacted between two pages
                 pause_s = self._backoff.next_s()
             except Exception as error:
                 self._on_refused(error)
@@ -698,7 +696,7 @@ class Reflector:
             self._on_refused(error)
             if not is_client_closed(error):
                 raise
-            self._finish(error)  # it was closed between the list and the watch
+            self._finish(error)  # closed between the list and the watch
 
     def _on_events(self, revision: int, events: Sequence[Event]) -> None:
         if self._is_closed:
@@ -720,16 +718,16 @@ class Reflector:
         if isinstance(error, HistoryReplaced) and not self._replace_history(error):
             return
         if not isinstance(error, CompactedError):
-            # The client has waited for all that passes by itself: this error would be the same on the next watch.
+            # The client retries transient errors by itself, so the next watch would fail with the same error.
             self._on_refused(error)
             pause_s = self._backoff.next_s()
         if not self._is_closed:
             self._list_again(pause_s)
 
-    # -- what is known
+    # -- state
 
     def _replace_history(self, error: HistoryReplaced) -> bool:
-        """Begin with the next list, at any revision: the store is another one; False: that is the end."""
+        """Forget the revision, so that the next list is accepted; return False if the reflector ends instead."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
@@ -752,12 +750,12 @@ class Reflector:
         self._on_changes(changes)
 
     def advance(self, revision: int) -> None:
-        """Note that there is no change up to a revision that is not in ``items``."""
+        """Record that ``items`` contains all changes up to a revision."""
         self.revision = max(self.revision, revision)
         self._release(self.revision)
 
     def _release(self, revision: float = math.inf) -> None:
-        """Let those go on who wait for a revision up to this one."""
+        """Wake the waiters for revisions up to this one."""
         waiting, self._waiting = self._waiting, []
         for wanted, future in waiting:
             if wanted > revision:

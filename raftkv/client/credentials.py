@@ -1,14 +1,14 @@
-"""The identity of a client: user, password and token as programs, files and the environment give them.
+"""The identity of a client: user, password and token from arguments, files and the environment.
 
-Owns what keeps them from being shown: a ``Secret`` prints as ``***``, in ``repr``, in a log, in a debugger's locals.
+Secrets stay hidden: a ``Secret`` prints as ``***`` in ``repr``, in logs and in a debugger's locals.
 
-    connect(user="alice", password="pw")                       # a text, for as long as the client lives
-    connect(user="alice", password=Path("/run/secrets/pw"))    # a file, read again for each login: rotation
-    connect(token=lambda: vault.read("raftkv-jwt"))            # a function, called when a new one is needed
+    connect(user="alice", password="pw")                       # a text, used as long as the client lives
+    connect(user="alice", password=Path("/run/secrets/pw"))    # a file, read at each login, so it can be rotated
+    connect(token=lambda: vault.read("raftkv-jwt"))            # a function, called when a new token is needed
 
     RAFTKV_USER=alice RAFTKV_PASSWORD_FILE=/run/secrets/pw     # the same for a whole program; or RAFTKV_USER=alice:pw
 
-Leaves out when a client logs in, which ``rpc.login`` knows.
+When a client logs in is decided in ``rpc.login``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any, Final
 from raftkv.errors import ConfigError
 
 FILE_BYTES_MAX: Final = 64 * 1024
-"""Largest file that can hold a secret: what is larger was named by mistake."""
+"""Largest accepted secret file; a larger file was probably named by mistake."""
 
 Given = str | os.PathLike[str] | Callable[[], str] | Callable[[], Awaitable[str]]
-"""How a secret is given: itself, a file that holds it, or a function (async too) that returns it at once."""
+"""The source of a secret: its text, a file, or a function (sync or async) that returns the text without delay."""
 
 _FILES: Final = {"ca_file": "RAFTKV_CACERT", "cert_file": "RAFTKV_CERT", "key_file": "RAFTKV_KEY"}
 
 
 class Secret:
-    """A password or a token, or where it comes from; it shows neither.
+    """A password or a token, or its source; printing shows neither.
 
-    A copy in another process has the text too, or the way to it: hand a file on where pickles are kept.
+    A pickled copy contains the text or the source. Where pickles are stored, prefer a file as the source.
 
     Arguments:
-        given: see ``Given``; another ``Secret`` is taken as it is.
+        given: see ``Given``; another ``Secret`` is copied.
     """
 
     __slots__ = ("_given",)
@@ -60,19 +60,19 @@ class Secret:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it never changes."""
+        """Whether the secret never changes."""
         return isinstance(self._given, str)
 
     @property
     def file(self) -> str:
-        """The file that holds it; empty: none does."""
+        """The file with the secret; empty: the source is not a file."""
         return os.fspath(self._given) if isinstance(self._given, os.PathLike) else ""
 
     async def reveal(self) -> str:
-        """Return it as it is now: read the file, or call the function.
+        """Return the current text: read the file, or call the function.
 
         Raises:
-            ConfigError: the file cannot be read, or there is no text in it; the function failed.
+            ConfigError: the file cannot be read or is empty, or the function failed.
         """
         if isinstance(self._given, str):
             return self._given
@@ -82,14 +82,14 @@ class Secret:
             found = self._given()
             text = await found if inspect.isawaitable(found) else found
         except Exception as error:
-            # The error's text is left out: the secret may be in it.
+            # The error's text is left out, because it may contain the secret.
             raise ConfigError(f"the function that returns a secret failed: {type(error).__name__}") from error
         if not isinstance(text, str) or not text:
             raise ConfigError("the function that returns a secret returned no text")
         return text
 
     def check(self) -> None:
-        """Refuse a file that cannot be used, before it is needed.
+        """Check early that the file is usable.
 
         Raises:
             ConfigError: as ``reveal``.
@@ -98,7 +98,7 @@ class Secret:
             _read(Path(self._given))
 
     def text(self) -> str:
-        """Return it if it was given as a text; empty: it was given in another way."""
+        """Return the text if the secret was given as one; otherwise an empty string."""
         return self._given if isinstance(self._given, str) else ""
 
 
@@ -124,7 +124,7 @@ def _read(path: Path) -> str:
 
 
 def split_user(text: str) -> tuple[str, str]:
-    """Return name and password of ``NAME`` or ``NAME:PASSWORD``.
+    """Return the name and the password of ``NAME`` or ``NAME:PASSWORD``.
 
     >>> split_user("ann:se:cret"), split_user("ann")
     (('ann', 'se:cret'), ('ann', ''))
@@ -134,17 +134,17 @@ def split_user(text: str) -> tuple[str, str]:
 
 
 def client_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Read how to connect from the environment, as arguments of ``connect``; what is not there is left out.
+    """Read the arguments of ``connect`` from the environment; variables that are not set are left out.
 
     ``RAFTKV_USER`` is ``NAME`` or ``NAME:PASSWORD``; ``RAFTKV_PASSWORD`` or ``RAFTKV_PASSWORD_FILE`` has the password,
     ``RAFTKV_TOKEN`` or ``RAFTKV_TOKEN_FILE`` a token instead; ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` are
     files.
 
     Arguments:
-        environment: as ``os.environ``.
+        environment: environment variables, such as ``os.environ``.
 
     Raises:
-        ConfigError: it holds a password without a user, or one secret in two ways.
+        ConfigError: there is a password without a user, or a secret is given twice.
     """
     user, inline = split_user(environment.get("RAFTKV_USER", ""))
     password, token = _either(environment, "RAFTKV_PASSWORD"), _either(environment, "RAFTKV_TOKEN")
@@ -157,20 +157,20 @@ def client_settings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def file_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of ``client_settings``, and no user.
+    """Return only the files (TLS) of ``client_settings``, without a user.
 
     Arguments:
-        environment: as ``os.environ``.
+        environment: environment variables, such as ``os.environ``.
     """
     return {name: environment[variable] for name, variable in _FILES.items() if environment.get(variable)}
 
 
 def password_of(user: str, environment: Mapping[str, str]) -> Secret:
-    """Return the password that the environment has for a user; empty: none, or that of another one.
+    """Return the password of a user from the environment; empty if there is none, or for another user.
 
     Arguments:
-        user: the name.
-        environment: as ``os.environ``.
+        user: user name.
+        environment: environment variables, such as ``os.environ``.
     """
     name, inline = split_user(environment.get("RAFTKV_USER", ""))
     if name not in ("", user):
@@ -179,12 +179,12 @@ def password_of(user: str, environment: Mapping[str, str]) -> Secret:
 
 
 def user_settings(flag: str) -> dict[str, Any]:
-    """Return the arguments of ``connect`` for a flag ``--user NAME[:PASSWORD]``; nothing, if it is not given.
+    """Return the arguments of ``connect`` for the flag ``--user NAME[:PASSWORD]``; empty without the flag.
 
-    All users of the machine can read a command line: give the name alone, and ``RAFTKV_PASSWORD_FILE``.
+    All users of the machine can read a command line, so prefer the name alone with ``RAFTKV_PASSWORD_FILE``.
 
     Arguments:
-        flag: its text.
+        flag: value of the flag.
     """
     user, inline = split_user(flag)
     return {"user": user, "password": Secret(inline)} if user else {}
@@ -198,14 +198,14 @@ def _either(environment: Mapping[str, str], name: str) -> Secret:
 
 
 def announce_settings(settings: Mapping[str, Any], environment: MutableMapping[str, str]) -> None:
-    """Write settings into the environment of processes that shall connect in the same way; see ``client_settings``.
+    """Write settings into the environment of processes that must connect in the same way; see ``client_settings``.
 
-    Only its user can read the environment of a process, but all users read its command line: so never there. A secret
-    that a function returns stays with the function.
+    The environment is used because all users can read the command line of a process, but only its owner can read its
+    environment. A secret from a function is not passed on.
 
     Arguments:
-        settings: arguments of ``connect``; others than those of ``client_settings`` are left out.
-        environment: of the processes. What it says of a user is replaced if the settings name one, else kept.
+        settings: arguments of ``connect``; those unknown to ``client_settings`` are left out.
+        environment: environment of the processes. If the settings name a user, its user variables are replaced.
     """
     for name, variable in _FILES.items():
         if settings.get(name):

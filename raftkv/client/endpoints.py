@@ -1,27 +1,28 @@
-r"""Addresses of the servers of a service, as keys that end with them, in the format of etcd's ``naming/endpoints``.
+r"""Service discovery: the addresses of a service's servers as keys, in the format of etcd's ``naming/endpoints``.
 
 ::
 
     greeter = kv.endpoints("greeter")
-    async with greeter.register("10.0.0.1:50051"):                  # a server: the key lives while this block does
+    async with greeter.register("10.0.0.1:50051"):                  # on a server: the key exists during this block
         await serve()
 
-    async for servers in greeter.watch():                           # a client: all servers, now and after each change
+    async for servers in greeter.watch():                           # on a client: all servers at each change
         channel.use([server.addr for server in servers.values()])
 
 A key ``greeter/10.0.0.1:50051`` holds ``{"Op":0,"Addr":"10.0.0.1:50051","Metadata":null}``, byte for byte what Go's
-``endpoints.Manager`` writes, so Go's resolver (``etcd:///greeter``) finds servers that are registered here, and the
-other way round. A server that dies takes its key with it when its lease ends; one that was cut off puts it again.
+``endpoints.Manager`` writes. So Go's resolver (``etcd:///greeter``) finds servers registered here, and this module
+finds servers registered by Go. When a server dies, its lease expires and the key is deleted; a server that was
+partitioned puts the key again.
 
 Invariants:
 
-- ``watch`` shows each state once, in order, and misses no last state: it reads, watches from the next revision on, and
-  reads again when history was compacted.
-- A value that is no endpoint is named in the log once a look, and hides no other.
-- Keys are those below ``SERVICE/``: Go's manager lists ``SERVICE`` itself as a prefix, and so mixes ``greeter`` with
-  ``greeter-2``.
+- ``watch`` yields states in order, each once, and never misses the last one: it reads, watches from the next
+  revision, and reads again after history was compacted.
+- An invalid value is logged once for each look, and does not hide other values.
+- Keys are those below ``SERVICE/``. (Go's manager lists the prefix ``SERVICE``, and so mixes ``greeter`` with
+  ``greeter-2``.)
 
-Leaves out how calls are spread over the servers: ``examples/grpc_endpoints.py`` does it for grpcio.
+Not here: load balancing over the servers; ``examples/grpc_endpoints.py`` does it for grpcio.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Go's encoder writes these so that JSON may stand in a page of HTML.
+# Go's encoder escapes these characters, so that JSON can be embedded in HTML.
 _ESCAPED: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 class Endpoint(NamedTuple):
-    """Where a server is.
+    """The address of a server.
 
     Attributes:
-        addr: as clients dial it, ``host:port``.
-        metadata: what the server says of itself: anything that JSON can hold; None: nothing.
+        addr: address for clients, ``host:port``.
+        metadata: information about the server: any JSON value; None: none.
     """
 
     addr: str
@@ -70,7 +71,7 @@ def encode(endpoint: Endpoint) -> bytes:
     b'{"Op":0,"Addr":"10.0.0.1:80","Metadata":{"zone":"a\\u0026b"}}'
 
     Raises:
-        ValueError: it has no address, or JSON cannot hold the metadata.
+        ValueError: the address is empty, or the metadata cannot be encoded as JSON.
     """
     if not endpoint.addr:
         raise ValueError("an endpoint needs an address, as host:port")
@@ -90,7 +91,7 @@ def decode(value: bytes) -> Endpoint:
     Endpoint(addr='10.0.0.1:80', metadata=None)
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not an endpoint.
     """
     try:
         found = json.loads(value)
@@ -98,7 +99,7 @@ def decode(value: bytes) -> Endpoint:
         raise ValueError("brackets in brackets without end") from None
     if not isinstance(found, dict):
         raise ValueError(f"a JSON object is expected, not {type(found).__name__}")
-    # Go's decoder takes names in any case; what is written by hand has them in many.
+    # Go's decoder ignores the case of names, and values written by hand use various cases.
     named = {name.lower(): item for name, item in found.items()}
     addr = named.get("addr", "")
     if not isinstance(addr, str):
@@ -107,10 +108,10 @@ def decode(value: bytes) -> Endpoint:
 
 
 class Endpoints:
-    """The servers of one service; made by ``Client.endpoints``.
+    """The servers of one service; created by ``Client.endpoints``.
 
     Attributes:
-        service: its name.
+        service: name of the service.
     """
 
     def __init__(self, scope: Scope, service: str) -> None:
@@ -127,16 +128,16 @@ class Endpoints:
     async def register(
         self, addr: str, metadata: Any = None, *, name: str = "", ttl: float = 10
     ) -> AsyncIterator[Session]:
-        """Be an endpoint for a block, with a session of its own; clients lose sight of it at the end of the block.
+        """Register an endpoint for the block, with a separate session; the endpoint is removed at the end of the block.
 
         Arguments:
-            addr: where this server is, as clients dial it.
-            metadata: what it says of itself.
-            name: of its key below the service's; empty: the address.
-            ttl: seconds after which a server that has died, or is cut off, is one no more.
+            addr: address of this server for clients.
+            metadata: information about the server.
+            name: name of the key below the service's; empty: the address.
+            ttl: seconds after which a dead or partitioned server is removed.
 
         Raises:
-            StatusError: the cluster refused, or could not be reached to begin with.
+            StatusError: the cluster refused, or could not be reached at the start.
             ValueError: as for ``add``.
         """
         value = encode(Endpoint(addr, metadata))
@@ -153,29 +154,29 @@ class Endpoints:
         lease: LeaseLike | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Add an endpoint, or put another in its place.
+        """Add or replace an endpoint.
 
         Arguments:
             addr, metadata, name: as for ``register``.
-            lease: it ends with this one; None: it stays until it is deleted.
+            lease: lease that the endpoint ends with; None: the endpoint stays until it is deleted.
             timeout_s: None: the client's.
 
         Raises:
-            LeaseLost: the lease cannot be relied on.
-            StatusError: the cluster refused, or it is unknown what happened; may be done again.
-            ValueError: it has no address, or JSON cannot hold the metadata.
+            LeaseLost: the lease is no longer safe to use.
+            StatusError: the cluster refused, or the outcome is unknown; the call may be repeated.
+            ValueError: the address is empty, or the metadata cannot be encoded as JSON.
         """
         await self.update({name or addr: Endpoint(addr, metadata)}, lease=lease, timeout_s=timeout_s)
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Delete an endpoint; does nothing if there is none.
+        """Delete an endpoint; does nothing if it does not exist.
 
         Arguments:
-            name: of its key below the service's; the address, unless it was given another.
+            name: name of the endpoint's key; by default the address.
             timeout_s: None: the client's.
 
         Raises:
-            StatusError: the cluster refused, or it is unknown what happened; may be done again.
+            StatusError: the cluster refused, or the outcome is unknown; the call may be repeated.
         """
         await self.update(delete=(name,), timeout_s=timeout_s)
 
@@ -187,12 +188,12 @@ class Endpoints:
         lease: LeaseLike | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Add and delete several in one step: no reader sees a part of it.
+        """Add and delete several endpoints in one revision: no reader sees a part of the change.
 
         Arguments:
-            add: endpoints by the names of their keys below the service's.
-            delete: names.
-            lease: the added ones end with it; None: they stay.
+            add: endpoints by the names of their keys.
+            delete: names of the keys to delete.
+            lease: lease that the added endpoints end with; None: they stay until deleted.
             timeout_s: None: the client's.
 
         Raises:
@@ -205,7 +206,7 @@ class Endpoints:
             await Txn(self._scope).then(*puts, *deletes).commit(timeout_s=timeout_s)
 
     async def list(self, *, timeout_s: float | None = None) -> dict[str, Endpoint]:
-        """Return all endpoints by the names of their keys, without the service's.
+        """Return all endpoints by the names of their keys, without the service's prefix.
 
         Raises:
             StatusError: the cluster refused, or could not be reached.
@@ -213,9 +214,9 @@ class Endpoints:
         return self._read(await KV(self._scope).range(self._prefix, prefix=True, timeout_s=timeout_s))
 
     async def watch(self) -> AsyncGenerator[dict[str, Endpoint], None]:
-        """Follow the endpoints: all of them at once, and all of them again after each change; never ends by itself.
+        """Yield all endpoints at once, and all of them again after each change; never ends by itself.
 
-        An outage of the cluster shows nothing: the endpoints stay as they were last known.
+        During an outage of the cluster nothing is yielded: the last known endpoints remain in use.
 
         Raises:
             StatusError: the cluster refuses.

@@ -1,8 +1,8 @@
-"""From a gRPC status to raftkv's errors.
+"""Converts a gRPC status to an error of raftkv.
 
-Owns the reverse of what a server does: the text of a status is looked up in the tree of ``raftkv.errors``, so a caller
+The reverse of a server's conversion: the text of a status is looked up in the tree of ``raftkv.errors``, so a caller
 catches ``CompactedError`` whether the answer came over the wire or not. A status that is not in the tree becomes an
-``UnknownStatus``, which prints as Go's clients print it.
+``UnknownStatus``, which prints as in Go's clients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raftkv.errors import CODE_NAMES, ContextDeadlineExceededError, StatusError
 
 # -- reasons --------------------------------------------------------------------------------------------------------
 #
-# Why an endpoint did not answer, in plain words, and what to do about it where the words alone do not say.
+# Why an endpoint did not answer, in plain words, with advice where the words alone do not suggest a remedy.
 
 _OURS: Final = "--cert and --key, cert_file and key_file"
 _AUTHORITY: Final = "name the file of the authority that signed it: --cacert, ca_file"
@@ -35,11 +35,11 @@ _ADVICE: Final = {
     "does not speak TLS": "write http:// before it to reach it without TLS",
     "closed the connection before its HTTP/2 settings came": "if it speaks TLS, write https:// before it",
 }
-"""Words in a reason, and what to do; the first row that fits counts."""
+"""Words in a reason, and the advice; the first matching row counts."""
 
 
 def explain_failures(failures: Mapping[str, str]) -> dict[str, str]:
-    """Reword why each endpoint did not answer, in plain words instead of those of Go's clients.
+    """Replace the wording of Go's clients for why each endpoint did not answer with plain words.
 
     Arguments:
         failures: endpoint to the text of its last failure.
@@ -48,10 +48,10 @@ def explain_failures(failures: Mapping[str, str]) -> dict[str, str]:
 
 
 def explain_failure(text: str) -> str:
-    """Return a reason in plain words, with what to do in brackets.
+    """Return a reason in plain words, with advice in parentheses.
 
     Arguments:
-        text: of a failure to connect or to call.
+        text: text of a failed connection attempt or call.
 
     >>> explain_failure('connection error: desc = "transport: Error while dialing: dial tcp a:1: connect: refused"')
     'connect: refused'
@@ -64,7 +64,7 @@ def explain_failure(text: str) -> str:
 
 
 def _unframed(text: str) -> str:
-    """Strip a failure to connect of the frame that Go's clients print round it."""
+    """Strip the frame that Go's clients print around a connection failure."""
     text = re.sub(r"^rpc error: code = \w+ desc = ", "", text)
     if text == ContextDeadlineExceededError.text:
         return "connected, but did not answer"
@@ -73,12 +73,12 @@ def _unframed(text: str) -> str:
     if not text.startswith('connection error: desc = "'):
         return text
     text = re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
-    # Under TLS 1.3 a client learns only then what the other end thinks of its certificate.
+    # Under TLS 1.3, only this shows the client that the server rejected its certificate.
     return re.sub(r"^transport: \S+ (?=closed)(closed the connection before its HTTP/2 settings came: )?", "", text)
 
 
 class WireStatus(StatusError):
-    """A status that has no class in the tree: code and definiteness are this answer's, not the class's."""
+    """A status without a class in the tree; ``code`` and ``definite`` are set for each error, not for the class."""
 
     def __init__(self, code: int, text: str, definite: bool = True) -> None:
         super().__init__(text)
@@ -94,7 +94,7 @@ class UnknownStatus(WireStatus):
 
 
 class MessageTooLarge(errors.RequestTooLargeError):
-    """A request is larger than the client sends: it was not sent."""
+    """A request larger than the client's limit; it was not sent."""
 
     code = errors.RESOURCE_EXHAUSTED
 
@@ -103,9 +103,9 @@ class MessageTooLarge(errors.RequestTooLargeError):
 
 
 class ReceivedTooLarge(errors.ResponseTooLargeError):
-    """A message is larger than the other end takes: an answer for this client, or a request for a member.
+    """A message too large for its receiver: an answer for this client, or a request for a member.
 
-    Both ends say the same, so the request may have happened.
+    The error is the same in both cases, so the request may have been executed.
     """
 
     code = errors.RESOURCE_EXHAUSTED
@@ -116,7 +116,7 @@ class ReceivedTooLarge(errors.ResponseTooLargeError):
 
 
 class WrongPort(errors.UnimplementedError):
-    """The endpoint speaks gRPC and has no service of etcd: it is a peer port, or no member."""
+    """The endpoint speaks gRPC but has no etcd service: it is a peer port, or not a member."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text}: this is a peer port, or no member; clients use the URLs of --listen-client-urls")
@@ -132,7 +132,7 @@ class ConnectionLost(WireStatus, ConnectionError):
 
 
 class AuthenticationFailed(StatusError):
-    """The user could not be authenticated, so no call was made; ``cause`` says why."""
+    """The user could not be authenticated, so the call was not made; ``cause`` is the reason."""
 
     def __init__(self, cause: StatusError) -> None:
         super().__init__(str(cause))
@@ -141,16 +141,16 @@ class AuthenticationFailed(StatusError):
 
 
 class EndpointsFailed(errors.ContextDeadlineExceededError, ConnectionError):
-    """No endpoint answered in time; one line says which failed, and why each. Also a ``ConnectionError``.
+    """No endpoint answered in time; the text names each endpoint and its failure. Also a ``ConnectionError``.
 
     Arguments:
-        failures: endpoint to the last reason.
-        timeout_s: how long an answer was waited for.
+        failures: endpoint to its last failure.
+        timeout_s: time spent waiting for an answer.
         definite: True: the call certainly did not happen.
-        explain: False: the text is etcd's; the reasons are in ``failures`` alone.
+        explain: False: the text is etcd's, and the reasons are only in ``failures``.
 
     Attributes:
-        failures: endpoint to the last reason, in plain words.
+        failures: endpoint to its last failure, in plain words.
     """
 
     def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool, explain: bool = True) -> None:
@@ -162,11 +162,11 @@ class EndpointsFailed(errors.ContextDeadlineExceededError, ConnectionError):
 
 
 class LeaseLost(errors.RaftKVError):
-    """A lease is over, or cannot be relied on any more: no keep-alive was confirmed within its TTL.
+    """A lease has ended, or is no longer safe to use: no keep-alive was confirmed within its TTL.
 
     Attributes:
-        lease_id: of the lease.
-        definite: True: what raised this did not happen.
+        lease_id: id of the lease.
+        definite: True: the call that raised this did not happen.
     """
 
     definite = True
@@ -178,11 +178,11 @@ class LeaseLost(errors.RaftKVError):
 
 
 class FenceLost(errors.RaftKVError):
-    """Nothing was written: the lock or term that guards the write is over (its key is gone, or another client's).
+    """Nothing was written: the lock or term that guards the write has ended (its key is gone or has a new owner).
 
     Attributes:
-        key: of the lock or term, as the store knows it.
-        fence: the create revision that it had.
+        key: key of the lock or term, as the store knows it.
+        fence: create revision that the key had.
         definite: True: the write did not happen.
     """
 
@@ -205,7 +205,7 @@ class TermLost(FenceLost):
 
 
 class LockNotFree(errors.RaftKVError, TimeoutError):
-    """Another holder kept the lock or term for all the time given; this client holds nothing and left the queue."""
+    """Another holder kept the lock or term until the timeout; this client left the queue and holds nothing."""
 
     definite = True
 
@@ -217,7 +217,7 @@ class LockNotFree(errors.RaftKVError, TimeoutError):
 
 
 class TxnConflict(errors.RaftKVError):
-    """An STM transaction met other writers every time; nothing was written."""
+    """An STM transaction conflicted with other writers at every attempt; nothing was written."""
 
     definite = True
 
@@ -227,32 +227,32 @@ ANOTHER_LOOP: Final = (
     "this client belongs to the event loop that it was first used on: make one in each (raftkv.aio.connect), or one "
     "for all threads (raftkv.connect)"
 )
-"""The text of a RuntimeError, as asyncio would raise one: this is an error of the program."""
+"""The text of a RuntimeError like asyncio's; the calling program is wrong."""
 
 
 def is_client_closed(error: Exception) -> bool:
-    """Tell if a call or a watch ended because this client was closed."""
+    """Return whether a call or a watch ended because this client was closed."""
     is_end = isinstance(error, errors.StatusError) and error.code == errors.CANCELED and error.definite
     return is_end and str(error).endswith(CLIENT_CLOSED)
 
 
 class WatchCanceled(errors.StatusError):
-    """A member ended a watch for good, and said why."""
+    """A member ended a watch for good; the text says why."""
 
     code = errors.CANCELED
 
 
 class HistoryReplaced(errors.CompactedError):
-    """The history that a watch would go on from is that of another cluster, as of before a restore.
+    """The history that a watch would continue was replaced, for example because the cluster was restored.
 
-    The revisions that were seen come again with other contents, or never. It is a ``Compacted``: begin with a read.
+    Revisions seen so far may reappear with other contents, or never. This is a ``Compacted``: start with a read.
     """
 
     text = "the history of another cluster: this one was restored since, or the endpoints lead to several clusters"
 
 
 class CacheTooLarge(errors.RaftKVError):
-    """A cache would hold more than its ``max_bytes``: it has let everything go and answers nothing any more."""
+    """A cache exceeded its ``max_bytes``: it has dropped its content and answers no more reads."""
 
     definite = True
 
@@ -264,10 +264,10 @@ class CacheTooLarge(errors.RaftKVError):
 
 
 class CacheBehind(errors.ContextDeadlineExceededError, TimeoutError):
-    """A cache did not come to what a read asked for in time; it goes on, and has not answered from older state.
+    """A cache did not reach the state required by a read in time; it continues, and has not answered from older state.
 
     Attributes:
-        revision: where the cache is.
+        revision: revision that the cache has reached.
     """
 
     definite = True
@@ -279,16 +279,16 @@ class CacheBehind(errors.ContextDeadlineExceededError, TimeoutError):
 
 
 class StreamLost(errors.StatusError):
-    """A stream has ended that another one, here or elsewhere, can replace."""
+    """A stream has ended and may be replaced by another one, at this or another endpoint."""
 
     code = errors.UNAVAILABLE
     definite = False
 
 
 _EOF: Final = "error reading from server: EOF"
-"""Go's words, which ``raftkv.rpc`` has too."""
+"""Go's text, which ``raftkv.rpc`` uses too."""
 
-# Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.
+# Rows of etcd's table that raftkv never raises yet. Go's clients print them without the "rpc error" frame.
 _OTHER_TEXTS = frozenset(
     f"etcdserver: {text}"
     for text in ("cluster version not found during downgrade", "watch canceled", "request canceled")
@@ -301,13 +301,13 @@ def _classes(root: type[StatusError]) -> Iterator[type[StatusError]]:
         yield from _classes(child)
 
 
-# A class that inherits its text (``ShareError``) does not stand for it.
+# Classes that inherit their text (such as ``ShareError``) are left out.
 _BY_TEXT = {
     kind.text: kind for kind in _classes(StatusError) if vars(kind).get("text") and kind.__module__ == errors.__name__
 }
 
 
-# Texts that name a cause, or a limit, and so differ from one answer to the next.
+# Texts that vary because they name a cause or a limit.
 _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], type[StatusError]], ...]] = tuple(
     (re.compile(pattern, re.DOTALL), kind)
     for pattern, kind in (
@@ -330,7 +330,7 @@ def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
 
     Arguments:
         code: gRPC code, not OK.
-        text: its message.
+        text: message of the status.
         definite: whether the request certainly never reached a handler.
     """
     kind = _BY_TEXT.get(text)

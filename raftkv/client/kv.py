@@ -1,14 +1,14 @@
 """Put, get, range, delete, count.
 
-Owns the translation between Python's arguments and etcd's messages. ``put`` and ``get`` of a single key are the hot
-path: a plain message, one await, one small result.
+Translates Python arguments to etcd's messages. ``put`` and ``get`` of a single key are the hot path: a plain message,
+one await, one small result.
 
     await kv.put("jobs/a", b"1", lease=lease)
     item = await kv.get("jobs/a")                 # KeyValue or None
     for item in await kv.range("jobs/", prefix=True, limit=100): ...
 
-A write with ``fence=lock`` is a txn on the condition that the lock is still held. Writes are repeated only if they
-certainly did not happen; the ``definite`` of an error says whether that is so.
+A write with ``fence=lock`` is a txn whose condition is that the lock is still held. A write is retried only if it
+certainly did not happen; ``definite`` of an error says whether this is certain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from raftkv.pb import rpc_pb2
 
 
 class KV(Part):
-    """Reads and writes of keys."""
+    """Methods that read and write keys."""
 
     async def put(
         self,
@@ -62,18 +62,18 @@ class KV(Part):
         """Write a key.
 
         Arguments:
-            key, value: text is written as UTF-8.
-            lease: the key ends with it; None: it stays, and leaves the lease it had.
-            prev_kv: return the key as it was before.
-            ignore_value: keep the value, change the lease.
-            ignore_lease: keep the lease, change the value.
-            fence: write only while this lock or term is held, or this generation of a run lasts.
-            timeout_s: of the call, all attempts together; None: the client's.
+            key, value: key and value; text is encoded as UTF-8.
+            lease: lease that the key is attached to; None: no lease, also if the key had one.
+            prev_kv: whether to return the key as it was before.
+            ignore_value: whether to keep the value and change the lease.
+            ignore_lease: whether to keep the lease and change the value.
+            fence: write only while this lock or term is held, or while this generation of a run lasts.
+            timeout_s: limit for all attempts together; None: the client's.
 
         Raises:
-            LeaseLost: the lease cannot be relied on; nothing was written.
-            FenceLost: the lock or term is over; nothing was written.
-            StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
+            LeaseLost: the lease is no longer safe to use; nothing was written.
+            FenceLost: the lock or term has ended; nothing was written.
+            StatusError: the cluster refused, or the outcome is unknown: see ``definite``.
         """
         scope = self.scope
         if lease is None and fence is None and not (prev_kv or ignore_value or ignore_lease):
@@ -102,15 +102,15 @@ class KV(Part):
         """Read a key; None: it does not exist.
 
         Arguments:
-            key: which.
-            revision: as it was then; 0: as it is.
-            serializable: ask one member alone: faster, and maybe old.
-            max_staleness_s: the member that is asked, a learner too, may answer from what it has if that is certainly
-                not older; it confirms the read with the others if it is. None: every read is confirmed.
+            key: key to read.
+            revision: revision to read at; 0: the current one.
+            serializable: whether to read from one member without consulting the others: faster, but possibly stale.
+            max_staleness_s: the member, which may be a learner, answers from its own state if that is certainly not
+                older than this; otherwise it confirms the read with the others. None: every read is confirmed.
             timeout_s: as for ``put``.
 
         Raises:
-            Compacted: that revision is gone.
+            Compacted: the revision is compacted.
             StatusError: the cluster refused, or did not answer in time.
         """
         scope = self.scope
@@ -139,18 +139,18 @@ class KV(Part):
         max_staleness_s: float | None = None,
         timeout_s: float | None = None,
     ) -> RangeResult:
-        """Read an interval in one answer; for a large one see ``pages``.
+        """Read a range of keys in one answer; for a large range see ``pages``.
 
         Arguments:
-            key: the first key, or the prefix.
-            end: the first key that does not belong; ``"\\0"``: no end.
-            prefix: all keys that begin with ``key``; ``""``: all keys.
-            limit: at most so many; 0: all.
+            key: first key, or the prefix.
+            end: end of the range, exclusive; ``"\\0"``: no end.
+            prefix: whether to read all keys that begin with ``key``; ``""``: all keys.
+            limit: maximum number of keys; 0: all.
             revision, serializable, max_staleness_s, timeout_s: as for ``get``.
-            sort_by, descending: the order; by key if not said.
-            keys_only: leave the values out.
-            min_mod_revision, max_mod_revision: only keys last written between these; 0: any.
-            min_create_revision, max_create_revision: only keys created between these; 0: any.
+            sort_by, descending: order of the keys; ascending by key by default.
+            keys_only: whether to leave the values out.
+            min_mod_revision, max_mod_revision: bounds of the last write's revision, inclusive; 0: no bound.
+            min_create_revision, max_create_revision: bounds of the create revision, inclusive; 0: no bound.
         """
         bounds = (min_mod_revision, max_mod_revision, min_create_revision, max_create_revision)
         operation = GetRange(
@@ -169,7 +169,7 @@ class KV(Part):
         max_staleness_s: float | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Count the keys of an interval; arguments as for ``range``.
+        """Count the keys of a range; arguments as for ``range``.
 
         Arguments:
             key, end, prefix: as for ``range``.
@@ -188,15 +188,15 @@ class KV(Part):
         fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> DeleteResult:
-        """Delete a key or an interval, in one revision.
+        """Delete a key or a range of keys, in one revision.
 
         Arguments:
             key, end, prefix: as for ``range``.
-            prev_kv: return the keys as they were.
+            prev_kv: whether to return the deleted keys.
             fence, timeout_s: as for ``put``.
 
         Raises:
-            FenceLost: the lock or term is over; nothing was deleted.
+            FenceLost: the lock or term has ended; nothing was deleted.
             StatusError: as for ``put``.
         """
         operation = Delete(key, end, prefix, prev_kv)
@@ -221,7 +221,7 @@ class KV(Part):
 
 # -- bulk -----------------------------------------------------------------------------------------------------------
 #
-# Many keys: puts and gets pipelined over the one connection, large intervals read piece by piece.
+# Many keys: puts and gets pipelined over one connection, and large ranges read in pages.
 #
 # ::
 #
@@ -230,12 +230,12 @@ class KV(Part):
 #     async for page in kv.pages("jobs/", prefix=True, page_size=1000): ...     # RangeResults
 #     async for item in kv.scan("jobs/", prefix=True): ...                      # KeyValues
 #
-# Puts and gets are single calls, not a transaction: each has its own revision, and they happen in any order. The
-# first failure stops the rest and is raised once those under way have ended; what was done before it stays done.
+# Puts and gets are separate calls, not a transaction: each has its own revision, and their order is undefined. The
+# first failure stops the rest, and is raised when the calls in progress have ended; completed calls are not undone.
 #
-# The first page fixes the revision; every other is read at that one, so what is read is a snapshot however long it
-# takes and whichever member answers. A page that fails is asked for again elsewhere, as every read. What is not
-# bounded is time: once the cluster has compacted that revision, the next page raises ``Compacted``.
+# The first page fixes the revision, and all other pages are read at this revision. So the result is a consistent
+# snapshot, however long it takes and whichever member answers. A failed page is retried at another endpoint, like every
+# read. Only time is limited: once the cluster has compacted the revision, the next page raises ``Compacted``.
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -248,32 +248,32 @@ Pairs = (
     | Mapping[bytes, bytes]
     | Iterable[tuple[Text, Text]]
 )
-"""Keys and values; spelt out because mappings are invariant in their keys."""
+"""Keys and values. The union is spelt out because mappings are invariant in their keys."""
 
 WINDOW = 128
-"""Calls under way at once: enough to fill a member's batches, far below its limit of streams."""
+"""Concurrent calls: enough to fill a member's batches, far below its limit of streams."""
 WINDOW_MAX = 10_000
-"""Each is a task: with more of them, making them would hold up the leases of the client."""
+"""Each call is a task; creating more of them would delay the keep-alives of the client's leases."""
 PAGE_SIZE = 1000
-"""Keys a page: some 100 kB of short values."""
+"""Keys in a page: some 100 kB of short values."""
 
 
 class Bulk(KV):
-    """Calls for many keys."""
+    """Methods for many keys."""
 
     async def put_many(
         self, items: Pairs, *, lease: LeaseLike | None = None, window: int = WINDOW, timeout_s: float | None = None
     ) -> list[PutResult]:
-        """Write many keys; results in the order of ``items``.
+        """Write many keys; return the results in the order of ``items``.
 
         Arguments:
-            items: keys and values; an iterator is drawn from as room is made.
-            lease: of all of them.
-            window: calls under way at once, up to ``WINDOW_MAX``.
-            timeout_s: of each call; None: the client's.
+            items: keys and values; an iterator is consumed as calls complete.
+            lease: lease of all keys.
+            window: maximum number of concurrent calls, up to ``WINDOW_MAX``.
+            timeout_s: limit of each call; None: the client's.
 
         Raises:
-            StatusError: of the first that failed; see ``definite``.
+            StatusError: the first error; see ``definite``.
         """
         pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else many(items, "put_many")
 
@@ -294,10 +294,10 @@ class Bulk(KV):
         window: int = WINDOW,
         timeout_s: float | None = None,
     ) -> list[KeyValue | None]:
-        """Read many keys, in their order; None for those that do not exist. Arguments as for ``put_many``.
+        """Read many keys; return them in order, with None for those that do not exist.
 
         Arguments:
-            keys: which; an iterator is drawn from as room is made.
+            keys: keys to read; an iterator is consumed as calls complete.
             revision, serializable, max_staleness_s: as for ``get``.
             window, timeout_s: as for ``put_many``.
         """
@@ -321,16 +321,16 @@ class Bulk(KV):
         serializable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RangeResult, None]:
-        """Read an interval in pages.
+        """Read a range of keys in pages.
 
         Arguments:
             key, end, prefix, keys_only, serializable: as for ``range``.
-            page_size: keys a page, at most: the first has 100, large values come in pages of a few MB.
-            revision: as of which; 0: the present one.
-            timeout_s: for each page; None: the client's.
+            page_size: maximum number of keys in a page; the first has at most 100, large values reduce it to a few MB.
+            revision: revision to read at; 0: the current one.
+            timeout_s: limit for each page; None: the client's.
 
         Raises:
-            Compacted: the revision is gone.
+            Compacted: the revision is compacted.
             StatusError: a page could not be read in time.
         """
         if whole(page_size, "page_size") < 1:
@@ -354,7 +354,7 @@ class Bulk(KV):
         serializable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[KeyValue, None]:
-        """Read an interval in pages, and give out key by key; arguments and errors are those of ``pages``.
+        """Read a range of keys in pages and yield them one by one; arguments and errors are those of ``pages``.
 
         Arguments:
             key, end, prefix, keys_only, serializable: as for ``range``.
@@ -375,12 +375,12 @@ class Bulk(KV):
 
 
 async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[Given], window: int) -> list[Result]:
-    """Call for each of ``given``, at most ``window`` at once; results in their order.
+    """Call a function for each item, at most ``window`` at once; return the results in order.
 
     Arguments:
-        call: makes one call.
-        given: what to call it with.
-        window: calls under way at once.
+        call: function to call.
+        given: arguments, one for each call.
+        window: maximum number of concurrent calls.
     """
     if not 1 <= whole(window, "window") <= WINDOW_MAX:
         raise ValueError(f"window is a number from 1 to {WINDOW_MAX}, not {window}")
@@ -394,7 +394,7 @@ async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[
 
 
 class _Run(Generic[Given, Result]):
-    """What the workers of one pipeline share."""
+    """State shared by the workers of one pipeline."""
 
     def __init__(self, call: Callable[[Given], Awaitable[Result]], numbered: Iterator[tuple[int, Given]]) -> None:
         self.results: dict[int, Result] = {}
@@ -403,20 +403,20 @@ class _Run(Generic[Given, Result]):
         self._numbered = numbered
 
     async def work(self) -> None:
-        """Take one after the other, until there are none or one has failed; never give up one under way."""
+        """Process items until none are left or one has failed; a call in progress is never cancelled."""
         while self.failure is None:
             try:
                 drawn = next(self._numbered, None)
                 if drawn is None:
                     return
                 self.results[drawn[0]] = await self._call(drawn[1])
-            except Exception as error:  # of a call, or of the iterator itself
+            except Exception as error:  # from a call, or from the iterator itself
                 self.failure = self.failure or error
 
 
 # -- txn ------------------------------------------------------------------------------------------------------------
 #
-# Transactions: conditions, what to do if they hold, what to do otherwise; all of it at one revision.
+# Transactions: conditions, operations for when they hold, and operations for when they do not; all at one revision.
 #
 # ::
 #
@@ -428,15 +428,15 @@ class _Run(Generic[Given, Result]):
 #         .commit()
 #     )
 #
-# A txn can be an operation of another one. One that only reads is repeated at another endpoint if need be; one that
-# writes is not, unless it certainly did not happen.
+# A txn can contain other txns as operations. A read-only txn is retried at another endpoint if necessary; one that
+# writes is retried only if it certainly did not happen.
 
 
 class Txn(Operation):
-    """A transaction to be filled and committed; each method returns it again.
+    """A transaction under construction; each method returns the same object.
 
     Arguments:
-        scope: the client or view that commits it; None for one that is only put inside another.
+        scope: client or view that commits it; None for one that is only used inside another.
         fence: commit only while this lock or term is held; None: the scope's.
     """
 
@@ -454,10 +454,10 @@ class Txn(Operation):
         return "<Txn: {} conditions, then {}, otherwise {} operations>".format(*counts)
 
     def when(self, *conditions: Compare) -> Txn:
-        """Add conditions; all must hold. Without any, ``then`` is what happens.
+        """Add conditions; all must hold. Without conditions, ``then`` is executed.
 
         Raises:
-            TypeError: something that is no condition, as ``kv.version("a")`` without a relation.
+            TypeError: an argument is not a condition, for example ``kv.version("a")`` without a comparison.
         """
         for condition in conditions:
             if not isinstance(condition, Compare):
@@ -466,33 +466,33 @@ class Txn(Operation):
         return self
 
     def then(self, *operations: Operation) -> Txn:
-        """Add operations for the case that the conditions hold.
+        """Add operations to execute if the conditions hold.
 
         Raises:
-            TypeError: something that is no operation.
+            TypeError: an argument is not an operation.
         """
         self._then += map(_checked, operations)
         return self
 
     def otherwise(self, *operations: Operation) -> Txn:
-        """Add operations for the other case.
+        """Add operations to execute if a condition does not hold.
 
         Raises:
-            TypeError: something that is no operation.
+            TypeError: an argument is not an operation.
         """
         self._otherwise += map(_checked, operations)
         return self
 
     async def commit(self, *, timeout_s: float | None = None) -> TxnResult:
-        """Execute it; unpacks to ``succeeded, results``.
+        """Execute the transaction; the result unpacks to ``succeeded, results``.
 
         Arguments:
-            timeout_s: of the call, all attempts together; None: the client's.
+            timeout_s: limit for all attempts together; None: the client's.
 
         Raises:
-            LeaseLost: a lease of an operation cannot be relied on; nothing was written.
-            FenceLost: the lock or term is over; nothing was written.
-            StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
+            LeaseLost: the lease of an operation is no longer safe to use; nothing was written.
+            FenceLost: the lock or term has ended; nothing was written.
+            StatusError: the cluster refused, or the outcome is unknown: see ``definite``.
         """
         scope = self._scope
         if scope is None:
@@ -504,7 +504,7 @@ class Txn(Operation):
             raise lost_lease(self.leases()) or LeaseNotFoundError() from None
         return self._unguarded(answer, scope.space)
 
-    # A fence goes round the txn, so that its failure differs from a condition that does not hold.
+    # A fence wraps the txn in another one, so that its failure differs from a condition that does not hold.
 
     def _guarded(self, space: Space) -> rpc_pb2.TxnRequest:
         if self._fence is None:
@@ -524,12 +524,12 @@ class Txn(Operation):
 
     @property
     def writes(self) -> bool:
-        """Whether it may change the store; inside another txn etcd counts every one as a write."""
+        """Whether the txn may change the store; etcd counts every txn inside another one as a write."""
         operations = self._then + self._otherwise
         return any(operation.writes or isinstance(operation, Txn) for operation in operations)
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
-        """Leases that its operations rely on."""
+        """The leases that the operations use."""
         return tuple(lease for operation in self._then + self._otherwise for lease in operation.leases())
 
     def request(self, space: Space) -> rpc_pb2.TxnRequest:
@@ -555,13 +555,13 @@ def _checked(operation: Operation) -> Operation:
 
 
 def txn() -> Txn:
-    """Make a transaction to be put inside another."""
+    """Return a new transaction for use inside another."""
     return Txn()
 
 
 # -- stm ------------------------------------------------------------------------------------------------------------
 #
-# Transactions written as plain code, tried again until no other writer interfered.
+# Transactions written as plain code, retried until no other writer interferes.
 #
 # ::
 #
@@ -572,12 +572,11 @@ def txn() -> Txn:
 #
 #     await kv.stm(move)
 #
-# Serializable: all reads are of one revision, and the writes happen only if nothing that was read has changed since.
-# Else the function runs again, after a short random pause; so it must have no effects but those on the transaction.
-# What was read from an interval is guarded against new keys in it, too. At most 128 keys can be read, and 128
-# written.
+# Serializable: all reads are at one revision, and the writes happen only if nothing that was read has changed since.
+# Otherwise the function runs again after a short random pause, so it must have no side effects outside the
+# transaction. A range that was read is also guarded against new keys. At most 128 keys can be read, and 128 written.
 #
-# If it is unknown whether the writes happened, the error is raised as it is: it is never tried again then.
+# If the outcome of the writes is unknown, the error is raised without another attempt.
 
 
 RETRIES = 100
@@ -586,7 +585,7 @@ CONFLICT = "others changed what the transaction had read, {} times in a row; not
 
 
 class Transaction:
-    """One attempt: what it has read, and what it will write."""
+    """One attempt: the keys read so far, and the pending writes."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -597,7 +596,7 @@ class Transaction:
         self._writes: dict[bytes, Operation] = {}
 
     async def get(self, key: Text) -> bytes | None:
-        """Return the value of a key, with this transaction's own writes; None: it does not exist."""
+        """Return the value of a key, pending writes included; None: it does not exist."""
         name = to_bytes(key)
         write = self._writes.get(name)
         if write is not None:
@@ -610,7 +609,7 @@ class Transaction:
         return None if item is None else item.value
 
     async def range(self, key: Text, end: Text | None = None, *, prefix: bool = False) -> dict[bytes, bytes]:
-        """Return keys and values of an interval, in order, with this transaction's own writes.
+        """Return the keys and values of a range, in order, pending writes included.
 
         Arguments:
             key, end, prefix: as for ``Client.range``.
@@ -629,20 +628,20 @@ class Transaction:
         return dict(sorted(values.items()))
 
     def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
-        """Write a key, if and when the transaction is committed.
+        """Write a key when the transaction is committed.
 
         Arguments:
-            key, value: text is written as UTF-8.
-            lease: the key ends with it.
+            key, value: key and value; text is encoded as UTF-8.
+            lease: lease that the key is attached to.
         """
         self._writes[to_bytes(key)] = Put(key, value, lease)
 
     def delete(self, key: Text) -> None:
-        """Delete a key, if and when the transaction is committed."""
+        """Delete a key when the transaction is committed."""
         self._writes[to_bytes(key)] = Delete(key)
 
     def conditions(self) -> list[Compare]:
-        """Return what must still hold: every key as it was read, nothing new in the intervals."""
+        """Return the conditions of the commit: the keys read are unchanged, and the ranges have no new keys."""
         unchanged = [
             mod_revision(key) == (0 if item is None else item.mod_revision) for key, item in self._read.items()
         ]
@@ -650,14 +649,14 @@ class Transaction:
         return unchanged + nothing_new
 
     async def commit(self, fence: FenceLike | None, timeout_s: float | None) -> bool:
-        """Write; False: something that was read has changed.
+        """Commit the writes; return False if something that was read has changed.
 
         Arguments:
             fence: commit only while this lock or term is held.
             timeout_s: None: the client's.
         """
         if not self._writes:
-            return True  # reads of one revision need no more
+            return True  # reads at one revision need no commit
         txn = Txn(self._scope, fence).when(*self.conditions()).then(*self._writes.values())
         return (await txn.commit(timeout_s=timeout_s)).succeeded
 
@@ -669,7 +668,7 @@ def _is_inside(key: bytes, first: bytes, last: bytes) -> bool:
 
 
 class Txns(Part):
-    """Transactions, their conditions, and functions that run as one."""
+    """Methods for transactions, their conditions, and functions that run as transactions."""
 
     version = staticmethod(operations.version)
     value = staticmethod(operations.value)
@@ -678,7 +677,7 @@ class Txns(Part):
     lease_of = staticmethod(operations.lease_of)
 
     def txn(self, *, fence: FenceLike | None = None) -> Txn:
-        """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
+        """Return a new transaction; with ``fence``, it commits only while that lock or term is held."""
         return Txn(self.scope, fence)
 
     async def stm(
@@ -689,18 +688,18 @@ class Txns(Part):
         fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """Run a function as a transaction; returns what it returns.
+        """Run a function as a transaction; return its result.
 
         Arguments:
-            function: reads and writes through its argument; an exception of it ends the transaction without writes.
-            retries: attempts while others interfere.
+            function: reads and writes through its argument; if it raises, nothing is written.
+            retries: maximum number of attempts when other writers interfere.
             fence: commit only while this lock or term is held.
-            timeout_s: of each commit; None: the client's.
+            timeout_s: limit of each commit; None: the client's.
 
         Raises:
-            TxnConflict: others interfered every time; nothing was written.
-            FenceLost: the lock or term is over; nothing was written.
-            StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
+            TxnConflict: other writers interfered at every attempt; nothing was written.
+            FenceLost: the lock or term has ended; nothing was written.
+            StatusError: the cluster refused, or the outcome is unknown: see ``definite``.
         """
         backoff = Backoff(base_s=0.001, max_s=0.1)
         for _ in range(retries):
@@ -710,6 +709,6 @@ class Txns(Part):
                 if await attempt.commit(fence, timeout_s):
                     return result
             except CompactedError:
-                pass  # it took longer to read than the cluster keeps history: from the start, then
+                pass  # the revision was compacted before all reads were done: start again
             await backoff.wait()
         raise TxnConflict(CONFLICT.format(retries))

@@ -1,4 +1,4 @@
-"""Leases: keys that end with their owner.
+"""Leases: keys that are deleted when their owner is gone.
 
 ::
 
@@ -6,15 +6,16 @@
         await kv.put("workers/1", b"here", lease=lease)
         ...                                            # a loss interrupts this block with LeaseLost
 
-    lease = await kv.lease(ttl=10)                     # the same without a block: ends by revoke() or with the client
+    lease = await kv.lease(ttl=10)                     # the same without a block: ends with revoke() or the client
     lease.on_lost(lambda lease: ...)
     await lease.lost.wait()
 
-A lease is *lost* when the cluster does not know it any more, or is another one, restored from a backup; or when its TTL
-has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then another owner may have
-what it protected, even if the cluster still knows the lease (one with ``patient=True`` leaves this last way out). A
-process that was stopped for longer than that, or whose machine slept, learns it at its next ``check`` (every call with
-``lease=`` makes one), not only when the loop has come round.
+A lease is *lost* when the cluster does not know it any more, or was restored from a backup and so is another cluster.
+It is also lost when the TTL has passed, on this machine's clock, since the last confirmed keep-alive was *sent*:
+another owner may then hold what the lease protected, even if the cluster still knows the lease. (A lease with
+``patient=True`` ignores this last rule.) A process that was stopped for longer than the TTL, or whose machine was
+suspended, notices the loss at its next ``check``, even before the event loop runs again; every call with ``lease=``
+makes a check.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
 # -- interrupts -----------------------------------------------------------------------------------------------------
 #
-# Stopping a block of code when what it relies on is lost.
+# Stopping a block of code when the lease or key that it needs is lost.
 #
-# Works as ``asyncio.timeout`` does: the task in the block is cancelled, and at the end of the block that cancellation
-# becomes an error of our own. Cancellations from elsewhere pass through.
+# Works like ``asyncio.timeout``: the task in the block is cancelled, and at the end of the block this cancellation
+# becomes an error of raftkv. Cancellations from elsewhere pass through.
 #
 # ::
 #
@@ -59,30 +60,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAREWELL_S: Final = 0.5
-"""How long the end of a block that was interrupted tells the cluster of it: a user who pressed Ctrl-C waits for the
-prompt, and what could not be given back ends with its lease."""
+"""Time limit of the cleanup after an interrupted block: a user who pressed Ctrl-C waits for the prompt. What could not
+be released ends with its lease."""
 
 
 def farewell_s(error: BaseException | None) -> float | None:
-    """Return how long the end of a block may take to give back what it held; None: as long as any call.
+    """Return the time limit of the cleanup at the end of a block; None: the limit of any call.
 
     Arguments:
-        error: that the block ended with.
+        error: exception that the block ended with.
     """
     return FAREWELL_S if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else None
 
 
 _farewells: Final[set[asyncio.Task[Any]]] = set()
-"""Steps under way; the loop itself would forget them."""
+"""Cleanup tasks in progress. The event loop holds only weak references to tasks."""
 
 
 async def seen_through(step: Coroutine[Any, Any, T]) -> T:
-    """Take a last step that goes on in the background when its caller is cancelled meanwhile, and then leaves at once.
+    """Run a cleanup step that continues in the background if its caller is cancelled; the caller then leaves at once.
 
-    Otherwise a second cancellation would leave the lease or key in the cluster, without an owner.
+    Otherwise a second cancellation would leave the lease or key in the cluster without an owner.
 
     Arguments:
-        step: what gives it back.
+        step: coroutine that releases the lease or key.
     """
     task = asyncio.get_running_loop().create_task(step)
     _farewells.add(task)
@@ -91,18 +92,18 @@ async def seen_through(step: Coroutine[Any, Any, T]) -> T:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Take its failure: its caller may have left."""
+    """Retrieve the exception of a task, because its caller may have left."""
     _farewells.discard(task)
     if not task.cancelled():
         task.exception()
 
 
 class Interrupt:
-    """One block of one task.
+    """An interruptible block in one task.
 
     Arguments:
-        subscribe: is given ``fire`` to call on the loss, and returns how to take that back.
-        error: makes the error that the block ends with.
+        subscribe: function that registers ``fire`` to be called on the loss, and returns a function to unregister it.
+        error: creates the error that the block ends with.
     """
 
     __slots__ = ("_cancelling", "_error", "_subscribe", "_task", "_unsubscribe", "fired")
@@ -118,7 +119,7 @@ class Interrupt:
         self._unsubscribe: Callable[[], None] | None = None
 
     def fire(self, lost: Any = None) -> None:
-        """Interrupt the block after the loss, unless its task has found it out by itself and is about to raise."""
+        """Interrupt the block after the loss, unless its own task reports the loss and is about to raise."""
         if self.fired or self._task is None or self._task is asyncio.current_task():
             return
         self.fired = True
@@ -143,11 +144,11 @@ class Interrupt:
 
 
 def tell(callback: Callable[[T], Any], news: T) -> None:
-    """Call back, on the loop, from the middle of work for others: what it raises goes to the loop's exception handler.
+    """Call a user's callback on the loop; its exceptions go to the loop's exception handler.
 
     Arguments:
-        callback: of a user.
-        news: what it is called with.
+        callback: function of a user.
+        news: argument of the callback.
     """
     try:
         callback(news)
@@ -160,9 +161,9 @@ _sleep: Final = SuspendClock()
 
 
 def lease_now() -> float:
-    """Return the present by the leases' clock: the loop's, plus the time in which the machine slept; on the loop.
+    """Return the time of the leases' clock: the loop's time plus the time in suspension; must be called on the loop.
 
-    The cluster goes on while the machine sleeps, so a lease may be over when the machine wakes up.
+    Leases expire in the cluster while the machine is suspended, so a lease may have ended when the machine resumes.
     """
     _sleep.has_slept()
     return _sleep.total_s + asyncio.get_running_loop().time()
@@ -173,17 +174,17 @@ OnLost = Callable[["Lease"], Any]
 GRACE_MAX_S = 9_000_000_000
 """The longest TTL that the cluster grants."""
 SHORTEST_S = 0.001
-"""Time limit of a grant that has waited for another one of the same lease until its own time was up."""
+"""Time limit of a grant that has used up its time waiting for a concurrent grant of the same lease."""
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
-"""A grant of any id: if the answer is lost, that lease ends by itself, so the call may be repeated."""
+"""A grant with any id: if the answer is lost, the granted lease expires unused, so the call may be repeated."""
 
 
 def checked_ttl(ttl: float) -> float:
-    """Return a TTL that can be asked for.
+    """Return a valid TTL.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is not positive, or not finite.
+        TypeError: the TTL is not a number.
+        ValueError: the TTL is not positive, or not finite.
     """
     if seconds(ttl, "the TTL of a lease") <= 0:
         raise ValueError(f"the TTL of a lease must be positive, not {ttl:g}")
@@ -191,15 +192,15 @@ def checked_ttl(ttl: float) -> float:
 
 
 class Lease:
-    """One lease; made by ``Client.lease``, granted by ``await`` or ``async with``.
+    """One lease; created by ``Client.lease``, granted by ``await`` or ``async with``.
 
     Attributes:
-        id: in the cluster; 0 until it is granted.
-        ttl: seconds that the cluster has granted; until then those asked for.
-        lost: set when it is lost.
-        disconnect_grace_ms: how long it outlives a broken connection; 0: as long as its TTL.
-        patient: whether only the cluster may say that it is lost. The cluster's least TTL, which lets others survive
-            an election, does not hold for it.
+        id: lease id; 0 until it is granted.
+        ttl: seconds that the cluster has granted; before the grant, the requested seconds.
+        lost: event that is set when the lease is lost.
+        disconnect_grace_ms: time for which the lease outlives a broken connection; 0: its TTL.
+        patient: whether the lease is lost only when the cluster says so. The cluster's minimum TTL, which lets other
+            leases survive an election, does not apply to such a lease.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class Lease:
         if not 0 <= seconds(disconnect_grace_s, "disconnect_grace_s") <= GRACE_MAX_S:
             raise ValueError(f"the grace of a lease is from 0 to {GRACE_MAX_S} s, not {disconnect_grace_s:g} s")
         self.id = whole(id, "the id of a lease")
-        # Rounded up: no grace at all means none.
+        # Rounded up, because 0 means no grace period.
         self.disconnect_grace_ms = math.ceil(disconnect_grace_s * 1000)
         self.patient = patient
         self.ttl = math.ceil(ttl)
@@ -236,21 +237,21 @@ class Lease:
         state = f"over: {self._over}" if self._over else "kept alive" if self._granted else "not granted yet"
         return f"<Lease {self.id:x}: ttl {self.ttl} s, {state}>"
 
-    # ---- its life
+    # ---- lifecycle
 
     def __await__(self) -> Generator[Any, None, Lease]:
         return self.grant().__await__()
 
     async def grant(self, timeout_s: float | None = None) -> Lease:
-        """Have it granted and keep it alive; does nothing the second time.
+        """Grant the lease and keep it alive; does nothing the second time.
 
         Raises:
             LeaseExistsError: the id is in use.
-            StatusError: it could not be granted.
+            StatusError: the lease could not be granted.
         """
         loop_time = asyncio.get_running_loop().time
         deadline = loop_time() + (self._scope.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s"))
-        async with self._granting:  # asked for by many at once, it is granted once
+        async with self._granting:  # concurrent callers share one grant
             if not self._granted:
                 await self._ask_for_it(max(deadline - loop_time(), SHORTEST_S))
         return self
@@ -267,62 +268,62 @@ class Lease:
         scope.keeper.add(self)
 
     async def revoke(self, timeout_s: float | None = None) -> None:
-        """End it now, with all its keys. It is not kept alive from here on, even if this fails.
+        """End the lease now, and delete all its keys. The keep-alives stop, even if this call fails.
 
         Raises:
-            StatusError: the cluster could not be told; the lease ends with its TTL.
+            StatusError: the cluster could not be reached; the lease expires with its TTL.
         """
         if not self._granted or self._over:
             return
         self.stop("it was revoked")
-        # Gone already by an attempt of ours whose answer was lost, or by its end: both is what was wanted.
+        # The lease may be gone: an earlier attempt succeeded but its answer was lost, or the lease expired.
         with suppress(LeaseNotFoundError):
             await self._scope.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s)
 
     def stop(self, reason: str = "it is not kept alive any more") -> None:
-        """Keep it alive no longer, and leave it to its TTL."""
+        """Stop the keep-alives, and let the lease expire."""
         self._over = self._over or reason
         self._scope.keeper.remove(self)
         if self._timer is not None:
             self._timer.cancel()
 
     async def info(self, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
-        """Return what the cluster knows of it.
+        """Return the cluster's information about the lease.
 
         Arguments:
-            keys: name its keys too.
+            keys: whether to list its keys too.
             timeout_s: None: the client's.
         """
         return await lease_info(self._scope, self.id, keys=keys, timeout_s=timeout_s)
 
     @property
     def cluster_id(self) -> int:
-        """Return the id of the cluster that has granted it; 0: none has, or it did not say."""
+        """Return the id of the cluster that granted the lease; 0: not granted, or unknown."""
         return self._cluster_id
 
-    # ---- whether it can be relied on
+    # ---- validity
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
+        """Seconds for which the lease is certainly still valid, unless it is revoked; 0: none."""
         if not self._granted or self._over:
             return 0.0
         return max(self._deadline - lease_now(), 0.0)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last confirmed keep-alive was sent; for a patient one that may be far more than the TTL."""
+        """Seconds since the last confirmed keep-alive was sent; for a patient lease this may exceed the TTL by far."""
         return max(lease_now() - (self._deadline - self.ttl), 0.0)
 
     @property
     def alive(self) -> bool:
-        """Whether it can be relied on; a patient one until the cluster has said that it is gone."""
+        """Whether the lease is safe to use; a patient lease is, until the cluster reports that it is gone."""
         if self.patient:
             return self._granted and not self._over
         return self.remaining_s > 0.0
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` if it cannot be relied on."""
+        """Raise ``LeaseLost`` if the lease is not safe to use."""
         if self.alive:
             return
         if not self._granted:
@@ -332,7 +333,7 @@ class Lease:
         raise LeaseLost(self.id, self._over)
 
     def on_lost(self, callback: OnLost) -> Callable[[], None]:
-        """Call back, on the loop, when it is lost (at once if it is). Returns how to take that back."""
+        """Call a function on the loop when the lease is lost (at once if it is). Return a function to undo this."""
         self._last_callback += 1
         number = self._last_callback
         self._callbacks[number] = function(callback, "on_lost")
@@ -341,21 +342,21 @@ class Lease:
         return lambda: self._callbacks.pop(number, None) and None
 
     def interrupting(self) -> Interrupt:
-        """Make a ``with`` block that is interrupted with ``LeaseLost`` when it is lost."""
+        """Return a context manager whose block is interrupted with ``LeaseLost`` when the lease is lost."""
         return Interrupt(self.on_lost, lambda: LeaseLost(self.id, self._over))
 
-    # ---- for the keeper and for calls that relied on it
+    # ---- for the keeper and for calls that used the lease
 
     def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
-        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the leases' clock.
+        """Process a member's answer to a keep-alive.
 
         Arguments:
-            answer: of the member.
-            asked_at: when the keep-alive was sent, by ``lease_now``.
+            answer: answer of the member.
+            asked_at: time at which the keep-alive was sent, by ``lease_now``.
         """
         cluster_id = answer.header.cluster_id
         if 0 != self._cluster_id != cluster_id != 0:
-            # A cluster that was restored from an older state may know the lease, and not what was put with it since.
+            # A cluster restored from an older state may know the lease, but not the keys attached to it since.
             self.lose("another cluster has granted it: this one was restored since")
         elif answer.TTL > 0:
             self.renewed(answer.TTL, asked_at)
@@ -363,14 +364,14 @@ class Lease:
             self.lose("the cluster does not know it any more")
 
     def refused(self, error: StatusError) -> None:
-        """Take note that a member refuses to serve keep-alives; the lease lives on until its deadline."""
+        """Record that a member refuses to serve keep-alives; the lease remains valid until its deadline."""
 
     def renewed(self, ttl: int, asked_at: float) -> None:
-        """Move the deadline after an answer of the cluster.
+        """Extend the deadline after an answer of the cluster.
 
         Arguments:
-            ttl: seconds that the cluster has confirmed.
-            asked_at: when it was asked, by ``lease_now``.
+            ttl: TTL in seconds that the cluster has confirmed.
+            asked_at: time at which the keep-alive was sent, by ``lease_now``.
         """
         self.ttl = ttl
         self._deadline = max(self._deadline, asked_at + ttl)
@@ -378,7 +379,7 @@ class Lease:
             self._watch_deadline()
 
     def lose(self, reason: str) -> None:
-        """End it against its owner's wish."""
+        """Mark the lease as lost, and notify its owner."""
         if self._over:
             return
         self.stop(reason)
@@ -387,7 +388,7 @@ class Lease:
             tell(callback, self)
 
     def _watch_deadline(self) -> None:
-        # One timer: renewals only move the deadline, and a timer that comes too early is set again.
+        # One timer: renewals only move the deadline, and a timer that fires too early is restarted.
         if self._over:
             return
         left_s = self._deadline - lease_now()
@@ -418,21 +419,22 @@ class Lease:
             if kind is None:
                 raise LeaseLost(self.id, self._over)
             return
-        with suppress(StatusError):  # no keep-alive is sent any more: it ends with its TTL
+        with suppress(StatusError):  # the keep-alives have stopped, so the lease expires
             await self.revoke(farewell_s(error))
 
 
 _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True, cancellable=False)
-"""A revocation of a lease of ours: that it is gone already is no failure, so the call may be repeated; and who is
-cancelled meanwhile wants it all the same."""
+"""Revokes a lease of this client. A lease that is gone already is not a failure, so the call may be repeated. It
+continues when its caller is cancelled, because the lease must end in any case."""
 
 
 async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:
-    """Return what the cluster knows of a lease; keys as far as the scope's view goes.
+    """Return the cluster's information about a lease; of its keys, those within the scope's view.
 
     Arguments:
-        id: of the lease.
-        keys: name its keys too, as far as the view goes.
+        scope: scope of the client.
+        id: lease id.
+        keys: whether to list its keys too.
         timeout_s: None: the client's.
     """
     answer = await scope.call(methods.LEASE_TIME_TO_LIVE, rpc_pb2.LeaseTimeToLiveRequest(ID=id, keys=keys), timeout_s)
@@ -442,7 +444,7 @@ async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | No
 
 
 class Leases(Part):
-    """Leases: to get, to look at, to end."""
+    """Methods that create, inspect and revoke leases."""
 
     def lease(
         self,
@@ -454,18 +456,19 @@ class Leases(Part):
         disconnect_grace_s: float = 0.0,
         patient: bool = False,
     ) -> Lease:
-        """Make a lease, to be granted by ``await`` or ``async with``.
+        """Return a new lease, to be granted by ``await`` or ``async with``.
 
         Arguments:
-            ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
-            id: 0: any.
-            on_lost: called on the loop when it is lost.
-            interrupt: its ``async with`` block is interrupted when it is lost; else ``LeaseLost`` comes at the end.
-            disconnect_grace_s: seconds that it may live on once this process is gone, that is, its connection broke and
-                was not replaced within that time; 0: its TTL decides alone. raftkv only; etcd goes by the TTL.
-            patient: it is lost on the word of the cluster alone, never because that cannot be reached: for owners
-                whose work must go on through an outage of all of it. Others may then own what it protected before the
-                owner knows: writes that rely on it must carry a fence.
+            ttl: seconds without a keep-alive after which the lease expires; the cluster may grant more.
+            id: lease id; 0: any.
+            on_lost: called on the loop when the lease is lost.
+            interrupt: whether to interrupt the ``async with`` block when the lease is lost; if False, the block raises
+                ``LeaseLost`` at its end.
+            disconnect_grace_s: seconds after which the lease expires when this process's connection broke and was not
+                replaced; 0: only the TTL counts. raftkv only; etcd ignores it and uses the TTL.
+            patient: whether the lease is lost only when the cluster says so, never because the cluster is unreachable:
+                for owners whose work must continue through an outage of the whole cluster. Another owner may then hold
+                what the lease protected before this owner knows, so writes that depend on the lease must carry a fence.
         """
         lease = Lease(
             self.scope, ttl, id=id, interrupt=interrupt, disconnect_grace_s=disconnect_grace_s, patient=patient
@@ -475,11 +478,11 @@ class Leases(Part):
         return lease
 
     async def lease_info(self, id: int, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
-        """Return what the cluster knows of a lease; its ttl is -1 if there is no such lease.
+        """Return the cluster's information about a lease; ``ttl`` is -1 if it does not exist.
 
         Arguments:
-            id: of the lease.
-            keys: name its keys too, as far as the view goes.
+            id: lease id.
+            keys: whether to list its keys too, as far as the view goes.
             timeout_s: None: the client's.
         """
         return await lease_info(self.scope, id, keys=keys, timeout_s=timeout_s)
@@ -490,21 +493,21 @@ class Leases(Part):
         return [lease.ID for lease in answer.leases]
 
     async def revoke(self, id: int, *, timeout_s: float | None = None) -> None:
-        """End a lease that is not this client's.
+        """Revoke a lease that another client may own.
 
         Arguments:
-            id: of the lease.
+            id: lease id.
             timeout_s: None: the client's.
 
         Raises:
-            LeaseNotFoundError: there is none.
+            LeaseNotFoundError: the lease does not exist.
         """
         await self.scope.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=id), timeout_s)
 
 
 # -- session --------------------------------------------------------------------------------------------------------
 #
-# Sessions: a lease that comes back, and the keys that live by it.
+# Sessions: a lease that is replaced after a loss, and the keys attached to it.
 #
 # ::
 #
@@ -512,12 +515,11 @@ class Leases(Part):
 #         await session.keep("workers/1", b"10.0.0.1")      # put again whenever the session is established anew
 #         await kv.put("x", b"y", lease=session)
 #
-# When its lease is lost (the process was paused, the cluster was away for longer than the TTL) a session tells its
-# owner,
-# gets a new lease as soon as the cluster answers, puts its keys again and tells its owner that too. Between the two,
-# calls that rely on it raise ``LeaseLost``. A key that another client has put since is left to it, and kept no more; a
-# line in the log names it. ``generation`` counts leases: locks and terms do not survive a change of
-# it.
+# When its lease is lost (the process was paused, or the cluster was unavailable for longer than the TTL), a session
+# calls ``on_lost``, gets a new lease as soon as the cluster answers, puts its keys again, and calls
+# ``on_established``. In between, calls that use the session raise ``LeaseLost``. If another client has put a key in the
+# meantime, the session leaves that key alone from then on, and logs its name. ``generation`` counts the leases: locks
+# and terms do not survive a change of it.
 
 _log = logging.getLogger(__name__)
 
@@ -525,11 +527,11 @@ OnSession = Callable[["Session"], Any]
 
 
 class Session:
-    """One session; made by ``Client.session``, established by ``await`` or ``async with``.
+    """One session; created by ``Client.session``, established by ``await`` or ``async with``.
 
     Attributes:
-        generation: how many leases it has had; 0: none yet.
-        error: why it is not established at present; None while it is.
+        generation: number of leases so far; 0: none yet.
+        error: why the session is not established at present; None while it is.
     """
 
     def __init__(self, scope: Scope, ttl: float, on_lost: OnSession | None, on_established: OnSession | None) -> None:
@@ -556,10 +558,10 @@ class Session:
 
     @property
     def lease(self) -> Lease:
-        """The present lease, which may be lost already.
+        """The current lease, which may be lost already.
 
         Raises:
-            LeaseLost: it never had one.
+            LeaseLost: the session has not had a lease yet.
         """
         if self._lease is None:
             raise LeaseLost(0, "the session was never established: await it, or enter it with async with")
@@ -567,31 +569,31 @@ class Session:
 
     @property
     def id(self) -> int:
-        """Id of the present lease."""
+        """Id of the current lease."""
         return self.lease.id
 
     @property
     def alive(self) -> bool:
-        """Whether its present lease can be relied on."""
+        """Whether the current lease is safe to use."""
         return self._lease is not None and self._lease.alive
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` if its present lease cannot be relied on."""
+        """Raise ``LeaseLost`` if the current lease is not safe to use."""
         self.lease.check()
 
     def lose(self, reason: str) -> None:
-        """Note that the cluster does not know its present lease any more."""
+        """Record that the cluster does not know the current lease any more."""
         self.lease.lose(reason)
 
-    # ---- its life
+    # ---- lifecycle
 
     async def establish(self) -> Session:
         """Get the first lease; does nothing the second time.
 
         Raises:
-            StatusError: the cluster did not grant one.
+            StatusError: the cluster did not grant a lease.
         """
-        async with self._establishing:  # asked for by many at once, it is established once
+        async with self._establishing:  # concurrent callers share one grant
             if self._lease is None:
                 self._lease = await Lease(self._scope, self._ttl)
                 self.generation = 1
@@ -602,15 +604,15 @@ class Session:
         return self.establish().__await__()
 
     async def established(self, generation: int = 1, *, timeout_s: float | None = None) -> None:
-        """Wait until it is established, at least for that many times.
+        """Wait until the session is established for at least the given number of times.
 
         Arguments:
-            generation: how many times.
-            timeout_s: None: as long as it takes.
+            generation: number of leases to wait for.
+            timeout_s: None: no limit.
 
         Raises:
-            LeaseLost: it is over, or was never established.
-            TimeoutError: it was not in time.
+            LeaseLost: the session has ended, or was never established.
+            TimeoutError: the session was not established in time.
         """
         timeout_s = limit(timeout_s, "timeout_s")
         try:
@@ -627,35 +629,35 @@ class Session:
             await self._wait_change()
 
     async def keep(self, key: Text, value: Text) -> None:
-        """Put a key with its lease, now and after every time that it is established anew.
+        """Put a key with the session's lease, now and each time the session is established again.
 
-        It is put now in any case, later unless another client has put it since, which a user who may not read it does
-        not see.
+        The first put is unconditional. Later puts are skipped if another client has put the key since. (A user without
+        read permission cannot see this, and always puts.)
 
         Arguments:
             key, value: as for ``put``.
 
         Raises:
-            LeaseLost: it is not established at present; the key is put when it is, unless it is another client's.
-            StatusError: the put failed; see ``definite``. It is put again with the next lease.
+            LeaseLost: the session is not established now; the key is put when it is, unless another client has put it.
+            StatusError: the put failed; see ``definite``. It is repeated with the next lease.
         """
         name = to_bytes(key)
         self._kept[name] = to_bytes(value)
         await self._kv.put(name, value, lease=self.lease)
 
     async def drop(self, key: Text) -> None:
-        """Delete a key, unless another client has put it since, and put it no more."""
+        """Delete a key, unless another client has put it since, and stop keeping it."""
         name = to_bytes(key)
         self._kept.pop(name, None)
         if self._lease is not None:
             await self._delete(name, self._lease)
 
     async def _delete(self, name: bytes, lease: Lease) -> None:
-        """Delete a key that hangs on a lease of this session: without one, or on another, it is not this session's."""
+        """Delete a key if it is attached to a lease of this session; otherwise it belongs to another client."""
         await Txn(self._scope).when(lease_of(name) == lease.id).then(delete(name)).commit()
 
     async def close(self) -> None:
-        """End it, with its keys. Its owner is not told: it was the owner's wish."""
+        """End the session and delete its keys. ``on_lost`` is not called, because the owner requested the end."""
         await self._end(None)
 
     async def _end(self, timeout_s: float | None) -> None:
@@ -666,7 +668,7 @@ class Session:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._lease is not None:
-            with suppress(RaftKVError):  # no keep-alive is sent any more: it ends with its TTL
+            with suppress(RaftKVError):  # the keep-alives have stopped, so the lease expires
                 await self._lease.revoke(timeout_s)
 
     async def _stay(self) -> None:
@@ -690,10 +692,10 @@ class Session:
                 try:
                     await self._put_kept(lease, own)
                 except asyncio.CancelledError:
-                    self._lease = lease  # ``close`` of the session ends it
+                    self._lease = lease  # ``close`` of the session revokes it
                     raise
                 except BaseException:
-                    lease.stop()  # each attempt has a lease of its own
+                    lease.stop()  # the next attempt uses a new lease
                     raise
             except RaftKVError as error:
                 self.error = error
@@ -703,11 +705,11 @@ class Session:
                 return
 
     async def _put_kept(self, lease: Lease, own: set[int]) -> None:
-        """Put the keys under a new lease, as they are at the end: some may be kept or dropped meanwhile.
+        """Put the kept keys under a new lease, including changes by ``keep`` and ``drop`` in the meantime.
 
         Arguments:
-            lease: the new one.
-            own: ids of leases under which a key is still this session's.
+            lease: new lease.
+            own: ids of the leases of this session; a key attached to one of them is still this session's.
         """
         there: dict[bytes, bytes] = {}
         while there != self._kept:
@@ -724,11 +726,11 @@ class Session:
                     _log.warning("key %r was put by another client: the session keeps it no more", name)
 
     async def _put_again(self, name: bytes, value: bytes, lease: Lease, own: set[int]) -> bool:
-        """Put a key that is gone, or that hangs on a lease of this session; False: it is another client's."""
+        """Put a key that is gone or attached to a lease of this session; return False if it is another client's."""
         while True:
             try:
                 found = await self._kv.get(name)
-            except PermissionDeniedError:  # to read: an owner that cannot look writes as it did the first time
+            except PermissionDeniedError:  # no read permission: put unconditionally, as at first
                 await self._kv.put(name, value, lease=lease)
                 return True
             if found is not None and found.lease not in own:
@@ -756,52 +758,48 @@ class Session:
 
 
 class Sessions(Part):
-    """Sessions: leases that come back."""
+    """Methods that create sessions."""
 
     def session(
         self, ttl: float = 10, *, on_lost: OnSession | None = None, on_established: OnSession | None = None
     ) -> Session:
-        """Make a session, to be established by ``await`` or ``async with``.
+        """Return a new session, to be established by ``await`` or ``async with``.
 
         Arguments:
-            ttl: of its leases, in seconds.
+            ttl: TTL of its leases, in seconds.
             on_lost: called on the loop, with the session, when its lease is lost.
-            on_established: called when it has a new one and its keys are there again.
+            on_established: called when the session has a new lease and its keys are put again.
         """
         return Session(self.scope, ttl, on_lost, on_established)
 
 
 # -- keeper ---------------------------------------------------------------------------------------------------------
 #
-# Keeping leases alive: all leases of a client on one stream.
+# Keep-alives: all leases of a client on one stream.
 #
-# Owns when a keep-alive is sent (every third of the TTL), and what an answer is worth: the lease is good until the
-# TTL
-# has passed *since the keep-alive was sent*, by this machine's monotonic clock. A lease has one question under way at
-# most, so an answer is to that question.
+# Decides when a keep-alive is sent (every third of the TTL), and what an answer means: the lease is valid until the TTL
+# has passed *since the keep-alive was sent*, by this machine's monotonic clock. Each lease has at most one keep-alive
+# in flight, so the answer always belongs to it.
 #
-# A member that has not answered by the time of the next keep-alive is left for the next endpoint, where all leases
-# are
-# asked for at once. So a member that is paused or cut off costs a third of a TTL, one that cannot be connected to
-# ``CONNECT_MAX_S``; when none has answered, the next round comes within ``RETRY_MAX_S``. A lease is lost only by word
-# of
-# the cluster, or by its own deadline.
+# If a member has not answered by the time of the next keep-alive, the keeper moves to the next endpoint and sends
+# keep-alives for all leases at once. So a paused or partitioned member costs a third of a TTL, and one that does not
+# accept connections ``CONNECT_MAX_S``; when no member has answered, the next round starts within ``RETRY_MAX_S``. A
+# lease is lost only when the cluster says so, or at its own deadline.
 #
-# A lease whose keys the client may not write any more ends the stream, for members name none: then they are asked for
-# one
-# by one, and the one to whose question the stream ends is lost; the others go on.
+# When the client loses the permission to write a lease's keys, the member ends the stream, but does not name the lease.
+# The keeper then sends keep-alives one by one. The lease whose keep-alive ends the stream is lost; the others continue.
 #
-# A lease with a grace (``disconnect_grace_ms``) is asked for as soon as it is granted, so that the member knows of
-# it.
+# A lease with a grace (``disconnect_grace_ms``) gets its first keep-alive right after the grant, so that the member
+# knows about it.
 
 SENDS_PER_TTL: Final = 3
-"""Keep-alives in the time of one TTL: two may be lost."""
+"""Keep-alives per TTL: two may be lost."""
 RETRY_MAX_S: Final = 0.25
-"""Longest wait before all endpoints are tried again: a TTL may be a second; a new leader waits for us twice as long."""
+"""Longest wait before the next round of endpoints: a TTL may be 1 s, and a new leader waits twice as long for us."""
 ONE_MAX_S: Final = 1.0
-"""How long an answer may take while leases are asked for one by one."""
+"""Time limit of an answer while keep-alives are sent one by one."""
 CONNECT_MAX_S: Final = 0.1
-"""How long an endpoint may take to connect before the next is tried; it goes on connecting and is found ready later."""
+"""Time to connect before the next endpoint is tried. The attempt continues, so the endpoint may be ready later."""
 _HAS_LEADER: Final = (("hasleader", "true"),)
 
 
@@ -809,12 +807,12 @@ class LeaseKeeper:
     """The keep-alives of one client.
 
     Arguments:
-        core: the way to the cluster.
+        core: connection to the cluster.
     """
 
     def __init__(self, core: Client) -> None:
         self.failures: dict[str, str] = {}
-        """Endpoint to why its last stream ended, the latest last; empty while one works."""
+        """Endpoint to why its last stream ended, the latest last; empty while a stream works."""
         self._core = core
         self._leases: dict[int, Lease] = {}
         self._due: list[tuple[float, int]] = []
@@ -828,7 +826,7 @@ class LeaseKeeper:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, lease: Lease) -> None:
-        """Keep a lease alive that has just been granted."""
+        """Start the keep-alives of a lease that was just granted."""
         loop = asyncio.get_running_loop()
         self._leases[lease.id] = lease
         first_s = 0.0 if lease.disconnect_grace_ms else lease.ttl / SENDS_PER_TTL
@@ -838,13 +836,13 @@ class LeaseKeeper:
             self._task = loop.create_task(self._run())
 
     def remove(self, lease: Lease) -> None:
-        """Keep it alive no longer."""
+        """Stop the keep-alives of a lease."""
         if self._leases.get(lease.id) is lease:
             del self._leases[lease.id]
             self._wake.set()
 
     async def close(self) -> None:
-        """Keep none alive any longer; every one that was is lost."""
+        """Stop all keep-alives; all leases are lost."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -865,13 +863,13 @@ class LeaseKeeper:
                 self._note_failure(endpoint, "the member has ended the stream")
             except StatusError as error:
                 if self._is_emptied:
-                    continue  # it was ended here; perhaps another lease has come since
+                    continue  # it was removed; another lease may have been added since
                 self._note_failure(endpoint, self._given_up or str(error))
                 if not self._core.forget_token(error, token):
                     self._on_refusal(error)
             if self._leases:
                 self._core.next_endpoint(endpoint)
-                if self._streams_failed % len(self._core.endpoints) == 0:  # a round is over
+                if self._streams_failed % len(self._core.endpoints) == 0:  # all endpoints were tried
                     await backoff.wait()
 
     def _on_refusal(self, error: StatusError) -> None:
@@ -882,7 +880,7 @@ class LeaseKeeper:
                 lease.refused(error)
 
     def _find_denied(self, error: StatusError) -> None:
-        """End the lease whose keys this client may not write any more: members end the stream, and name none."""
+        """Find and end the lease that this client may no longer write; the member did not name it."""
         suspects = [lease for lease_id in self._sent_at if (lease := self._leases.get(lease_id)) is not None]
         self._one_by_one = len(suspects) > 1
         if len(suspects) == 1:
@@ -890,7 +888,7 @@ class LeaseKeeper:
             suspects[0].lose(str(error))
 
     async def _serve(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], backoff: Backoff) -> None:
-        """Ask for all leases at once, then for each when it is due; until the stream ends or there are none."""
+        """Send keep-alives for all leases at once, then for each when due; return when the stream or all leases end."""
         now = asyncio.get_running_loop().time()
         self._sent_at.clear()
         self._due = [(now, lease_id) for lease_id in sorted(self._leases)]
@@ -917,7 +915,7 @@ class LeaseKeeper:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_look(stream, connected_by)):
                     await self._wake.wait()
-        # Nothing to keep, or a member that does not answer: the reader of the stream is woken by its end.
+        # There are no leases, or the member does not answer; the reader of the stream wakes when the stream ends.
         self._is_emptied = not self._leases
         stream.cancel()
 
@@ -930,7 +928,7 @@ class LeaseKeeper:
         return connected_by if due_at is None else min(due_at, connected_by)
 
     def _send_due(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], now: float) -> bool:
-        """Send what is due; False: a question of last time is still open, or the stream has ended."""
+        """Send due keep-alives; return False if an earlier one is unanswered, or the stream has ended."""
         if self._one_by_one and self._sent_at:
             if now < self._look_again_at:
                 return True
@@ -969,7 +967,7 @@ class LeaseKeeper:
         lease.answered(answer, sent_at)
 
     def _move(self, lease_id: int, wait_s: float) -> None:
-        """Send the next keep-alive of a lease at another time: its TTL has changed, which is rare."""
+        """Reschedule the next keep-alive of a lease after a change of its TTL, which is rare."""
         due_at = asyncio.get_running_loop().time() + wait_s
         self._due = [entry for entry in self._due if entry[1] != lease_id]
         heapq.heapify(self._due)
@@ -983,16 +981,16 @@ class LeaseKeeper:
 
 # -- renewals -------------------------------------------------------------------------------------------------------
 #
-# Keep-alives of a lease of another client, with the answers as members sent them.
+# Keep-alives for a lease of another client, with the members' answers unchanged.
 #
 #     async with aclosing(renewals(scope, lease_id, first_answer_s=5.0)) as answers:
 #         async for answer in answers: print(answer.TTL)         # ends when the cluster does not know the lease
 #
-# For programs that pass the answers on; the owner of a lease uses ``lease``.
+# For programs that forward the answers; the owner of a lease uses ``lease``.
 
 
 class _Adopted(Lease):
-    """A lease that was granted elsewhere; its TTL is known from the first answer on."""
+    """A lease granted elsewhere; its TTL is known after the first answer."""
 
     def __init__(self, scope: Scope, lease_id: int, first_answer_s: float) -> None:
         super().__init__(scope, max(first_answer_s, 0.001), id=lease_id, interrupt=False)
@@ -1026,12 +1024,12 @@ class _Adopted(Lease):
 async def renewals(
     scope: Scope, lease_id: int, first_answer_s: float
 ) -> AsyncGenerator[rpc_pb2.LeaseKeepAliveResponse, None]:
-    """Keep a lease alive until it is gone, and give out each answer of a member.
+    """Keep a lease alive until it is gone, and yield each answer of a member.
 
     Arguments:
-        scope: of the client.
-        lease_id: which lease.
-        first_answer_s: how long the first answer may take, over all endpoints; from then on the TTL counts.
+        scope: scope of the client.
+        lease_id: id of the lease.
+        first_answer_s: time limit of the first answer, over all endpoints; later the TTL applies.
 
     Raises:
         EndpointsFailed: no member answered in time.

@@ -1,6 +1,6 @@
-"""The client that programs use, put together from its parts, and ``connect``, which makes one.
+"""The client for programs, assembled from its parts, and ``connect``, which creates it.
 
-See ``raftkv.aio`` for the tour.
+See ``raftkv.aio`` for a tour.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from raftkv.urls import require_ports
 
 
 class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
-    """A cluster, as programs see it; made by ``connect`` and, for a part of its keys, by ``view``.
+    """A client of a cluster; created by ``connect`` and, for a part of the keys, by ``view``.
 
-    Belongs to the event loop that it is first used on. Its connection is opened by the first call.
+    Bound to the event loop of its first call, which also opens the connection.
 
     Attributes:
-        scope: what its methods work with.
-        users, roles: have methods of their own.
+        scope: state shared by its parts.
+        users, roles: methods for users and roles.
     """
 
     def __init__(self, scope: Scope, *, is_view: bool = False) -> None:
@@ -48,32 +48,32 @@ class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
         return f"<raftkv {self.scope.core.describe()}{f', keys below {prefix!r}' if prefix else ''}>"
 
     def view(self, prefix: Text) -> Client:
-        """Return a client of the keys with a prefix, which it does not see; on the same connection."""
+        """Return a client for the keys with a prefix, which it adds and removes; it shares the connection."""
         return Client(self.scope.inside(prefix), is_view=True)
 
     def cache(
         self, prefix: Text, *, indexes: Mapping[str, IndexFunction] | None = None, max_bytes: int = MAX_BYTES
     ) -> Cache:
-        """Make a local copy of all keys with a prefix, to be filled by ``async with`` or ``start()``.
+        """Return a local copy of all keys with a prefix, to be filled by ``async with`` or ``start()``.
 
         Arguments:
-            prefix: ``""``: all keys.
-            indexes: functions by the names of the indexes; each returns the values under which a key is found.
-            max_bytes: of keys and values, and 400 more for each and for each of its indexes; a cache that would be
-                larger ends with ``CacheTooLarge``.
+            prefix: prefix of the keys; ``""``: all keys.
+            indexes: index functions by name; each returns the values under which a key is found.
+            max_bytes: limit of keys and values, plus 400 bytes for each key and for each of its index entries; a larger
+                cache ends with ``CacheTooLarge``.
         """
         return Cache(self, prefix, indexes or {}, max_bytes)
 
     def endpoints(self, service: str) -> Endpoints:
-        """Return where the servers of a service are: to register one, to list and to follow them."""
+        """Return the servers of a service, to register, list and follow them."""
         return Endpoints(self.scope, service)
 
     async def close(self) -> None:
-        """Close the connection; leases, locks and watches that are left are lost. Does nothing to a view."""
+        """Close the connection; remaining leases, locks and watches are lost. Does nothing for a view."""
         if self._is_view:
             return
         scope = self.scope
-        if scope.core.is_stranded:  # everything that could be closed went with its loop
+        if scope.core.is_stranded:  # its loop has ended, and everything with it
             scope.core.begin_close()
             return
         scope.core.check_loop()
@@ -91,11 +91,11 @@ class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
 
 @asynccontextmanager
 async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
-    """Make a scope of all keys for a block, at whose end its watches and keep-alives end; the core stays open.
+    """Create a scope of all keys for the block; its watches and keep-alives end with the block, the core stays open.
 
     Arguments:
         core: calls with failover.
-        timeout_s: deadline of a call that is given none.
+        timeout_s: default time limit of a call.
     """
     scope = Scope(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))
     try:
@@ -123,32 +123,31 @@ def connect(
     max_request_bytes: int = ClientOptions.max_request_bytes,
     tracing: bool | None = None,
 ) -> Client:
-    """Make a client of a cluster; nothing is sent before its first call.
+    """Create a client of a cluster; nothing is sent before its first call.
 
     Arguments:
         endpoints: addresses of members, as a list or separated by commas: ``host:port``, or a URL.
-        user: log in as; None, and no token: as ``RAFTKV_USER`` and the like say; empty: the name in the
-            certificate, or none.
-        password: of the user: a text; a ``Path`` to a file, or a function, which each login asks anew.
-        token: a JWT from elsewhere, in the same ways, instead of user and password.
+        user: user to log in as; None, without a token: taken from ``RAFTKV_USER`` and related variables; empty: the
+            name in the certificate, or none.
+        password: password of the user: a text, or a ``Path`` or a function that is read or called at each login.
+        token: JWT from another source, in the same forms; replaces user and password.
         tls: a context; True: this machine's authorities; False: plain TCP; None: as the endpoints or files below say,
             and without files ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY``.
         ca_file: authorities to trust, PEM.
         cert_file, key_file: this client's certificate, PEM.
-        timeout_s: deadline of a call that is given none, all attempts together.
-        namespace: a prefix before all keys, which this client then does not see.
-        dial_timeout_s: for one connection.
-        keepalive_time_s: silence after which the connection is probed, at least 10; None: never.
-        keepalive_timeout_s: for the answer to a probe.
-        max_request_bytes: size of the largest request that is sent; members have a limit of their own.
-        tracing: whether calls are spans of OpenTelemetry, whose context the members get; None: if the program has
+        timeout_s: default time limit of a call, all attempts together.
+        namespace: prefix added to all keys and hidden from the program.
+        dial_timeout_s: time limit of one connection attempt.
+        keepalive_time_s: idle time after which the connection is probed, at least 10; None: never.
+        keepalive_timeout_s: time limit of the answer to a probe.
+        max_request_bytes: size limit of requests; members have a separate limit.
+        tracing: whether to trace calls with OpenTelemetry and send the context to members; None: if the program has
             imported ``opentelemetry.trace`` by then.
-
     Raises:
         ConfigError: an endpoint or a setting cannot be used.
     """
     who = _who(user, Secret(password), Secret(token))
-    del password, token  # a traceback that shows what frames hold shall not show them
+    del password, token  # keep the secrets out of tracebacks that show local variables
     if seconds(timeout_s, "timeout_s") <= 0:
         raise ConfigError(f"timeout_s must be positive, not {timeout_s:g}")
     if tls is None and not (ca_file or cert_file or key_file):
@@ -172,7 +171,7 @@ def connect(
 
 
 def _who(user: str | None, password: Secret, token: Secret) -> tuple[str, Secret, Secret]:
-    """Return user, password and token: those that are given, else those of the environment."""
+    """Return user, password and token: the given ones, or those of the environment."""
     if user is None and not password and not token:
         found = client_settings(os.environ)
         user, password, token = found.get("user", ""), found.get("password", password), found.get("token", token)
@@ -186,7 +185,7 @@ def _who(user: str | None, password: Secret, token: Secret) -> tuple[str, Secret
 
 
 def _tls(tls: ssl.SSLContext | bool | None, ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | None:
-    """Return the context that the settings ask for; None: plain TCP, unless an endpoint says https."""
+    """Return the TLS context of the settings; None: plain TCP, unless an endpoint says https."""
     files = " ".join(filter(None, (ca_file, cert_file, key_file)))
     if isinstance(tls, ssl.SSLContext):
         if files:

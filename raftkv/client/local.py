@@ -1,4 +1,4 @@
-"""``raftkv.local``: a throwaway cluster for a program or a test, on this machine, gone when the block ends.
+"""``raftkv.local``: a throwaway cluster on this machine, for a program or a test; deleted at the end of the block.
 
     with raftkv.local() as cluster, cluster.connect() as kv:
         kv.put("greeting", b"hello")
@@ -6,17 +6,17 @@
     with raftkv.local(size=3) as cluster:
         cluster.members[0].kill()
 
-Owns a temporary directory, free loopback ports, the member processes and their end. It is a real cluster: the same
-server, the same log on disk, the same fsync; only its data is not kept.
+Manages a temporary directory, free loopback ports, and the member processes until they are gone. It is a real cluster:
+the same server, the same log on disk, the same fsync; only its data is deleted.
 
 Invariants:
 
-1. Nothing is left behind, however the program goes: at the end of the block and at an exception in it, at the end of
-   the interpreter, and after ``kill -9`` by the guard (see ``local.guard``).
-2. Only the process that made the cluster ends it: a forked child that leaves the block, or exits, touches nothing.
-3. A port that was taken between choosing and using it costs another try, not an error.
+1. Nothing is left behind, however the program ends: the members and their data are removed at the end of the block,
+   after an exception in it, at the exit of the interpreter, and after ``kill -9``, by the guard (see ``local_guard``).
+2. Only the process that created the cluster ends it: a forked child that leaves the block, or exits, changes nothing.
+3. A port that was taken between choosing and using it causes another attempt, not an error.
 
-Leaves out: clusters that are kept (``raftkv cluster``), TLS, users.
+Not here: persistent clusters (``raftkv cluster``), TLS, users.
 """
 
 from __future__ import annotations
@@ -49,32 +49,30 @@ if TYPE_CHECKING:
 #
 # One server process on this machine: its command line, its start, its readiness, its end, its log.
 #
-# Owns what every launcher of local members does alike: ``raftkv.local``, ``raftkv cluster``, the tests, the
-# benchmarks.
-# A subclass says what differs: the program, the token, the environment, the process group.
+# The common part of all launchers of local members: ``raftkv.local``, ``raftkv cluster``, the tests, the benchmarks.
+# Subclasses define the differences: the program, the token, the environment, the process group.
 #
 #     member = ServerProcess("node1", directory, 2379, 2380, initial_cluster="node1=http://127.0.0.1:2380")
 #     member.start()
 #     member.wait_ready()
 #     member.kill()
 #
-# Nothing sleeps: readiness is polled, and the poll waits on the process itself, so its death ends the wait at once.
+# There are no fixed sleeps: readiness is polled, and the poll waits on the process, whose exit ends the wait at once.
 #
-# Leaves out: who is started when, and what is removed in the end; those who own clusters know. The storms of
-# ``jepsen``
-# have a launcher of their own, because they may import nothing of the system under test.
+# Not here: the order in which members start, and the cleanup of directories; both belong to the owners of clusters.
+# ``jepsen`` has a separate launcher, because it may not import the system under test.
 
 HOST: Final = "127.0.0.1"
 READY_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.01
 _PORTS: Final = range(10_000, 32_000)
-"""Below the range from which the kernel takes ports for outgoing connections: those are taken at any moment."""
+"""Below the kernel's range of ports for outgoing connections, which may be taken at any moment."""
 _HEALTH_TIMEOUT_S: Final = 1.0
 _LOG_TAIL_BYTES: Final = 4096
 
 
 class LocalClusterError(RaftKVError):
-    """A member of a local cluster could not be started, or died; one line says which and what it last said."""
+    """A member of a local cluster could not be started, or died; one line names it and quotes its last log line."""
 
 
 @dataclass
@@ -82,12 +80,12 @@ class ServerProcess:
     """One member of a local cluster.
 
     Attributes:
-        name: of the member.
-        directory: where its data and its log are.
-        client_port, peer_port: on the loopback interface.
+        name: name of the member.
+        directory: directory of its data and its log.
+        client_port, peer_port: ports on the loopback interface.
         initial_cluster: NAME=URL of every member.
-        flags: more of them, as on the command line of ``raftkv``.
-        process: while it runs, and until it is found to have ended.
+        flags: further flags, as on the command line of ``raftkv``.
+        process: the process, from its start until its end is noticed.
     """
 
     name: str
@@ -108,31 +106,31 @@ class ServerProcess:
 
     @property
     def client_url(self) -> str:
-        """Where clients reach it."""
+        """URL for clients."""
         return f"http://{self.endpoint}"
 
     @property
     def peer_url(self) -> str:
-        """Where the other members reach it."""
+        """URL for the other members."""
         return f"http://{HOST}:{self.peer_port}"
 
     @property
     def data_dir(self) -> Path:
-        """Where it keeps its data."""
+        """Directory of its data."""
         return self.directory / self.name
 
     @property
     def log_path(self) -> Path:
-        """What it prints, over all its lives."""
+        """File with the output of all its processes."""
         return self.directory / f"{self.name}.log"
 
     @property
     def token(self) -> str:
-        """The token of the cluster."""
+        """The cluster token."""
         return self.directory.name
 
     def command(self) -> list[str]:
-        """Return its command line; the flags are etcd's, so both programs take it."""
+        """Return the command line. The flags are etcd's, so it works with either program."""
         return [
             *self.program,
             f"--name={self.name}",
@@ -147,24 +145,24 @@ class ServerProcess:
         ]
 
     def spawn_options(self) -> Mapping[str, Any]:
-        """Return what else ``subprocess.Popen`` is given: environment, working directory, process group."""
+        """Return further arguments of ``subprocess.Popen``: environment, working directory, process group."""
         return {}
 
     @property
     def exit_status(self) -> int | None:
-        """How it ended; None: it runs, or never did."""
+        """Exit status of the process; None: it is running, or was never started."""
         return None if self.process is None else self.process.poll()
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         """Start the process and return at once; see ``wait_ready``.
 
         Raises:
-            LocalClusterError: it runs already, or the process could not be made.
+            LocalClusterError: it is already running, or the process could not be started.
         """
         if self.is_alive:
             raise self.error(f"member {self.name} runs already")
@@ -181,13 +179,13 @@ class ServerProcess:
             raise self.error(f"cannot start member {self.name}: {error.strerror or error}") from None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until it serves: it knows a leader and answers reads.
+        """Wait until the member serves: it knows a leader and answers reads.
 
         Arguments:
-            timeout_s: how long.
+            timeout_s: time limit.
 
         Raises:
-            LocalClusterError: it ended instead, or took longer than that.
+            LocalClusterError: the process ended, or the time limit was exceeded.
         """
         deadline = time.monotonic() + timeout_s
         while not is_healthy(self.endpoint):
@@ -200,24 +198,24 @@ class ServerProcess:
                 )
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does: nothing is flushed, no signal handler runs. Harmless if it does not run."""
+        """Kill the process as ``kill -9`` does: no flush, no signal handlers. Safe if it is not running."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def last_words(self) -> str:
-        """Return the last line of its log that says something, without the frame of a log record."""
+        """Return the last meaningful line of its log, without the frame of a log record."""
         lines = log_tail(self.log_path).split("\n")
         return next((_message(line.strip()) for line in reversed(lines) if line.strip()), "it has said nothing")
 
 
 def stop_all(members: Sequence[ServerProcess], *, timeout_s: float) -> None:
-    """Ask every member to stop and wait; kill those that do not in time. Never leaves one running.
+    """Ask every member to stop and wait; kill those that do not stop in time. Never leaves a member running.
 
     Arguments:
-        members: those that run are asked.
-        timeout_s: for all of them.
+        members: members; those that are not running are skipped.
+        timeout_s: time limit for all of them together.
     """
     running = [member.process for member in members if member.process is not None and member.is_alive]
     try:
@@ -239,7 +237,7 @@ def initial_cluster(members: Sequence[ServerProcess]) -> str:
 
 
 def is_healthy(endpoint: str) -> bool:
-    """Tell if the member behind ``host:port`` answers /health with 200: it has a leader and serves reads."""
+    """Return whether the member at ``host:port`` answers /health with 200: it has a leader and serves reads."""
     connection = http.client.HTTPConnection(endpoint, timeout=_HEALTH_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
@@ -252,7 +250,7 @@ def is_healthy(endpoint: str) -> bool:
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Choose free ports, held until the block ends so that no two are equal."""
+    """Yield distinct free ports, bound until the block ends."""
     chooser = random.SystemRandom()
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
@@ -266,7 +264,7 @@ def free_ports(count: int) -> Iterator[list[int]]:
 
 
 def log_tail(path: Path) -> str:
-    """Return the end of a log, empty if there is none."""
+    """Return the end of a log; empty if the file does not exist."""
     try:
         with path.open("rb") as log:
             log.seek(max(path.stat().st_size - _LOG_TAIL_BYTES, 0))
@@ -293,9 +291,9 @@ def _message(line: str) -> str:
 
 # -- member ---------------------------------------------------------------------------------------------------------
 #
-# One member of a throwaway cluster, for those who want to see what a program does when it is killed or paused.
+# One member of a throwaway cluster, for tests of how a program behaves when a member is killed or paused.
 #
-# Members run in the process group of the cluster's guard (see ``local.guard``), so a Ctrl-C in the terminal does not
+# Members run in the process group of the cluster's guard (see ``local_guard``), so a Ctrl-C in the terminal does not
 # reach them.
 
 _PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[3])
@@ -305,19 +303,19 @@ __all__ = ["LocalClusterError", "LocalMember"]
 
 @dataclass
 class LocalMember(ServerProcess):
-    """One member. ``endpoint`` is where clients reach it, ``log_path`` where its log is."""
+    """One member; ``endpoint`` is its address for clients, ``log_path`` its log."""
 
     group: int = 0
 
     def spawn_options(self) -> Mapping[str, Any]:
-        """Implement ``ServerProcess.spawn_options``: the group is the guard's."""
+        """Implement ``ServerProcess.spawn_options``: use the process group of the guard."""
         return {"cwd": self.directory, "env": _environment(), "process_group": self.group}
 
     is_running = ServerProcess.is_alive
-    """Whether its process is alive."""
+    """Whether the process is running."""
 
     def stop(self) -> None:
-        """Ask it to stop and wait until it has; a member that is paused is woken first."""
+        """Ask the member to stop, and wait until it has stopped; a paused member is resumed first."""
         process, self.process = self.process, None
         if process is not None:
             process.send_signal(signal.SIGCONT)
@@ -328,22 +326,23 @@ class LocalMember(ServerProcess):
         """Freeze it (SIGSTOP): its connections stay open, and it does not answer.
 
         Raises:
-            LocalClusterError: it does not run.
+            LocalClusterError: it is not running.
         """
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused member run on.
+        """Resume a paused member.
 
         Raises:
-            LocalClusterError: it does not run.
+            LocalClusterError: it is not running.
         """
         self._signal(signal.SIGCONT)
 
     def restart(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """End it if it runs, start it again on the same data and ports, and wait until it serves.
+        """Stop the member if it is running, start it on the same data and ports, and wait until it serves.
 
-        A member of three serves once it knows a leader, so restart the majority with ``start`` first.
+        A member of a cluster of three serves once it knows a leader, so when a majority is down, restart it with
+        ``start``.
 
         Raises:
             LocalClusterError: it did not start.
@@ -359,7 +358,7 @@ class LocalMember(ServerProcess):
 
 
 def _environment() -> dict[str, str]:
-    """Return the caller's, without the settings that would reach a member (ETCD_*), and with this very raftkv first."""
+    """Return the environment without ETCD_*, which would configure a member, and with this raftkv first in the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
     path = kept.get("PYTHONPATH", "")
     kept["PYTHONPATH"] = f"{_PACKAGE_ROOT}{os.pathsep}{path}" if path else _PACKAGE_ROOT
@@ -381,17 +380,17 @@ def local(
     directory: str | os.PathLike[str] | None = None,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> LocalCluster:
-    """Make a throwaway cluster; started by ``with`` or by ``start()``.
+    """Create a throwaway cluster, started by ``with`` or by ``start()``.
 
     Arguments:
         size: number of members: 1, 3, 5 or 7.
-        fsync: wait for the disk as a real cluster does; False is faster on slow disks and loses data on a power cut.
-        flags: more flags for every member, as on the command line of ``raftkv``.
-        directory: where to make the temporary directory; None: where the system has its temporary files.
-        timeout_s: time for the cluster to become ready.
+        fsync: whether to sync to disk like a real cluster; False is faster on slow disks but loses data on a power cut.
+        flags: further flags for every member, as on the command line of ``raftkv``.
+        directory: parent of the temporary directory; None: the system's directory for temporary files.
+        timeout_s: time limit until the cluster is ready.
 
     Raises:
-        ConfigError: a size that is none of these.
+        ConfigError: an invalid size.
     """
     if size not in SIZES:
         raise ConfigError(f"a local cluster has 1, 3, 5 or 7 members, not {size!r}")
@@ -400,11 +399,11 @@ def local(
 
 
 class LocalCluster:
-    """A cluster of processes of this machine; made by ``raftkv.local``.
+    """A cluster of processes on this machine; created by ``raftkv.local``.
 
     Attributes:
-        members: the members; ``kill``, ``pause``, ``restart`` them to see what a program does then.
-        directory: the temporary directory with their data and logs, while the cluster runs.
+        members: the members; use ``kill``, ``pause`` and ``restart`` to test how a program reacts.
+        directory: temporary directory with their data and logs, while the cluster is running.
     """
 
     def __init__(self, size: int, flags: tuple[str, ...], base: Path | None, timeout_s: float) -> None:
@@ -431,7 +430,7 @@ class LocalCluster:
         """Start the members and wait until all serve; not needed with ``with``.
 
         Raises:
-            LocalClusterError: it runs already, or a member did not start.
+            LocalClusterError: it is already running, or a member did not start.
         """
         if self._owner:
             raise LocalClusterError("the local cluster runs already")
@@ -451,9 +450,9 @@ class LocalCluster:
         return self
 
     def connect(self, **options: Any) -> Client:
-        """Connect a client, which is closed with the cluster; ``options`` as for ``raftkv.connect``.
+        """Return a client, which is closed with the cluster; ``options`` as for ``raftkv.connect``.
 
-        What the environment says of users and certificates is about another cluster.
+        Users and certificates in the environment are ignored, because they are meant for another cluster.
         """
         from raftkv.client.sync.library import connect
 
@@ -465,17 +464,17 @@ class LocalCluster:
         return client
 
     def close_clients(self) -> None:
-        """Close the clients that ``connect`` gave out."""
+        """Close all clients that ``connect`` has returned."""
         clients, self._clients = list(self._clients), weakref.WeakSet()
         for client in clients:
             client.close()
 
     def reset(self) -> None:
-        """Make it as good as new, but for the revision: all members run, and no keys and no leases are left.
+        """Restore the initial state except for the revision: all members run, and all keys and leases are deleted.
 
         Raises:
             LocalClusterError: a member did not start again.
-            StatusError: the cluster did not do it.
+            StatusError: the cluster did not delete the keys and leases.
         """
         for member in self.members:
             if member.is_running:
@@ -491,7 +490,7 @@ class LocalCluster:
             kv.delete("", prefix=True)
 
     def close(self) -> None:
-        """End all members and remove their data. In a forked child: nothing, they are the parent's."""
+        """Stop all members and remove their data. Does nothing in a forked child: they belong to the parent."""
         if self._owner != os.getpid():
             return
         self.close_clients()
@@ -536,7 +535,7 @@ class LocalCluster:
         return members
 
     def _forget_guard(self) -> None:
-        """Let go of the pipe in a forked child, or the guard would wait for the child's end too."""
+        """Close the pipe in a forked child; otherwise the guard would wait for the child's end too."""
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.close()
 
@@ -556,7 +555,7 @@ def _start_guard(directory: Path) -> subprocess.Popen[bytes]:
 
 
 _running: set[LocalCluster] = set()
-"""Strongly held: a cluster that its program lost sight of runs until the program ends, and ends with it."""
+"""Strong references: a cluster without other references runs until the program ends, and ends with it."""
 
 
 @atexit.register

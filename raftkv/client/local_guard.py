@@ -1,13 +1,13 @@
-"""The process that outlives a program killed with ``kill -9`` just long enough to clean up after it.
+"""A process that outlives a program killed with ``kill -9`` for just long enough to clean up after it.
 
-Owns the last resort of ``raftkv.local``. It is run by path, alone (``python -I -S local_guard.py DIRECTORY``), and
-imports nothing of raftkv, so it is up in milliseconds:
+The last resort of ``raftkv.local``. It is run as a script (``python -I -S local_guard.py DIRECTORY``) and imports
+nothing of raftkv, so that it starts within milliseconds:
 
 1. it reads its standard input, a pipe whose other end only the program holds;
-2. when that ends, however the program went, it kills its own process group, in which all members are;
+2. when the pipe is closed, however the program ended, it kills its own process group, which contains all members;
 3. a copy of itself outside the group waits until the group is empty and removes the directory.
 
-Members are found by their group, not by their numbers: another process may have its number by then.
+Members are found by their process group, not by their process ids, which other processes may have reused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GIVE_UP_POLLS = 1000
 
 
 def main(directory: str) -> None:
-    """Wait for the end of the program, then leave nothing of it behind."""
+    """Wait for the end of the program, then kill the members and remove their directory."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

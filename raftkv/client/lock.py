@@ -1,26 +1,25 @@
 """Locks and elections: a queue of keys below a name; the oldest key holds the lock, or leads.
 
     NAME/LEASE1  created at 5   holds the lock             release deletes its key
-    NAME/LEASE2  created at 8   waits for the key before   its deletion, or that of its own key, wakes it; then it reads
+    NAME/LEASE2  created at 8   waits for LEASE1's key     a deletion of that key or its own wakes it; then it reads
     NAME/LEASE3  created at 9   waits for LEASE2's             both in one txn, and only then holds the lock
 
 ::
 
     async with kv.lock("name", ttl=10) as lock:
         await kv.put("x", b"y", fence=lock)        # written only while the lock is still held
-        lock.fence                                 # a number that grows with every holder: hand it to other systems
+        lock.fence                                 # a number that increases with every holder: pass it to other systems
 
     lock = kv.lock("name")
     if await lock.try_acquire(): ...
 
-A process that was stopped may still believe that it holds a lock, and the lock cannot prevent that; only the store that
-it writes to can. So writes that matter carry ``fence=lock``: the cluster checks within the write that the lock's key
-still has the create revision of this holder, and refuses the write otherwise (``LockLost``). Other stores can compare
-``lock.fence``.
+A process that was stopped may still believe that it holds a lock. The lock cannot prevent this; only the store that
+receives the writes can. So important writes carry ``fence=lock``: within the write, the cluster checks that the lock's
+key still has the create revision of this holder, and otherwise refuses the write (``LockLost``). Other stores can
+compare ``lock.fence``.
 
-The block is interrupted with ``LeaseLost`` when the lease is lost, and raises ``LockLost`` at its end if another
-client deleted the key. Each lock has a lease of its own, unless it is given one: a lease can be in the line for a
-name only once.
+The block is interrupted with ``LeaseLost`` when the lease is lost, and raises ``LockLost`` at its end if another client
+deleted the key. Each lock has a separate lease by default, because a lease can be in the queue of a name only once.
 """
 
 from __future__ import annotations
@@ -51,18 +50,19 @@ if TYPE_CHECKING:
 
 # -- contender ------------------------------------------------------------------------------------------------------
 #
-# Waiting in a queue: the recipe under locks and elections.
+# Waiting in a queue: the algorithm of locks and elections.
 #
-# Every contender has a key ``NAME/LEASEHEX``, attached to its lease; the one with the lowest create revision has what
-# they contend for. Others wait for the deletion of the key right before theirs, so that a release wakes one and not
-# all. These are the keys of etcd's own recipes: members' Lock and Election services and Go's programs wait in the
+# Every contender has a key ``NAME/LEASEHEX``, attached to its lease; the key with the lowest create revision holds the
+# lock or leads. The others wait for the deletion of the key right before theirs, so that a release wakes only one
+# contender. The keys are those of etcd's own recipes: members' Lock and Election services and Go programs wait in the
 # same queue.
 #
-# Laws:
+# Invariants:
 #
-# 1. After every wait, and before a contender is first, one txn reads the own key (still there, with the same
-#    create revision) *and* the keys before it.
-# 2. A step that may or may not have happened is done again: a key says by its value or lease whose it is.
+# 1. After every wait, and before a contender is first, one txn reads the contender's key (it still exists, with the
+#    same create revision) *and* the keys before it.
+# 2. A step with an unknown outcome is repeated: the value or lease of a key shows its owner.
+# 3. The create revision is a fencing token. Loss of the lease, or of the key, is an error where it is used.
 # 3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
 
 
@@ -70,8 +70,8 @@ class Contender:
     """One entry of a queue.
 
     Attributes:
-        key: of this contender, as the client sees it.
-        fence: its create revision; 0: not in the queue.
+        key: key of this contender, as the client sees it.
+        fence: create revision of the key; 0: not in the queue.
     """
 
     def __init__(self, scope: Scope, name: Text, lease: Lease, error: type[FenceLost]) -> None:
@@ -90,11 +90,11 @@ class Contender:
         return self._scope.space.key(self.key)
 
     def lost(self, reason: str = "") -> FenceLost:
-        """Make the error of a place that is lost."""
+        """Return the error for a lost place in the queue."""
         return self._error(self.guard_key, self.fence, reason)
 
     async def enqueue(self, value: Text) -> KeyValue | None:
-        """Enter the queue; returns the key as it was, if it was in the queue already."""
+        """Enter the queue; return the existing key if this contender is in the queue already."""
         self._value, self._asked = value, True
 
         async def step() -> KeyValue | None:
@@ -107,10 +107,10 @@ class Contender:
         return await until_answered(step)
 
     async def predecessor(self) -> tuple[KeyValue | None, int]:
-        """Return the key right before this one, and as of which revision; None: there is none, it is first.
+        """Return the key right before this one (None: this one is first), and the revision of the read.
 
         Raises:
-            FenceLost: the place itself is gone.
+            FenceLost: this contender's key is gone.
         """
 
         async def step() -> tuple[KeyValue | None, int]:
@@ -124,11 +124,11 @@ class Contender:
         return await until_answered(step)
 
     async def wait_turn(self) -> int:
-        """Wait until no key is before this one; returns the revision as of which that is so.
+        """Wait until no key is before this one; return the revision at which that was read.
 
         Raises:
-            FenceLost: the place is gone.
-            LeaseLost: the lease is.
+            FenceLost: this contender's key is gone.
+            LeaseLost: the lease is lost.
         """
         while True:
             before, revision = await self.predecessor()
@@ -147,7 +147,7 @@ class Contender:
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
-                with suppress(CompactedError):  # the caller reads the key before this one again
+                with suppress(CompactedError):  # the caller reads the predecessor again
                     each.result()
         finally:
             for each, watcher in zip(waiting, watchers, strict=True):
@@ -156,13 +156,13 @@ class Contender:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def leave(self, timeout_s: float | None = None) -> bool:
-        """Leave the queue, if need be without knowing if it was ever in it; False: it was not.
+        """Leave the queue, also when it is unknown whether it was entered; return False if it was not.
 
         Arguments:
             timeout_s: None: the client's.
 
         Raises:
-            StatusError: the cluster could not be told.
+            StatusError: the cluster could not be reached.
         """
         if not self._asked:
             return False
@@ -178,15 +178,15 @@ class Contender:
             return (await Txn(self._scope).when(ours).then(Delete(self.key)).commit(timeout_s=timeout_s)).succeeded
 
         left = await until_answered(step, self._scope.timeout_s if timeout_s is None else timeout_s)
-        # If the key was gone at a second attempt, the first had done it for all that can be known.
+        # If the key is gone at a second attempt, the first attempt has probably deleted it.
         return left or attempts > 1
 
 
 # -- holder ---------------------------------------------------------------------------------------------------------
 #
-# The part that locks and terms share: an entry of a queue, its lease, and the block that it lasts.
+# The common part of locks and terms: an entry in a queue, its lease, and the block in which it is held.
 #
-# Subclasses say how they enter the queue (``_join``) and give the steps their names.
+# Subclasses define how to enter the queue (``_join``), and the names of the public methods.
 
 
 class Holder:
@@ -215,14 +215,14 @@ class Holder:
         state = f"held, fence {self.fence}" if self._first else "waiting" if self.fence else "not held"
         return f"<{type(self).__name__} {self.name!r}: {state}>"
 
-    # ---- what its owner sees
+    # ---- public attributes
 
     @property
     def lease(self) -> Lease:
-        """The lease that it lives by, or did.
+        """The lease of its key, which may be lost already.
 
         Raises:
-            FenceLost: it never had one.
+            FenceLost: it never had a lease.
         """
         if self._lease is None:
             raise self._error(b"", 0, self._not_first)
@@ -230,27 +230,27 @@ class Holder:
 
     @property
     def key(self) -> bytes:
-        """Its key, as the client sees it; empty while it is not in the queue."""
+        """The key, as the client sees it; empty while not in the queue."""
         return self._place.key if self._place is not None else b""
 
     @property
     def guard_key(self) -> bytes:
-        """Its key, as the store knows it; empty while it is not in the queue."""
+        """The key, as the store knows it; empty while not in the queue."""
         return self._place.guard_key if self._place is not None else b""
 
     @property
     def fence(self) -> int:
-        """The fencing token: the create revision of its key; 0 while it is not in the queue."""
+        """The fencing token: the create revision of the key; 0 while not in the queue."""
         return self._place.fence if self._place is not None else 0
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on."""
+        """Raise ``LeaseLost`` or ``FenceLost`` if it is not safe to use."""
         if not self._first:
             raise self._error(self.guard_key, self.fence, self._not_first)
         self.lease.check()
 
     def broken(self) -> FenceLost:
-        """Note that the cluster has found its key gone or changed; returns the error to raise."""
+        """Record that the cluster has found the key deleted or replaced; return the error to raise."""
         self._first = False
         return self._error(self.guard_key, self.fence)
 
@@ -258,7 +258,7 @@ class Holder:
     def _reliable(self) -> bool:
         return self._first and self._lease is not None and self._lease.alive
 
-    # ---- into the queue and out of it
+    # ---- entering and leaving the queue
 
     async def _join(self, place: Contender) -> None:
         """Enter the queue."""
@@ -309,14 +309,14 @@ class Holder:
         return lease
 
     async def _leave(self, timeout_s: float | None = None) -> None:
-        """Give it back.
+        """Leave the queue.
 
         Arguments:
             timeout_s: None: the client's.
 
         Raises:
-            FenceLost: it was not held any more: another client may have had it meanwhile.
-            StatusError: the cluster could not be told; it ends with its lease.
+            FenceLost: it was no longer held: another client may have held it in the meantime.
+            StatusError: the cluster could not be reached; the key is deleted when the lease expires.
         """
         place, was_first = self._place, self._first
         self._place, self._first = None, False
@@ -328,7 +328,7 @@ class Holder:
             left = await place.leave(timeout_s)
         except StatusError as error:
             if is_transient(error) and self._given is None and self._lease is not None:
-                self._lease.stop()  # the cluster would not answer now either
+                self._lease.stop()  # a revocation would fail too
             raise
         finally:
             await self._end_lease(timeout_s)
@@ -336,17 +336,17 @@ class Holder:
             raise place.lost()
 
     def _farewell_s(self, error: BaseException | None) -> float | None:
-        """How long to try: with a lease of its owner's, which may live on, a key that stays would block the others."""
+        """Return the time limit of the release; unlimited if the caller's lease would keep a leftover key alive."""
         return farewell_s(error) if self._given is None else None
 
     async def _end_lease(self, timeout_s: float | None) -> None:
         if self._given is None and self._lease is not None:
-            with suppress(StatusError):  # no keep-alive is sent any more: it ends with its TTL
+            with suppress(StatusError):  # the keep-alives have stopped, so the lease expires
                 await self._lease.revoke(timeout_s)
 
     async def _leave_quietly(self, timeout_s: float | None = None) -> None:
         self._first = False
-        with suppress(StatusError):  # its lease is not kept alive any more, or it is its owner's to end
+        with suppress(StatusError):  # the lease expires, or the caller must end it
             await self._leave(timeout_s)
 
     # ---- as a block
@@ -376,45 +376,45 @@ class Holder:
 
 
 class Lock(Holder):
-    """One lock of one holder; made by ``Client.lock``. Not reentrant, and used by one task at a time."""
+    """One lock of one holder; created by ``Client.lock``. Not reentrant; only one task may use it at a time."""
 
     _error = LockLost
 
     @property
     def held(self) -> bool:
-        """Whether it can be relied on, as far as this client knows."""
+        """Whether the lock is held and safe to use, as far as this client knows."""
         return self._reliable
 
     async def acquire(self, timeout_s: float | None = None) -> Lock:
-        """Wait for it.
+        """Wait for the lock.
 
         Arguments:
-            timeout_s: None: as long as it takes.
+            timeout_s: None: no limit.
 
         Raises:
-            LockNotFree: others had it all that time.
+            LockNotFree: others held the lock until the timeout.
             LeaseLost: the lease ended while waiting.
-            LockLost: another client deleted its key while it waited.
-            StatusError: the cluster refused, or could not be reached to begin with.
+            LockLost: another client deleted the key while waiting.
+            StatusError: the cluster refused, or could not be reached at the start.
         """
         await self._enter(timeout_s)
         return self
 
     async def try_acquire(self) -> bool:
-        """Take it if it is free; False: another holder has it."""
+        """Acquire the lock if it is free; return False if another holder has it."""
         return await self._try_to_enter(wait=False)
 
     async def release(self) -> None:
-        """Give it back; does nothing if it is not held.
+        """Release the lock; does nothing if it is not held.
 
         Raises:
-            LockLost: it was not held any more: another client may have had it meanwhile.
-            StatusError: the cluster could not be told; it ends with its lease.
+            LockLost: the lock was no longer held: another client may have held it in the meantime.
+            StatusError: the cluster could not be reached; the key is deleted when the lease expires.
         """
         await self._leave()
 
     async def _join(self, place: Contender) -> None:
-        # The mark tells a key of this very attempt, put by a call whose answer was lost, from another's.
+        # The mark distinguishes a key put by this attempt, whose answer was lost, from another holder's key.
         mark = secrets.token_hex(8)
         found = await place.enqueue(mark)
         if found is not None and found.value != mark.encode():
@@ -423,40 +423,41 @@ class Lock(Holder):
 
 
 class Locks(Part):
-    """Locks."""
+    """Methods for locks."""
 
     def lock(
         self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None, interrupt: bool = True
     ) -> Lock:
-        """Make a lock, to be taken by ``async with`` or ``acquire``.
+        """Return a new lock, to be acquired by ``async with`` or ``acquire``.
 
         Arguments:
-            name: those who use the same name exclude each other, also through other clients of etcd.
-            ttl: seconds after which a holder that has died, or is cut off, loses it.
-            lease: use this one instead of one of its own.
-            interrupt: its block is interrupted when the lease is lost; else ``LeaseLost`` comes at the end.
+            name: lock name; holders of the same name exclude each other, including other etcd clients.
+            ttl: seconds after which a dead or partitioned holder loses the lock.
+            lease: lease to use instead of a new one.
+            interrupt: whether to interrupt the block when the lease is lost; if False, the block raises ``LeaseLost``
+                at its end.
         """
         return Lock(self.scope, name, ttl, lease, interrupt=interrupt)
 
 
 # -- election -------------------------------------------------------------------------------------------------------
 #
-# Elections: one leader among the candidates, and observers who follow it.
+# Elections: one leader among the candidates, and observers that follow the leader.
 #
 # ::
 #
-#     async with kv.campaign("leader", b"10.0.0.1:80", ttl=10) as term:      # waits until it leads
+#     async with kv.campaign("leader", b"10.0.0.1:80", ttl=10) as term:      # waits until it is leader
 #         await term.proclaim(b"10.0.0.1:81")
-#         await kv.put("x", b"y", fence=term)                                # only while it leads
+#         await kv.put("x", b"y", fence=term)                                # only while it is leader
 #
 #     async for leader in kv.observe("leader"): print(leader.value)
 #
-# A term ends by ``resign``, with its lease, or when a client deletes its key. As with locks, a block is interrupted
-# when the lease is lost, and only ``fence=term`` keeps a leader that was stopped from writing.
+# A term ends by ``resign``, with its lease, or when a client deletes its key. As with locks, the block is interrupted
+# when the lease is lost, and only ``fence=term`` prevents late writes of a leader that was stopped.
 
 
 class Term(Holder):
-    """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
+    """A candidacy, and the term that follows it; created by ``Client.campaign``."""
 
     _error = TermLost
     _not_first = "it does not lead"
@@ -467,20 +468,20 @@ class Term(Holder):
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, as far as this client knows."""
+        """Whether this candidate is leader, as far as this client knows."""
         return self._reliable
 
     async def campaign(self, timeout_s: float | None = None) -> Term:
-        """Wait until it leads.
+        """Wait until this candidate is leader.
 
         Arguments:
-            timeout_s: None: as long as it takes.
+            timeout_s: None: no limit.
 
         Raises:
-            LockNotFree: others led all that time.
+            LockNotFree: others were leader until the timeout.
             LeaseLost: the lease ended while waiting.
-            TermLost: another client deleted its key while it waited.
-            StatusError: the cluster refused, or could not be reached to begin with.
+            TermLost: another client deleted the key while waiting.
+            StatusError: the cluster refused, or could not be reached at the start.
         """
         await self._enter(timeout_s)
         return self
@@ -489,20 +490,20 @@ class Term(Holder):
         """Change the value that observers see.
 
         Raises:
-            TermLost: it does not lead any more.
-            LeaseLost: its lease is lost.
-            StatusError: it is unknown whether it was changed; may be done again.
+            TermLost: this candidate is no longer leader.
+            LeaseLost: the lease is lost.
+            StatusError: the outcome is unknown; the call may be repeated.
         """
         self.check()
         if not await self._write(value):
             raise self.broken()
 
     async def resign(self) -> None:
-        """End it; does nothing if it is over.
+        """End the term; does nothing if it has ended.
 
         Raises:
-            TermLost: it did not lead any more: another candidate may have led meanwhile.
-            StatusError: the cluster could not be told; it ends with its lease.
+            TermLost: the term had ended already: another candidate may have been leader in the meantime.
+            StatusError: the cluster could not be reached; the key is deleted when the lease expires.
         """
         await self._leave()
 
@@ -520,7 +521,7 @@ class Term(Holder):
 
 
 class Elections(Part):
-    """Elections: to campaign in, to look at, to follow."""
+    """Methods for elections."""
 
     def campaign(
         self,
@@ -531,22 +532,22 @@ class Elections(Part):
         lease: Lease | Session | None = None,
         interrupt: bool = True,
     ) -> Term:
-        """Make a candidacy, to be run by ``async with`` or ``Term.campaign``.
+        """Return a new candidacy, to be run by ``async with`` or ``Term.campaign``.
 
         Arguments:
-            name: of the election.
-            value: shown to observers while it leads, e.g. its address.
+            name: name of the election.
+            value: value for observers during the term, e.g. the leader's address.
             ttl, lease, interrupt: as for ``lock``.
         """
         return Term(self.scope, name, value, ttl, lease, interrupt=interrupt)
 
     async def leader(self, name: Text) -> KeyValue | None:
-        """Return the key of the present leader; None: there is no leader."""
+        """Return the key of the current leader; None: there is no leader."""
         found = await KV(self.scope).range(to_bytes(name) + b"/", prefix=True, limit=1, sort_by="create_revision")
         return found[0] if found else None
 
     async def observe(self, name: Text) -> AsyncGenerator[KeyValue, None]:
-        """Follow who leads: the leader, every proclamation, every next leader; resumes as a watch does, never ends.
+        """Yield the leader, each proclamation and each next leader; resumes like a watch, and never ends by itself.
 
         Raises:
             StatusError: the cluster refuses.
@@ -559,14 +560,14 @@ class Elections(Part):
 async def observations(
     scope: Scope, name: Text, *, on_trouble: Callable[[StatusError | None], None] | None = None
 ) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
-    """Follow an election in the messages of members, as etcd's clients form them; for programs that pass them on.
+    """Follow an election, and yield messages in the form of etcd's clients; for programs that forward them.
 
-    Each has the header of the message it came with and one key, that of the leader. A proclamation has ``count`` and
-    ``more`` of the read that found the leader.
+    Each response has the header of the message that it came with, and one key, that of the leader. A proclamation has
+    ``count`` and ``more`` of the read that found the leader.
 
     Arguments:
-        scope: of the client.
-        name: of the election.
+        scope: scope of the client.
+        name: name of the election.
         on_trouble: see ``until_answered``.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Operations: what ``put``, ``get``, ``get_range`` and ``delete`` ask for, alone or inside a txn.
+"""Operations: the requests of ``put``, ``get``, ``get_range`` and ``delete``, alone or inside a txn.
 
 ::
 
     await kv.txn().when(kv.version("a") == 0).then(put("a", b"1"), get_range("b/", prefix=True)).commit()
 
-An operation is a value; it is translated to a request only when it is sent, in the key space of its sender.
+An operation is a value. It is translated to a request when it is sent, in the key space of its sender.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from raftkv.pb import rpc_pb2
 #     version("a") == 0                    # the key does not exist
 #     value("a") != b"x"                   # it exists and has another value
 #     mod_revision("a") < 100
-#     create_revision("jobs/", prefix=True) > 7      # all keys of the interval
+#     create_revision("jobs/", prefix=True) > 7      # all keys of the range
 #     lease_of("a") == lease.id
 #
 # A key that does not exist has version, revisions and lease 0; a condition on its *value* never holds, not even
@@ -52,7 +52,7 @@ _RELATIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition: a property of a key (or of all keys of an interval), a relation, a constant."""
+    """A condition: a property of a key (or of all keys of a range), a relation, a constant."""
 
     target: Target
     key: Text
@@ -67,7 +67,7 @@ class Compare:
         message = rpc_pb2.Compare(
             result=_RELATIONS[self.relation], target=_TARGETS[self.target], key=key, range_end=end
         )
-        # Set explicitly, zero too: the field says which of the union it is.
+        # Set explicitly, also if zero, because the field selects the member of the union.
         constant = self.constant if isinstance(self.constant, int) else to_bytes(self.constant)
         setattr(message, self.target, constant)
         return message
@@ -78,11 +78,11 @@ class Compare:
 
 
 class Property:
-    """A property of a key, to be compared.
+    """A property of a key, for comparisons.
 
     Arguments:
-        target: which.
-        key, end, prefix: of what key, or of which interval; see ``Space.interval``.
+        target: property to compare.
+        key, end, prefix: key or range; see ``Space.interval``.
     """
 
     __slots__ = ("_end", "_key", "_prefix", "_target")
@@ -115,75 +115,75 @@ class Property:
 
 
 def version(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Compare the number of writes since the key was created; 0: it does not exist.
+    """Compare the number of writes since the key was created; 0: the key does not exist.
 
     Arguments:
-        key: which; the first of an interval.
-        end, prefix: as for ``range``: the condition must hold for all keys there.
+        key: key, or first key of a range.
+        end, prefix: as for ``range``: the condition must hold for all keys in the range.
     """
     return Property("version", key, end, prefix)
 
 
 def value(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Compare the value; no condition on it holds for a key that does not exist.
+    """Compare the value; for a key that does not exist, no comparison holds.
 
     Arguments:
-        key: which; the first of an interval.
-        end, prefix: as for ``range``: the condition must hold for all keys there.
+        key: key, or first key of a range.
+        end, prefix: as for ``range``: the condition must hold for all keys in the range.
     """
     return Property("value", key, end, prefix)
 
 
 def create_revision(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Compare the revision of the write that created the key; 0: it does not exist.
+    """Compare the revision of the write that created the key; 0: the key does not exist.
 
     Arguments:
-        key: which; the first of an interval.
-        end, prefix: as for ``range``: the condition must hold for all keys there.
+        key: key, or first key of a range.
+        end, prefix: as for ``range``: the condition must hold for all keys in the range.
     """
     return Property("create_revision", key, end, prefix)
 
 
 def mod_revision(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Compare the revision of the last write; 0: it does not exist.
+    """Compare the revision of the last write; 0: the key does not exist.
 
     Arguments:
-        key: which; the first of an interval.
-        end, prefix: as for ``range``: the condition must hold for all keys there.
+        key: key, or first key of a range.
+        end, prefix: as for ``range``: the condition must hold for all keys in the range.
     """
     return Property("mod_revision", key, end, prefix)
 
 
 def lease_of(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Compare the id of the lease that the key ends with; 0: none.
+    """Compare the id of the lease that the key is attached to; 0: none.
 
     Arguments:
-        key: which; the first of an interval.
-        end, prefix: as for ``range``: the condition must hold for all keys there.
+        key: key, or first key of a range.
+        end, prefix: as for ``range``: the condition must hold for all keys in the range.
     """
     return Property("lease", key, end, prefix)
 
 
 # -- guards ---------------------------------------------------------------------------------------------------------
 #
-# Guards of a write: a lease that it is attached to, a lock or term that must still be held.
+# Guards of a write: the lease that the key is attached to, or a lock or term that must still be held.
 #
-# Both are checked twice: here, before the call, against this client's own clock; and by the cluster, within the
-# write. So a process that slept through its lease writes nothing.
+# Each is checked twice: here, before the call, against this client's clock; and by the cluster, within the write. So a
+# process that was stopped for longer than its lease writes nothing.
 
 
 class LeaseGuard(Protocol):
-    """A lease that knows if it can be relied on."""
+    """A lease that can check whether it is safe to use."""
 
     @property
     def id(self) -> int:
-        """Its id in the cluster."""
+        """The lease id."""
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` if it cannot be relied on."""
+        """Raise ``LeaseLost`` if the lease is not safe to use."""
 
     def lose(self, reason: str) -> None:
-        """Note that the cluster does not know it any more."""
+        """Record that the cluster does not know the lease any more."""
 
 
 class Fence(Protocol):
@@ -195,39 +195,39 @@ class Fence(Protocol):
 
     @property
     def fence(self) -> int:
-        """Its create revision."""
+        """The create revision of the key."""
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on."""
+        """Raise ``LeaseLost`` or ``FenceLost`` if the lock or term is not safe to use."""
 
     def broken(self) -> Exception:
-        """Make the error of a write that the cluster refused because the key has changed hands."""
+        """Return the error for a write that the cluster refused because the key was deleted or replaced."""
 
 
 @runtime_checkable
 class Conditions(Protocol):
-    """Anything else that ends and must not be outlived, as a generation of a training run: conditions on the store."""
+    """A guard given as conditions on the store, for example a generation of a training run."""
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Return conditions that must all hold; keys as the store knows them."""
+        """Return conditions that must all hold, with keys as the store knows them."""
 
     def broken(self) -> Exception:
-        """Make the error of a write that the cluster refused because a condition does not hold."""
+        """Return the error for a write that the cluster refused because a condition does not hold."""
 
 
 FenceLike = Fence | Conditions
-"""What ``fence=`` takes."""
+"""The type of ``fence=``."""
 
 LeaseLike = int | LeaseGuard
-"""An id, or a lease of this library, which is then checked."""
+"""A lease id, or a lease of this library, which is checked before use."""
 
 
 def lease_id(lease: LeaseLike | None) -> int:
-    """Return the id of a lease that can be relied on; 0 of none.
+    """Return the id of a lease after checking it; 0 for None.
 
     Raises:
-        LeaseLost: it cannot.
-        TypeError: it is neither.
+        LeaseLost: the lease is not safe to use.
+        TypeError: the value is neither an id nor a lease.
     """
     if lease is None:
         return 0
@@ -240,7 +240,7 @@ def lease_id(lease: LeaseLike | None) -> int:
 
 
 def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
-    """Return the error after the cluster did not find a lease; None if only ids were given, so that it can be any."""
+    """Return the error after the cluster did not find a lease; None if all were given as ids, so any may be missing."""
     guards = [lease for lease in leases if lease is not None and not isinstance(lease, int)]
     if len(guards) != 1:
         return None
@@ -250,11 +250,11 @@ def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
 
 
 def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
-    """Return the conditions that hold only while the lock or term is held, or the generation lasts.
+    """Return conditions that hold only while the lock or term is held, or the generation lasts.
 
     Raises:
-        LeaseLost: this client knows already that it is not.
-        TypeError: it is no fence.
+        LeaseLost: this client knows already that the lock or term is lost.
+        TypeError: the value is not a fence.
     """
     if isinstance(fence, Conditions):
         return fence.compares()
@@ -278,10 +278,10 @@ _SORT_TARGETS: Final = {
 
 
 class Operation:
-    """What a txn can hold: a request of its own kind, and what its response becomes.
+    """An operation of a txn: its request, and the conversion of its response.
 
     Attributes:
-        FIELD: names the request and the response in the messages of a txn.
+        FIELD: name of the request and response fields in the messages of a txn.
     """
 
     __slots__ = ()
@@ -289,45 +289,45 @@ class Operation:
 
     @property
     def writes(self) -> bool:
-        """Whether it may change the store."""
+        """Whether the operation may change the store."""
         return False
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
-        """Return the leases that it relies on."""
+        """Return the leases that the operation uses."""
         return ()
 
     def request(self, space: Space) -> Any:
-        """Return the request message, with keys of the store."""
+        """Return the request message, with keys as the store knows them."""
         raise NotImplementedError
 
     def result(self, answer: Any, space: Space, revision: int) -> Any:
-        """Return the result of the answer.
+        """Convert the answer to the operation's result.
 
         Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-            revision: of the store, where the answer does not say it.
+            answer: answer of the member.
+            space: key space of the client.
+            revision: revision of the store, for answers that do not contain it.
         """
         raise NotImplementedError
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
+        """Return the operation's message in a txn."""
         return rpc_pb2.RequestOp(**{f"request_{self.FIELD}": self.request(space)})
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> Any:
-        """Return its result from the response of a txn.
+        """Return the operation's result from the response of a txn.
 
         Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
+            response: response of the member.
+            space: key space of the client.
+            revision: revision of the store after the txn.
         """
         return self.result(getattr(response, f"response_{self.FIELD}"), space, revision)
 
 
 @dataclass(frozen=True, slots=True)
 class Put(Operation):
-    """A put, made by ``put``."""
+    """A put, created by ``put``."""
 
     FIELD: ClassVar[str] = "put"
 
@@ -344,7 +344,7 @@ class Put(Operation):
         return True
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
-        """Return the lease that it attaches the key to."""
+        """Return the lease that the key is attached to."""
         return (self.lease,)
 
     def request(self, space: Space) -> rpc_pb2.PutRequest:
@@ -366,7 +366,7 @@ class Put(Operation):
 
 @dataclass(frozen=True, slots=True)
 class GetRange(Operation):
-    """A read of an interval, made by ``get_range``."""
+    """A read of a range, created by ``get_range``."""
 
     FIELD: ClassVar[str] = "range"
 
@@ -402,7 +402,7 @@ class GetRange(Operation):
             max_create_revision=self.max_create_revision,
         )
         if self.descending or self.sort_by != "key":
-            # Said in full: with the order left open, members apply the limit before they sort.
+            # Always explicit: without an order, members apply the limit before they sort.
             order = rpc_pb2.RangeRequest.DESCEND if self.descending else rpc_pb2.RangeRequest.ASCEND
             if self.sort_by not in list(_SORT_TARGETS):
                 raise ValueError(f"sort_by is one of {', '.join(_SORT_TARGETS)}, not {self.sort_by!r}")
@@ -416,7 +416,7 @@ class GetRange(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Get(Operation):
-    """A read of one key, made by ``get``."""
+    """A read of one key, created by ``get``."""
 
     FIELD: ClassVar[str] = "range"
 
@@ -435,7 +435,7 @@ class Get(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Delete(Operation):
-    """A deletion, made by ``delete``."""
+    """A deletion, created by ``delete``."""
 
     FIELD: ClassVar[str] = "delete_range"
 
@@ -446,7 +446,7 @@ class Delete(Operation):
 
     @property
     def writes(self) -> bool:
-        """Always: even if there is no key to delete, the members have to agree on it."""
+        """Return True: the members have to agree even if there is no key to delete."""
         return True
 
     def request(self, space: Space) -> rpc_pb2.DeleteRangeRequest:

@@ -1,10 +1,10 @@
-"""Long lists: so many keys at once as one answer should have, by the bytes of those before.
+"""Reading long lists in pages; the number of keys in a page is estimated from the sizes of earlier keys.
 
     size = PageSize(1000)
     ... ask for size.keys ...
     size.took(answer.kvs)          # or size.failed(error): whether fewer keys may do
 
-A page of a fixed number of keys is a few kilobytes or more than a member sends at once, by what others wrote there.
+A page with a fixed number of keys may be a few kilobytes or exceed a member's limit, depending on the stored values.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from raftkv.errors import RESOURCE_EXHAUSTED, LimitedError, StatusError
 from raftkv.pb import rpc_pb2
 
 FIRST_KEYS: Final = 100
-"""Keys of a first page: these may be of any size."""
+"""Number of keys in a first page, whose sizes are unknown."""
 PAGE_BYTES: Final = 8 << 20
-"""About how much of a list is read at once."""
+"""Target size of a page."""
 PAGE_CUT: Final = 16
-"""A page that did not come is asked for again with so many times fewer keys."""
+"""After a failed page, the number of keys is divided by this."""
 PAGE_KEYS_MIN: Final = 16
-"""Unless it is too large: it may not have come for another reason than its size."""
+"""Minimum number of keys after a failure for a reason other than size; after one for size it may drop to 1."""
 PAGE_GROWTH: Final = 8
-"""The next page has so many times more keys at most: small keys may stand before large ones."""
+"""Maximum growth factor of the next page: large keys may follow small ones."""
 
 
 class _Item(Protocol):
@@ -36,14 +36,14 @@ class _Item(Protocol):
 
 
 class PageSize:
-    """How many keys of one list are asked for next.
+    """The number of keys in the next page of a list.
 
     Arguments:
-        keys_max: of one page.
-        first: keys of the first page, if these are fewer.
+        keys_max: maximum number of keys in a page.
+        first: maximum number of keys in the first page.
 
     Attributes:
-        keys: of the next page.
+        keys: number of keys in the next page.
     """
 
     def __init__(self, keys_max: int, first: int = FIRST_KEYS) -> None:
@@ -51,7 +51,7 @@ class PageSize:
         self._keys_max = keys_max
 
     def took(self, items: Iterable[_Item]) -> None:
-        """Note what came."""
+        """Adapt the number of keys to a page that was read."""
         count = size_bytes = 0
         for item in items:
             count += 1
@@ -61,7 +61,7 @@ class PageSize:
             self.keys = max(min(self._keys_max, PAGE_GROWTH * self.keys, fitting), 1)
 
     def failed(self, error: StatusError) -> bool:
-        """Note why a page did not come; return whether it may be that it was too large."""
+        """Reduce the number of keys after a failure; return whether the page may have been too large."""
         before, is_too_large = self.keys, error.code == RESOURCE_EXHAUSTED and not isinstance(error, LimitedError)
         self.keys = max(before // PAGE_CUT, 1 if is_too_large else min(before, PAGE_KEYS_MIN))
         return is_too_large and before > 1
@@ -72,15 +72,15 @@ async def read_pages(
     request: rpc_pb2.RangeRequest,
     keys_max: int,
 ) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
-    """Yield an interval page by page, all as of one revision.
+    """Read a range of keys in pages, all at one revision.
 
     Arguments:
-        call: asks the cluster.
-        request: for the interval; its limit, its key and its revision are set here.
-        keys_max: of one page.
+        call: sends a request to the cluster.
+        request: request for the range; its limit, key and revision are overwritten.
+        keys_max: maximum number of keys in a page.
 
     Raises:
-        StatusError: a page could not be read, though it was asked for with fewer keys if it was too large.
+        StatusError: a page could not be read, after retries with fewer keys if it was too large.
     """
     size = PageSize(keys_max)
     while True:
@@ -92,7 +92,7 @@ async def read_pages(
                 raise
             continue
         size.took(page.kvs)
-        # Pinned from the first answer on. A member that is behind would refuse it: then it is no snapshot of ours.
+        # The first answer fixes the revision. A member that lags refuses it rather than answer from older state.
         request.revision = request.revision or page.header.revision
         yield page
         if not page.more:

@@ -9,16 +9,16 @@
         times: int = 1
 
     Greeting("hello").encode()                       # b'{"text":"hello"}'
-    Greeting.decode(b'{"text":"hello","new":1}')     # fields that are not known are left out
+    Greeting.decode(b'{"text":"hello","new":1}')     # unknown fields are ignored
 
-    read(Greeting, item)                             # of a key: it must also be the key of this record
+    read(Greeting, item)                             # also checks that the record belongs to the item's key
 
-A record is input: any client that may write its key chose its bytes. Each field is checked for its type and size, each
-record for its values (``check``), and ``read`` for its owner (``belongs_to``): a record speaks for its own key alone.
-A wrong record raises a ``RecordError`` of one line; nothing in it is executed. An older raftkv reads the records of a
-newer one, as long as the fields that it needs are there.
+A record is untrusted input: any client that may write the key chose its bytes. Each field is checked for its type and
+size, each record for its values (``check``), and ``read`` checks its key (``belongs_to``), because a record is only
+valid under its own key. An invalid record raises a ``RecordError`` of one line; nothing in it is executed. An older
+raftkv can read the records of a newer one, as long as they contain the fields that it needs.
 
-Leaves out which records there are: each part that keeps some says so (``training.records``, ``checkpoint.records``).
+The records are defined by the parts that store them (``training.records``, ``checkpoint.records``).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "Mapping[str, int]": (dict,),
     "tuple[str, ...]": (list,),
 }
-"""Types in JSON that an annotation of a field admits."""
+"""JSON types allowed by the annotation of a field."""
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""JSON has no words for these numbers; as texts every program can read them."""
+"""Numbers that JSON cannot express; they are written as strings, which every program can read."""
 _ITEMS: Final[dict[str, tuple[type, ...]]] = {
     "Mapping[str, str]": (str,),
     "Mapping[str, float]": (int, float),
@@ -58,19 +58,19 @@ _ITEMS: Final[dict[str, tuple[type, ...]]] = {
 }
 NUMBER_MAX: Final = 2**64 - 1
 TIME_MAX_S: Final = 60_000_000_000.0
-"""So far from 1970, before and after, every calendar and time zone has dates."""
+"""Limit of times, before and after 1970, within which every calendar and time zone has dates."""
 SHOWN_MAX: Final = 400
-"""Characters of what is wrong: a value of a megabyte makes no line of a megabyte."""
+"""Maximum length of an error's description, because an invalid value may be a megabyte long."""
 SPOKEN_MAX: Final = 2000
-"""Characters of a text for people."""
+"""Maximum length of a text for people."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _Layout = tuple[tuple[str, str, str, Any], ...]
-"""Each field: its name, its name in JSON, its annotation, and its default (``MISSING``: it must be there)."""
+"""For each field: its name, its name in JSON, its annotation, and its default (``MISSING``: it is required)."""
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 class RecordError(RaftKVError):
-    """A key does not hold what raftkv writes there; ``why`` says what is wrong."""
+    """A key does not contain a valid record of raftkv; ``why`` says what is wrong."""
 
     def __init__(self, record: str, why: str) -> None:
         line = " ".join(why.split())
@@ -80,15 +80,15 @@ class RecordError(RaftKVError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The base of all records.
+    """The base class of all records.
 
     Attributes:
-        NAME: of the kind of record, in errors.
+        NAME: name of the kind of record, for errors.
         STORED_AS: fields that have another name in JSON.
         SIGNED: whole numbers that may be negative.
-        SPOKEN: texts for people, from any source, as of an exception: they are cut, and made such that they can be
-            written, instead of refused.
-        PARTS: fields that hold other records, by their names in JSON: one, or None; a tuple; or a table of them.
+        SPOKEN: texts for people, from any source, for example an exception: instead of being refused, they are
+            truncated and made encodable.
+        PARTS: fields that contain other records, by their names in JSON: an optional record, a tuple, or a table.
     """
 
     NAME: ClassVar[str] = "?"
@@ -98,25 +98,25 @@ class Record:
     PARTS: ClassVar[Mapping[str, type[Record]]] = {}
 
     def check(self) -> None:
-        """Check what the types do not say; records with more to check extend this.
+        """Check constraints beyond the types; subclasses extend this.
 
         Raises:
-            RecordError, ConfigError: no raftkv writes such a value.
+            RecordError, ConfigError: a value that raftkv never writes.
         """
 
     def belongs_to(self, key: str) -> bool:
-        """Return whether this is the record of a key; records that name their key extend this."""
+        """Return whether this is the record of a key; records that contain their key override this."""
         return True
 
     def encode(self) -> bytes:
-        """Encode as the value of its key; fields that hold their default are left out."""
+        """Encode the record as the value of its key; fields with their default are left out."""
         try:
             return _encoder.encode(self.plain()).encode()
         except UnicodeEncodeError:
             raise RecordError(self.NAME, "a text in it is not Unicode: half of a surrogate pair") from None
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it: a table of what is not a default."""
+        """Return the record as a JSON object, without fields that have their default."""
         found = {}
         for attribute, name, _, default in _layout(type(self)):
             value = getattr(self, attribute)
@@ -131,7 +131,7 @@ class Record:
         """Decode the value of a key.
 
         Raises:
-            RecordError: it holds something else.
+            RecordError: the value is not such a record.
         """
         try:
             plain = json.loads(value)
@@ -141,10 +141,10 @@ class Record:
 
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """Make the record of a JSON object.
+        """Convert a decoded JSON object to a record.
 
         Raises:
-            RecordError: a field is missing, or has another type.
+            RecordError: a field is missing or has another type.
         """
         if not isinstance(plain, dict):
             raise RecordError(cls.NAME, f"{type(plain).__name__} instead of an object")
@@ -163,12 +163,12 @@ class Record:
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Check the value of a field in JSON; records with fields of another kind extend this.
+        """Check the value of a field in JSON; records with other types of fields extend this.
 
         Arguments:
-            name: in JSON.
-            kind: the annotation of the field.
-            value: out of JSON.
+            name: name in JSON.
+            kind: annotation of the field.
+            value: decoded value.
         """
         if (part := cls.PARTS.get(name)) is not None:
             return _parts(cls.NAME, name, kind, value, part)
@@ -185,7 +185,7 @@ def read(kind: type[R], item: KeyValue) -> R:
     """Return the record in a key.
 
     Raises:
-        RecordError: it holds something else, or the record of another key; the text names the key.
+        RecordError: the value is not such a record, or is the record of another key; the text names the key.
     """
     key = item.key.decode(errors="backslashreplace")
     try:
@@ -198,7 +198,7 @@ def read(kind: type[R], item: KeyValue) -> R:
 
 
 def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
-    """Return the records in some keys: one that cannot be read hides no other, and is named in the log."""
+    """Return the records of some keys; an invalid record is skipped and logged."""
     found = []
     for item in items:
         try:
@@ -209,8 +209,8 @@ def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
 
 
 def number_in(text: str, most: int = NUMBER_MAX) -> int | None:
-    """Return the whole number that a text of another client says in decimal digits; None: it is none, or larger."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX))  # Python reads no 5000 digits
+    """Parse a whole number that another client wrote in decimal digits; None: malformed, or larger than ``most``."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX))  # Python refuses 5000 digits
     return number if is_number and (number := int(text)) <= most else None
 
 
@@ -218,7 +218,7 @@ _layouts: Final[dict[type[Record], _Layout]] = {}
 
 
 def _layout(cls: type[Record]) -> _Layout:
-    """Return the layout of a class, which is made when it is first asked for."""
+    """Return the layout of a class, created at its first use."""
     known = _layouts.get(cls)
     if known is None:
         known = _layouts[cls] = tuple(
@@ -234,7 +234,7 @@ def _layout(cls: type[Record]) -> _Layout:
 
 
 def _parts(record: str, name: str, kind: str, value: object, part: type[Record]) -> object:
-    """Return the records in a field: one that may be absent, a tuple of them, or a table."""
+    """Return the records in a field: an optional record, a tuple, or a table."""
     if kind.endswith("| None"):
         return None if value is None else part.from_plain(value)
     if kind.startswith("Mapping["):
@@ -262,16 +262,16 @@ def _is_item(value: object, kind: str) -> bool:
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """Return whether a value can be used as what its type says: written, printed, and computed with."""
+    """Return whether a string is encodable, and a number within the limits."""
     if isinstance(value, str):
         return value.isascii() or not _LONE_SURROGATE.search(value)
     if isinstance(value, int | float) and (name == "time" or name.endswith("_s")):
-        return abs(value) <= TIME_MAX_S  # not NaN either
+        return abs(value) <= TIME_MAX_S  # False for NaN too
     return not isinstance(value, int) or abs(value) <= NUMBER_MAX
 
 
 def _numbers(value: object, kind: str) -> object:
-    """Read the texts that stand for numbers which JSON has no word for."""
+    """Convert strings to the numbers that JSON cannot express."""
     if kind == "float":
         return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
     if kind == "Mapping[str, float]" and isinstance(value, dict):

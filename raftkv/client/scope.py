@@ -1,8 +1,8 @@
-"""The common ground of a client: a way to the cluster, a key space, a default timeout, watches, keep-alives.
+"""The state shared by the parts of a client: connection, key space, default timeout, watches, keep-alives.
 
-A view of a client is the same with another space, on the same connection.
+A view of a client has the same state with another key space.
 
-    async with open_scope(core, timeout_s=5.0) as scope:       # of ``library``, which puts one together
+    async with open_scope(core, timeout_s=5.0) as scope:       # from ``library``
         lease = await Lease(scope, 10)
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- keys -----------------------------------------------------------------------------------------------------------
 #
-# Keys as text or bytes, the intervals that etcd makes of them, and key spaces with a prefix.
+# Keys as text or bytes, etcd's encoding of ranges, and key spaces with a prefix.
 
 
 def prefix_end(prefix: bytes) -> bytes:
@@ -43,17 +43,17 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 Text = str | bytes
-"""A key or a value as people write it; text becomes UTF-8."""
+"""A key or a value as the user writes it; text is encoded as UTF-8."""
 
 FROM_KEY = b"\0"
-"""The end of an interval that has none."""
+"""The range end that means no end."""
 
 
 def to_bytes(text: str | bytes | bytearray | memoryview) -> bytes:
     """Return the bytes of a key or value.
 
     Raises:
-        TypeError: it is neither text nor bytes; numbers in particular are not guessed at.
+        TypeError: the value is neither text nor bytes; numbers are not converted.
     """
     if isinstance(text, bytes):
         return text
@@ -65,7 +65,7 @@ def to_bytes(text: str | bytes | bytearray | memoryview) -> bytes:
 
 
 class Space:
-    r"""All keys with a prefix, which is added on the way out and taken off on the way in.
+    r"""All keys with a prefix, which is added to keys in requests and removed from keys in responses.
 
     >>> jobs = Space(b"jobs/")
     >>> jobs.key("a")
@@ -73,10 +73,11 @@ class Space:
     >>> jobs.interval("", None, prefix=True), Space().interval("", None, prefix=True)
     ((b'jobs/', b'jobs0'), (b'\x00', b'\x00'))
 
-    Intervals are etcd's: no end is one key; ``b"\0"`` is everything from the key on, in a view to its end.
+    Ranges are etcd's: without an end, one key; with the end ``b"\0"``, all keys from the first on, in a view up to its
+    end.
 
     Attributes:
-        prefix: before every key; empty: all keys.
+        prefix: prefix of every key; empty: all keys.
     """
 
     __slots__ = ("_length", "prefix")
@@ -93,23 +94,23 @@ class Space:
         """Return the key as the store knows it.
 
         Raises:
-            EmptyKeyError: it is empty.
+            EmptyKeyError: the key is empty.
         """
         if not key:
             raise EmptyKeyError
         return self.prefix + (key if isinstance(key, bytes) else to_bytes(key))
 
     def interval(self, key: Text, end: Text | None, *, prefix: bool) -> tuple[bytes, bytes]:
-        """Return first key and range end as the store knows them.
+        """Return the first key and the range end, as the store knows them.
 
         Arguments:
-            key: the first, or the prefix.
-            end: the first key that does not belong; None, or empty: ``key`` alone.
-            prefix: all keys that begin with ``key``; there is no ``end`` then.
+            key: first key, or the prefix.
+            end: end of the range, exclusive; None or empty: ``key`` alone.
+            prefix: whether to cover all keys that begin with ``key``; excludes ``end``.
 
         Raises:
-            ValueError: an end and a prefix.
-            EmptyKeyError: an empty key that is no prefix.
+            ValueError: both an end and a prefix.
+            EmptyKeyError: the key is empty and not a prefix.
         """
         if prefix:
             if end is not None:
@@ -124,17 +125,17 @@ class Space:
         return self.key(key), self.prefix + last
 
     def key_value(self, kv: kv_pb2.KeyValue) -> KeyValue:
-        """Convert a key to what its reader sees."""
+        """Convert a key of the store to the client's view."""
         key = kv.key[self._length :] if self._length else kv.key
         return KeyValue(key, kv.value, kv.version, kv.create_revision, kv.mod_revision, kv.lease)
 
     def key_values(self, kvs: Iterable[kv_pb2.KeyValue]) -> tuple[KeyValue, ...]:
-        """Convert many keys to what their reader sees."""
+        """Convert keys of the store to the client's view."""
         convert = self.key_value
         return tuple([convert(kv) for kv in kvs])
 
     def event(self, event: kv_pb2.Event) -> Event:
-        """Convert a change to what its watcher sees."""
+        """Convert a change to the client's view."""
         previous = self.key_value(event.prev_kv) if event.HasField("prev_kv") else None
         return Event(DELETE if event.type else PUT, self.key_value(event.kv), previous)
 
@@ -144,15 +145,15 @@ T = TypeVar("T", bound="Message")
 
 @dataclass(slots=True)
 class Scope:
-    """The common ground of the parts of a client.
+    """The state shared by the parts of a client.
 
     Attributes:
         core: calls with failover.
-        space: keys as this client sees them.
-        timeout_s: deadline of a call that is given none.
-        hub: the watches of the connection.
-        keeper: the leases of the connection.
-        fence: what every txn depends on that names no other fence; None: nothing.
+        space: key space of this client.
+        timeout_s: default time limit of a call.
+        hub: watches of the connection.
+        keeper: lease keep-alives of the connection.
+        fence: fence of all txns that have no other fence; None: none.
     """
 
     core: Core
@@ -167,7 +168,7 @@ class Scope:
         return dataclasses.replace(self, space=self.space.inside(prefix))
 
     def fenced(self, fence: FenceLike) -> Scope:
-        """Return the same scope with all its txns dependent on a fence."""
+        """Return the same scope with a default fence for all its txns."""
         return dataclasses.replace(self, fence=fence)
 
     def call(
@@ -176,14 +177,14 @@ class Scope:
         """Call a method at any endpoint.
 
         Arguments:
-            method: what to call.
-            request: its request message, with keys of the store.
-            timeout_s: for all attempts together; None: the scope's.
-            max_staleness_s: a read may be that much older than the call; None: the request says how old it may be.
+            method: method to call.
+            request: request message, with keys as the store knows them.
+            timeout_s: limit for all attempts together; None: the scope's.
+            max_staleness_s: maximum age of the state that a read returns; None: the request decides.
 
         Raises:
             StatusError: the cluster refused, or could not be reached in time.
-            TypeError: a time is no number.
+            TypeError: a time is not a number.
             ValueError: a time is not finite, or the staleness is negative.
         """
         timeout_s = self.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
@@ -196,7 +197,7 @@ class Part:
     """Methods of a client about one subject.
 
     Attributes:
-        scope: what it works with.
+        scope: state shared with the other parts.
     """
 
     def __init__(self, scope: Scope) -> None:

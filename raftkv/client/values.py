@@ -1,4 +1,4 @@
-"""Results of the library: keys and values, events, members. Immutable, and free of messages.
+"""Results of the library: keys and values, events, members. Immutable, and independent of protobuf messages.
 
 >>> item = KeyValue(b"jobs/a", b"1", version=1, create_revision=7, mod_revision=7, lease=0)
 >>> item.key, item.value.decode(), item.text
@@ -17,15 +17,15 @@ DELETE: Final = "DELETE"
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key as it is, or was at some revision.
+    """A key at some revision.
 
     Attributes:
-        key: without the prefix of the view it was read through.
-        value: empty if only keys were asked for.
-        version: writes since it was created, from 1.
-        create_revision: of the write that created it.
-        mod_revision: of the last write.
-        lease: id of the lease it ends with; 0: none.
+        key: key without the prefix of the view it was read through.
+        value: value; empty if only keys were requested.
+        version: number of writes since the key was created, from 1.
+        create_revision: revision of the write that created the key.
+        mod_revision: revision of the last write.
+        lease: id of the lease that the key is attached to; 0: none.
     """
 
     key: bytes
@@ -37,13 +37,13 @@ class KeyValue:
 
     @property
     def text(self) -> str:
-        """The value, read as UTF-8."""
+        """The value, decoded as UTF-8."""
         return self.value.decode()
 
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """A put that is done: the store's revision with it, and the key before it if that was asked for."""
+    """The result of a put: the revision of the store, and the previous key if requested."""
 
     revision: int
     prev_kv: KeyValue | None = None
@@ -51,7 +51,7 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """A delete that is done: revision, number of keys, and the keys if they were asked for."""
+    """The result of a delete: revision, number of deleted keys, and these keys if requested."""
 
     revision: int
     deleted: int
@@ -60,13 +60,13 @@ class DeleteResult:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """Keys of an interval; a sequence of ``KeyValue``.
+    """The keys of a range; a sequence of ``KeyValue``.
 
     Attributes:
-        items: the keys that were asked for, in order.
-        count: keys in the whole interval, regardless of the limit.
-        more: the limit left some out.
-        revision: of the store when it was read, to read or to watch on from there.
+        items: keys that were read, in order.
+        count: number of keys in the whole range, regardless of the limit.
+        more: whether the limit left some keys out.
+        revision: revision of the store at the read, to continue reading or watching from.
     """
 
     items: tuple[KeyValue, ...]
@@ -86,14 +86,14 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """A txn that is done; unpacks to ``succeeded, results``.
+    """The result of a txn; unpacks to ``succeeded, results``.
 
     Attributes:
-        succeeded: whether the conditions held, so whether ``then`` was executed.
+        succeeded: whether the conditions held, so that ``then`` was executed.
         results: one for each operation: ``PutResult``; ``DeleteResult``; for ``get`` a ``KeyValue`` or None; for
             ``range`` a ``RangeResult``; for a txn inside, a ``TxnResult``.
-        revision: of the store after it.
-        cluster_id: of the cluster that executed it; 0: it has not said.
+        revision: revision of the store after the txn.
+        cluster_id: id of the cluster that executed the txn; 0: unknown.
     """
 
     succeeded: bool
@@ -112,7 +112,7 @@ class Event:
     Attributes:
         type: ``"PUT"`` or ``"DELETE"``.
         kv: the key after the change; after a delete it has only key and mod_revision.
-        prev_kv: the key before it, if the watch asked for that, it existed and is not compacted.
+        prev_kv: the key before the change, if the watch requested it, and the key existed and is not compacted.
     """
 
     type: Literal["PUT", "DELETE"]
@@ -136,7 +136,7 @@ class Event:
 
     @property
     def is_create(self) -> bool:
-        """Whether the key did not exist before."""
+        """Whether the change created the key."""
         return self.type == PUT and self.kv.create_revision == self.kv.mod_revision
 
 
@@ -153,21 +153,21 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """The status of a member, or why it gave none.
+    """The status of a member, or why it is unknown.
 
     Attributes:
-        endpoint: as the client was given it.
-        error: empty, or why there is no answer; then the rest is zero.
-        version: of the server.
-        member_id: of the member.
-        leader_id: of the leader it follows; 0: none.
-        revision: of its store.
-        db_size_bytes: of its database file.
+        endpoint: endpoint as given to the client.
+        error: empty, or why there is no answer; all other values are then zero.
+        version: version of the server.
+        member_id: id of the member.
+        leader_id: id of the leader that it follows; 0: none.
+        revision: revision of its store.
+        db_size_bytes: size of its database file.
         raft_term: its term.
         raft_index: last index of its log.
         raft_applied_index: last index that it has applied.
-        is_learner: it does not vote.
-        errors: what it complains of, e.g. alarms.
+        is_learner: whether it is a learner.
+        errors: problems that it reports, e.g. alarms.
     """
 
     endpoint: str
@@ -185,18 +185,18 @@ class EndpointStatus:
 
     @property
     def healthy(self) -> bool:
-        """It answered, and it has a leader."""
+        """Whether the member answered and has a leader."""
         return not self.error and self.leader_id != 0
 
     @property
     def is_leader(self) -> bool:
-        """It leads."""
+        """Whether the member is the leader."""
         return self.leader_id != 0 and self.leader_id == self.member_id
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alarm that is on: of which member, and ``"NOSPACE"`` or ``"CORRUPT"``."""
+    """An active alarm: the member, and ``"NOSPACE"`` or ``"CORRUPT"``."""
 
     member_id: int
     kind: str
@@ -204,10 +204,11 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class PrefixQuota:
-    """Limits of a prefix (0: none), and what is used: keys that exist, and bytes that the database keeps.
+    """The limits of a prefix (0: none), and its usage: existing keys, and bytes in the database.
 
-    ``bytes_history`` of these bytes are of old revisions, until a compaction gives them back; -1: they are not counted,
-    because an earlier build set the quota. While ``is_counting``, what was there before the quota is in part missing.
+    ``bytes_history`` is the part of the bytes in old revisions, which a compaction frees; -1: unknown, because an
+    earlier build set the quota. While ``is_counting`` is set, the usage does not yet include all data older than the
+    quota.
     """
 
     prefix: bytes
@@ -221,7 +222,7 @@ class PrefixQuota:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What each member takes of a user, certificate, address, role, prefix, or of each identity apart; 0: no limit."""
+    """The limit at each member for a user, certificate, address, role, prefix, or each identity; 0: no limit."""
 
     kind: str
     name: bytes = b""
@@ -234,7 +235,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A lease as the cluster knows it: seconds that are left (-1: no such lease), seconds granted, its keys."""
+    """The cluster's information about a lease: seconds left (-1: no such lease), granted seconds, its keys."""
 
     id: int
     ttl: int

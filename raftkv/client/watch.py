@@ -1,31 +1,32 @@
-"""Watches that outlive members: events in the order of their revisions, each once, none left out.
+"""Watches that survive member failures: events in revision order, each exactly once.
 
     member 1 ==stream==> hub: every watcher of the client ---> Watcher: next_revision, queue ---> Watch: events
         x                 |                                                               or ---> responses, as sent
-    member 2 ==stream==>  |  created again, each from its own next_revision
+    member 2 ==stream==>  |  recreated, each from its own next_revision
 
 ::
 
     async for event in kv.watch("jobs/", prefix=True):
         print(event.type, event.key, event.value, event.revision)
 
-    async with kv.watch("jobs/a") as watch:        # the cluster has confirmed it: what is written now is seen
+    async with kv.watch("jobs/a") as watch:        # confirmed by the cluster: later writes are seen
         await kv.put("jobs/a", b"1")
         event = await anext(watch)
 
     page = await kv.range("jobs/", prefix=True)    # a copy, kept up to date
     async for event in kv.watch("jobs/", prefix=True, start_revision=page.revision + 1): ...
 
-Laws:
+Invariants:
 
-- A watcher is created again from the revision behind the last one that it has queued, or knows to hold nothing for it.
+- A watcher is recreated from the revision after the last one that it has queued, or that is known to have no events
+  for it.
 - ``next_batch`` never splits a revision.
-- A slow reader costs only itself: up to ``queue_bytes`` wait here. Then the client cancels the watcher at the member
-  (``parked``) and asks for the rest later, from where the reader stands.
-- If the cluster compacts events before the client has them, the watch raises ``Compacted`` with the revision from
-  which history still exists.
+- A slow reader affects only itself: at most about ``queue_bytes`` wait here. Then the client cancels the watcher at the
+  member (``parked``) and requests the rest later, from the reader's position.
+- If the cluster compacts events before the client has received them, the watch raises ``Compacted`` with the first
+  revision that is still available.
 
-A watch ends when its reader breaks off and drops it, by ``cancel``, or at the end of ``async with``.
+A watch ends by ``cancel``, at the end of ``async with``, or when its reader leaves the loop and drops it.
 """
 
 from __future__ import annotations
@@ -70,26 +71,26 @@ if TYPE_CHECKING:
 
 # -- watcher --------------------------------------------------------------------------------------------------------
 #
-# One watcher: what it asked for, how far it has come, what its reader has not taken yet. No I/O.
+# The state of one watcher: its request, its progress, and the queue of its reader. No I/O.
 #
 # Invariants:
 #
-# 1. ``next_revision`` is right behind the last revision that was queued or known to hold nothing for it: a watcher
-#    that is created again from there misses nothing. It never goes back, and older events are not queued again.
+# 1. ``next_revision`` follows the last revision that was queued or is known to have no events for the watcher, so a
+#    watcher recreated from there misses nothing. It never decreases, and older events are not queued again.
 # 2. A batch holds whole revisions, so a reader never sees a part of one.
-# 3. The queue is bounded: once it holds ``queue_bytes`` the hub gives the watcher up at the cluster (``parked``), and
-#    asks for the rest from ``next_revision`` when half of it is read. Other watchers go on, and memory does not grow.
-#    A reader that is slower than the compactions of the cluster gets ``Compacted``.
+# 3. The queue is bounded: once it holds ``queue_bytes``, the hub cancels the watcher at the cluster (``parked``), and
+#    requests the rest from ``next_revision`` when half of the queue is read. Other watchers continue, and memory does
+#    not grow. A reader slower than the compactions of the cluster gets ``Compacted``.
 
 QUEUE_BYTES = 4 * 1024 * 1024
-"""Events that may wait for the reader of one watcher, as they came over the wire."""
+"""Limit of the queued events of one watcher, by their size on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The interval to watch, as the store knows it, and which of its events.
+    """The range to watch, as the store knows it, and the selection of its events.
 
-    ``progress`` queues responses without events too, which say how far the watch has come.
+    With ``progress``, responses without events are queued too; they show how far the watch has come.
     """
 
     key: bytes
@@ -107,14 +108,14 @@ class Watcher:
     """The state of one watcher.
 
     Attributes:
-        next_revision: where it goes on; 0: at the next revision when the cluster creates it.
-        cluster_id: of the cluster that has confirmed it; 0: none has, or it has not said.
-        created: the cluster has confirmed it once.
-        doubted: it was refused since it was last created, and is tried again with a new token.
-        parked: its queue is full, nothing is asked for.
-        ended: it gets nothing more; ``error`` says why, if it was not its reader's wish.
-        refusal: the response by which a member canceled it for good; None: there was none.
-        id: on the present stream; 0: it is not there.
+        next_revision: revision to continue from; 0: the next revision when the cluster creates the watcher.
+        cluster_id: id of the cluster that confirmed the watcher; 0: unconfirmed or unknown.
+        created: whether the cluster has ever confirmed the watcher.
+        doubted: whether it was refused since it was last created, and is retried with a new token.
+        parked: whether its queue is full, and it is cancelled at the cluster.
+        ended: whether it receives nothing more; ``error`` is the reason, unless the reader ended it.
+        refusal: response with which a member canceled it for good; None: none.
+        id: id on the current stream; 0: not on the stream.
     """
 
     __slots__ = (
@@ -141,7 +142,7 @@ class Watcher:
     # ---- for the hub
 
     def to_message(self) -> rpc_pb2.WatchRequest:
-        """Return the message that creates it, from where it has come to."""
+        """Return the message that creates the watcher at its current position."""
         request = self.request
         create = rpc_pb2.WatchCreateRequest(
             key=request.key,
@@ -161,7 +162,7 @@ class Watcher:
         return rpc_pb2.WatchRequest(create_request=create)
 
     def confirm(self, revision: int, cluster_id: int = 0) -> None:
-        """Note that a cluster has created it while its store was at ``revision``."""
+        """Record that a cluster has created the watcher while its store was at ``revision``."""
         if not self.next_revision:
             self.next_revision = revision + 1
         self.cluster_id = cluster_id or self.cluster_id
@@ -170,15 +171,15 @@ class Watcher:
         self._wake()
 
     def is_of_another(self, cluster_id: int) -> bool:
-        """Tell if its revisions are those of another cluster than this one."""
+        """Return whether the watcher's revisions belong to another cluster than this one."""
         return 0 != self.cluster_id != cluster_id != 0
 
     def accept(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
-        """Queue a response with events; one without says that there are none up to its revision.
+        """Queue a response with events; a response without events means that there are none up to its revision.
 
         Arguments:
-            response: of the member.
-            size_bytes: as it came over the wire.
+            response: response of the member.
+            size_bytes: size on the wire.
         """
         events = response.events
         if not events:
@@ -197,7 +198,7 @@ class Watcher:
         self._queue(response, size_bytes)
 
     def _filter(self, events: Any) -> None:
-        """Leave out what members of raftkv do not send, and members of etcd do."""
+        """Remove events and values that the request excludes; raftkv members do not send them, etcd members do."""
         bytes_max = self.request.max_value_bytes
         for number in reversed(range(len(events))):
             event = events[number]
@@ -209,17 +210,17 @@ class Watcher:
                     event.prev_kv.ClearField("value")
 
     def show_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
-        """Queue a response without events, if the reader wants these.
+        """Queue a response without events, if the reader has requested such responses.
 
         Arguments:
-            response: of the member.
-            size_bytes: as it came over the wire.
+            response: response of the member.
+            size_bytes: size on the wire.
         """
         if self.request.progress:
             self._queue(response, size_bytes)
 
     def advance(self, revision: int) -> None:
-        """Note that everything up to ``revision`` has been sent."""
+        """Record that all events up to ``revision`` have been sent."""
         if revision >= self.next_revision:
             self.next_revision = revision + 1
             self._wake()
@@ -231,20 +232,20 @@ class Watcher:
 
     @property
     def is_full(self) -> bool:
-        """Whether its reader is so far behind that it must be parked."""
+        """Whether the queue is full, so that the watcher must be parked."""
         return self._queued_bytes >= self.queue_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether its reader has caught up so far that it may go on after it was parked."""
+        """Whether at least half of the queue is free, so that a parked watcher may continue."""
         return self._queued_bytes <= self.queue_bytes // 2
 
     def end(self, error: Exception | None = None, refusal: rpc_pb2.WatchResponse | None = None) -> None:
-        """Accept nothing more; what is queued can still be read.
+        """Accept no more responses; queued ones can still be read.
 
         Arguments:
-            error: why, if it was not its reader's wish.
-            refusal: the response by which the member canceled it.
+            error: the reason, unless the reader ended the watch.
+            refusal: response with which the member canceled the watcher.
         """
         if not self.ended:
             self.ended = True
@@ -256,17 +257,17 @@ class Watcher:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is queued."""
+        """Whether the queue is empty."""
         return not self._responses
 
     def take(self) -> rpc_pb2.WatchResponse:
-        """Take the oldest response; only if there is one."""
+        """Remove and return the oldest response; the queue must not be empty."""
         response, size_bytes = self._responses.popleft()
         self._queued_bytes -= size_bytes
         return response
 
     async def changed(self) -> None:
-        """Wait until something happens to it."""
+        """Wait until the watcher's state changes."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -280,26 +281,25 @@ class Watcher:
 
 # -- hub ------------------------------------------------------------------------------------------------------------
 #
-# All watchers of a client on one stream, at one endpoint, for as long as it lasts; then on the next.
+# All watchers of a client on one stream to one endpoint; when the stream ends, on a stream to the next endpoint.
 #
-# Owns the stream and the truth of "no event lost or twice": when a stream ends, every watcher is created again on
-# the next one from its own ``next_revision``. A member that knows no leader ends the stream by itself
-# (``hasleader``), one that does not answer is noticed by the connection's pings; in both cases the next endpoint is
-# asked.
+# Owns the stream and the guarantee that no event is lost or seen twice: when a stream ends, every watcher is recreated
+# on the next one from its own ``next_revision``. A member without a leader ends the stream (``hasleader``); pings of
+# the connection detect a member that does not answer. In both cases the next endpoint is used.
 #
-# Answers to creates come in the order of the creates, and one that is refused has no id: ``_asked`` is that order. An
-# id is used once, so responses that were under way for a cancelled watcher are dropped.
+# Members confirm creates in order, and a refused create has no id; ``_asked`` keeps this order. An id is used only
+# once, so late responses for a cancelled watcher are dropped.
 #
-# A watcher that would go on at a cluster of another id, as one that was restored from a backup, is ended: the
-# revisions that it has seen come again there with other contents.
+# A watcher whose next stream leads to a cluster with another id, for example one restored from a backup, is ended: the
+# revisions that it has seen reappear there with other contents.
 #
-# Idle watchers: their resume point must move, or compaction overtakes it. Each is created with ``progress_notify``,
-# and the hub asks members for the progress of the whole stream from time to time. An answer counts for those watchers
-# only that were confirmed before the question; and members before etcd 3.6 are not asked, for they may answer before
-# they have sent the events that the answer speaks of.
+# Idle watchers: their resume point must advance, or compaction overtakes it. Each watcher is created with
+# ``progress_notify``, and the hub periodically requests the progress of the whole stream. An answer applies only to
+# watchers that were confirmed before the request. Members before etcd 3.6 get no requests, because they may answer
+# before they have sent all events that the answer covers.
 
 PROGRESS_INTERVAL_S: Final = 30.0
-"""How often idle watchers are moved on."""
+"""Seconds between progress requests for idle watchers."""
 _AGAIN: Final = re.compile(
     rf"{re.escape(LimitedError.text)} \(raftkv: .*; {RETRY_AFTER.decode()}: (\d{{1,12}})\)", re.DOTALL
 )
@@ -310,28 +310,28 @@ _ALL_WATCHERS: Final = -1
 _NO_WATCHER: Final = 0
 _SAFE_PROGRESS: Final = (3, 6)
 _QUESTIONS_MAX: Final = 64
-"""Open questions for progress that are remembered: members drop some, and the answer to one beyond counts for none."""
+"""Maximum number of pending progress requests: members drop some, and answers beyond this number are ignored."""
 
 
 class WatchHub:
     """The watchers of one client.
 
     Arguments:
-        core: the way to the cluster.
-        progress_interval_s: how often members are asked for progress.
+        core: connection to the cluster.
+        progress_interval_s: seconds between progress requests.
     """
 
     def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
         self.failures: dict[str, str] = {}
         """For each endpoint, why no stream could be opened there; empty while a stream works."""
         self.failing_since = 0.0
-        """Loop time when the first of ``failures`` came."""
+        """Loop time of the first of ``failures``."""
         self.on_failure: Callable[[], None] | None = None
-        """Called after each stream that failed."""
+        """Called after each failed stream."""
         self.progress_interval_s = progress_interval_s
         self._core = core
         self.watchers: dict[Watcher, None] = {}
-        """All that have not ended."""
+        """All watchers that have not ended."""
         self._by_id: dict[int, Watcher] = {}
         self._asked: deque[tuple[int, Watcher]] = deque()
         self._confirmations = 0
@@ -346,18 +346,18 @@ class WatchHub:
     # ---- for watches
 
     def add(self, watcher: Watcher) -> None:
-        """Let a watcher receive; call on the loop.
+        """Add a watcher, which then receives events; must be called on the loop.
 
         Raises:
             StatusError: the client is closed.
-            RuntimeError: this is another loop than that of the client.
-            TypeError, ValueError: no message can be made of what it asks for.
+            RuntimeError: called on another loop than the client's.
+            TypeError, ValueError: the request cannot be encoded.
         """
         if self._closed:
             raise WatchCanceled(CLIENT_CLOSED)
         if self._task is not None and self._task.get_loop() is not asyncio.get_running_loop():
-            raise RuntimeError(ANOTHER_LOOP)  # it would be served there, or, if that is closed, never
-        watcher.to_message()  # what cannot be sent must not be found out where it would end all others
+            raise RuntimeError(ANOTHER_LOOP)  # the watcher would be served on that loop, or never
+        watcher.to_message()  # an invalid request must fail here, before it ends the shared stream
         self.watchers[watcher] = None
         if self._stream is not None:
             self._create(watcher)
@@ -366,17 +366,17 @@ class WatchHub:
             self._task.add_done_callback(self._on_run_end)
 
     def remove(self, watcher: Watcher) -> None:
-        """Let it receive nothing more."""
+        """Remove a watcher, which then receives nothing more."""
         self.watchers.pop(watcher, None)
         self._withdraw(watcher)
         watcher.end()
 
     async def next_response(self, watcher: Watcher) -> rpc_pb2.WatchResponse | None:
-        """Take a watcher's next response, after waiting for one; None: its reader has ended it.
+        """Wait for the next response of a watcher and return it; None: the reader has ended the watch.
 
         Raises:
-            CompactedError: what should come next is gone; ``HistoryReplaced``: with the cluster that it was in.
-            WatchCanceled: a member refused to go on, or the client was closed.
+            CompactedError: the next events are compacted; ``HistoryReplaced``: the cluster's history was replaced.
+            WatchCanceled: a member refused to continue, or the client was closed.
         """
         while watcher.is_empty:
             if watcher.error is not None:
@@ -392,22 +392,22 @@ class WatchHub:
         return response
 
     def request_progress(self) -> None:
-        """Have every watcher that shows progress shown how far the stream has come.
+        """Request the progress of the stream, for all watchers that report progress to their readers.
 
-        Resume points stay where they are: members before etcd 3.6 may answer before they have sent all events.
+        Resume points do not advance: members before etcd 3.6 may answer before they have sent all events.
         """
         self._progress_asked.append(_NO_WATCHER)
         self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
 
     async def ask_progress(self) -> bool:
-        """Have idle watchers moved on to where the member is; it does not answer while one of them is behind.
+        """Request progress, to advance idle watchers; while one watcher lags, the member does not answer.
 
         Returns:
-            False: this member is not asked, for it may answer before it has sent the events that the answer speaks of.
+            False: the member was not asked, because it may answer before it has sent all events that the answer covers.
         """
         stream = self._stream
         if stream is None:
-            return True  # the next stream tells by its events, or is asked in its turn
+            return True  # the next stream shows the progress, or is asked later
         if self._tells_safely is None:
             is_safe = await self._tells_progress_safely(stream.endpoint)
             if stream is not self._stream:
@@ -418,7 +418,7 @@ class WatchHub:
         return self._tells_safely
 
     def unreachable(self, timeout_s: float) -> EndpointsFailed:
-        """Make the error for those who waited in vain for a watcher to be created."""
+        """Return the error for a timeout while waiting for the confirmation of a watcher."""
         return EndpointsFailed(self.failures, timeout_s, definite=True)
 
     async def close(self) -> None:
@@ -451,7 +451,7 @@ class WatchHub:
 
     def _send(self, request: rpc_pb2.WatchRequest) -> None:
         if self._stream is not None:
-            with suppress(StatusError):  # the stream has ended: the task that reads it is about to find out
+            with suppress(StatusError):  # the stream has ended; its reader will notice
                 self._stream.send_nowait(request)
 
     # ---- the stream
@@ -471,7 +471,7 @@ class WatchHub:
             finally:
                 self._stream = None
             renews = self._core.forget_token(error, token)
-            # A stream of several watchers may have ended for one of them: asked again, each has its own answer.
+            # A stream of several watchers may have ended because of one; recreated, each gets a separate answer.
             is_for_some = error.code == PERMISSION_DENIED and bool(self._confirmed_at)
             if not (renews or is_transient(error, wait_for_room=True) or is_for_some):
                 self._end_all(error)
@@ -489,13 +489,13 @@ class WatchHub:
             self.on_failure()
 
     def _on_run_end(self, task: asyncio.Task[None]) -> None:
-        # An unforeseen error, as of bytes that are no message, must not leave readers waiting for ever.
+        # An unexpected error, for example malformed bytes, must not leave readers waiting for ever.
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._end_all(WatchCanceled(f"watch canceled: {type(error).__name__}: {error}"))
 
     async def _serve(self, stream: Stream[rpc_pb2.WatchResponse], backoff: Backoff) -> None:
-        """Create every watcher on a new stream and hand out what comes, until it ends."""
+        """Create every watcher on a new stream and distribute the responses, until the stream ends."""
         self._stream = stream
         self._tells_safely = None
         self._by_id.clear()
@@ -551,23 +551,23 @@ class WatchHub:
             watcher.confirm(header.revision, header.cluster_id)
 
     def _create_again(self, watcher: Watcher) -> None:
-        """Ask once more for a watcher that came too fast for a limit, unless another stream has it already."""
+        """Create a watcher again after a rate limit refused it, unless the present stream has it already."""
         if watcher in self.watchers and not watcher.id and not watcher.parked and self._stream is not None:
             self._create(watcher)
 
     def _give_up(self, watcher: Watcher, response: rpc_pb2.WatchResponse) -> None:
-        """End a watcher that the member has canceled for good; else end the stream, since another one will do."""
+        """End a watcher that the member canceled for good; if another stream can serve it, end the stream instead."""
         error: StatusError = CompactedError(response.compact_revision)
         if not response.compact_revision:
             error = _error_of(response.cancel_reason)
             token = "" if self._stream is None else self._stream.token
             if error.code == UNAVAILABLE or self._core.forget_token(error, token):
-                raise StreamLost(str(error))  # and there is a next one
-            # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
+                raise StreamLost(str(error))  # the next stream may succeed
+            # etcd 3.5 refuses a watch with an expired token as if a permission were missing.
             is_doubtful = error.code == PERMISSION_DENIED and not watcher.doubted
             if is_doubtful and self._core.renew_token():
                 for one in self.watchers:
-                    one.doubted = True  # the next stream has a new token, and what it refuses is refused
+                    one.doubted = True  # after a refusal on the next stream, with a new token, no retry
                 raise StreamLost(str(error))
         self._forget_id(watcher)
         self.watchers.pop(watcher, None)
@@ -588,7 +588,7 @@ class WatchHub:
             await asyncio.sleep(self.progress_interval_s)
 
     def _ask_now(self) -> None:
-        """Ask for the progress of all, and remember who was confirmed by then."""
+        """Request progress, and remember which watchers are confirmed by now."""
         if self._confirmed_at:
             if len(self._progress_asked) < _QUESTIONS_MAX:
                 self._progress_asked.append(self._confirmations)
@@ -597,7 +597,7 @@ class WatchHub:
     def _on_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
         for watch_id in self._confirmed_at:
             self._by_id[watch_id].show_progress(response, size_bytes)
-        # Members drop questions. The oldest open one is then not the one that is answered, but it is the careful guess.
+        # Members drop requests, so the oldest pending one may not be the answered one, but it is the safe assumption.
         if not self._progress_asked:
             return
         limit = self._progress_asked.popleft()
@@ -622,9 +622,9 @@ async def _receive(stream: Stream[rpc_pb2.WatchResponse]) -> bytes | None:
 
 
 def _again_s(watcher: Watcher, reason: str) -> float:
-    """Return after how long a member would create a watcher that a limit has refused; 0: never.
+    """Return the seconds until a watcher refused by a limit is created again; 0: never.
 
-    One that was created before, here or elsewhere, goes on in any case: the watches of others may end.
+    A watcher that was created before, on any stream, always continues, because other watches may end and free a place.
     """
     if (found := _AGAIN.fullmatch(reason)) is not None:
         return max(int(found[1]) / 1000, BASE_S)
@@ -632,7 +632,7 @@ def _again_s(watcher: Watcher, reason: str) -> float:
 
 
 def _error_of(reason: str) -> StatusError:
-    """Return the error that a cancel reason names, as far as it is a status."""
+    """Return the error in a cancel reason, if the reason contains a status."""
     found = _REASON.fullmatch(reason)
     if found is None:
         return WatchCanceled(f"watch canceled: {reason}" if reason else "watch canceled by the member")
@@ -640,7 +640,7 @@ def _error_of(reason: str) -> StatusError:
 
 
 class Watch:
-    """One watch; made by ``Client.watch``. One task reads it."""
+    """One watch; created by ``Client.watch``. Only one task may read it."""
 
     def __init__(self, hub: WatchHub, space: Space, watcher: Watcher, timeout_s: float) -> None:
         self._hub = hub
@@ -659,25 +659,25 @@ class Watch:
 
     @property
     def revision(self) -> int:
-        """Everything up to this revision has been handed out: the place to go on from, plus one. 0: not known yet."""
+        """The revision up to which all events were returned; continue from the next one. 0: unknown."""
         if self._watcher.is_empty and not self._events:
             return max(self._watcher.next_revision - 1, 0)
         return self._handed_out
 
     @property
     def is_parked(self) -> bool:
-        """Whether its reader is so far behind that the client has ended it at the cluster until more is read."""
+        """Whether the reader is so far behind that the client has cancelled the watcher at the cluster for now."""
         return self._watcher.parked
 
     async def ready(self, timeout_s: float | None = None) -> None:
-        """Wait until the cluster has confirmed it: from then on no change can be missed.
+        """Wait until the cluster has confirmed the watch: later changes cannot be missed.
 
         Arguments:
             timeout_s: None: the client's.
 
         Raises:
-            Compacted: its start revision is gone.
-            EndpointsFailed: no member confirmed it in time; it goes on trying.
+            Compacted: the start revision is compacted.
+            EndpointsFailed: no member confirmed the watch in time; the watch keeps trying.
         """
         limit_s = self._timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         watcher = self._watcher
@@ -691,11 +691,11 @@ class Watch:
             raise watcher.error
 
     async def next_batch(self) -> list[Event]:
-        """Return the next changes, at least one, of whole revisions; none: the watch was cancelled.
+        """Return the next changes, at least one, of whole revisions; an empty list: the watch was cancelled.
 
         Raises:
-            Compacted: what should come next is gone.
-            WatchCanceled: a member refused to go on, or the client was closed.
+            Compacted: the next events are compacted.
+            WatchCanceled: a member refused to continue, or the client was closed.
         """
         if self._events:
             events, self._events = list(self._events), deque()
@@ -706,7 +706,7 @@ class Watch:
         return events
 
     async def next_step(self) -> list[Event] | None:
-        """Return as ``next_batch``; an empty list when ``revision`` alone has moved on; None: it was cancelled."""
+        """Like ``next_batch``, but an empty list means that only ``revision`` has advanced; None: cancelled."""
         known = self.revision
         watcher = self._watcher
         while watcher.is_empty and not self._events and not watcher.ended:
@@ -716,7 +716,7 @@ class Watch:
         return await self.next_batch() or None
 
     def expect(self, cluster_id: int) -> None:
-        """Note of which cluster the start revision is: another one's history ends the watch. 0: not known."""
+        """Set the cluster of the start revision; another cluster's history ends the watch. 0: unknown."""
         self._watcher.cluster_id = self._watcher.cluster_id or cluster_id
 
     async def _fetch(self) -> list[Event]:
@@ -725,7 +725,7 @@ class Watch:
         return [] if response is None else [convert(event) for event in response.events]
 
     def cancel(self) -> None:
-        """End it; what has come and was not read is dropped."""
+        """End the watch; responses that were not read are dropped."""
         self._events.clear()
         self._hub.remove(self._watcher)
         while not self._watcher.is_empty:
@@ -759,24 +759,24 @@ class Watch:
         watcher = getattr(self, "_watcher", None)
         if watcher is None or watcher.ended or self._loop.is_closed():
             return
-        with suppress(RuntimeError):  # the loop was closed meanwhile, and the stream with it
-            # Objects may be collected on any thread.
+        with suppress(RuntimeError):  # the loop was closed, and the stream with it
+            # The garbage collector may run on any thread.
             self._loop.call_soon_threadsafe(self._hub.remove, watcher)
 
 
 async def responses(hub: WatchHub, watcher: Watcher) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
-    """Watch with the messages of members as they come, header and all; for programs that pass them on.
+    """Watch with the members' unmodified messages, headers included; for programs that forward them.
 
-    Those with events, in order and each event once; others if the request asks for progress. The watch ends when this
-    generator is closed: wrap it in ``aclosing``.
+    Yields messages with events, in order and each event once, and others if the request asks for progress. The watch
+    ends when this generator is closed: wrap it in ``aclosing``.
 
     Arguments:
-        hub: of the client.
-        watcher: what to watch; a member that ends it for good leaves its message in ``watcher.refusal``.
+        hub: hub of the client.
+        watcher: watcher to add; if a member ends it for good, the message is in ``watcher.refusal``.
 
     Raises:
-        CompactedError: what should come next is gone.
-        StatusError: a member refused to go on.
+        CompactedError: the next events are compacted.
+        StatusError: a member refused to continue.
     """
     hub.add(watcher)
     try:
@@ -787,7 +787,7 @@ async def responses(hub: WatchHub, watcher: Watcher) -> AsyncGenerator[rpc_pb2.W
 
 
 class Watches(Part):
-    """Watches."""
+    """Methods for watches."""
 
     def watch(
         self,
@@ -803,16 +803,16 @@ class Watches(Part):
         max_value_bytes: int = 0,
         queue_bytes: int = QUEUE_BYTES,
     ) -> Watch:
-        """Watch a key or an interval; begins at once.
+        """Watch a key or a range, starting at once.
 
         Arguments:
             key, end, prefix: as for ``range``.
-            start_revision: from then on; 0: what is new when the cluster gets to know (see ``Watch.ready``).
-            prev_kv: events carry the key as it was before.
-            no_put, no_delete: leave such events out.
-            keys_only: events carry no values; members of raftkv do not send them.
-            max_value_bytes: leave out puts of larger values, likewise; 0: none.
-            queue_bytes: what may wait here for a slow reader.
+            start_revision: first revision; 0: changes after the cluster creates the watch (see ``Watch.ready``).
+            prev_kv: whether events carry the key as it was before.
+            no_put, no_delete: whether to leave such events out.
+            keys_only: whether to leave values out; raftkv members then do not send them.
+            max_value_bytes: leave out puts of larger values, in the same way; 0: no limit.
+            queue_bytes: limit of the queue for a slow reader.
 
         Raises:
             WatchCanceled: the client is closed.

@@ -1,4 +1,4 @@
-"""The services as typed stubs on a channel of grpcio, for programs that stand on grpcio already.
+"""etcd's services as typed stubs on a grpcio channel, for programs that already use grpcio.
 
 ::
 
@@ -7,21 +7,22 @@
     from raftkv.pb import rpc_pb2
 
     channel = grpc.insecure_channel("ipv4:10.0.0.1:2379,10.0.0.2:2379", options=grpcio.OPTIONS)
-    kv = grpcio.KV(channel)                                     # of an intercepted channel too
+    kv = grpcio.KV(channel)                                     # an intercepted channel works too
     kv.put(rpc_pb2.PutRequest(key=b"a", value=b"1"), timeout_s=5)
     for answer in grpcio.Watch(channel).watch(iter(requests)): ...
 
-    kv = grpcio.aio.KV(grpc.aio.insecure_channel(...))          # the same, awaited
+    kv = grpcio.aio.KV(grpc.aio.insecure_channel(...))          # the same with await
     await kv.put(rpc_pb2.PutRequest(key=b"a", value=b"1"))
 
-The channel is the program's: its credentials, interceptors and tracing stay. Failures are those of ``raftkv.errors``
-(``error_of``), with grpcio's own as their cause; ``is_transient`` tells which pass by themselves, ``OPTIONS`` have
-grpcio repeat the calls that may be repeated. Methods have raftkv's names (``lease_grant``), messages are those of
-``raftkv.pb`` or of any other package that speaks etcd's protocol.
+The channel belongs to the program, with its credentials, interceptors and tracing. Failures are raised as errors of
+``raftkv.errors`` (``error_of``), with grpcio's error as the cause; ``is_transient`` tells which are temporary. The
+channel options ``OPTIONS`` make grpcio retry the calls that are safe to repeat. Methods have raftkv's names
+(``lease_grant``); messages are those of ``raftkv.pb`` or of any other package for etcd's protocol.
 
-Stubs come from the descriptors in ``raftkv.pb``, their types (``services.pyi``, ``aio.pyi``) from ``make proto``.
+The stubs are built from the descriptors in ``raftkv.pb``, their types (``services.pyi``, ``aio.pyi``) by ``make
+proto``.
 
-Leaves out what the library does beside calls: it changes endpoints, keeps tokens, and continues watches and leases.
+Not here: what the library does beyond calls, that is, failover, tokens, and resumption of watches and leases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One call of a stub, of each kind: unary or with a stream of answers, on ``grpc`` or on ``grpc.aio``.
+"""The calls of a stub, one class for each kind: unary or with a stream of answers, on ``grpc`` or on ``grpc.aio``.
 
-Arguments of calls beside request and ``timeout_s`` are grpcio's own: ``metadata``, ``credentials``, ``wait_for_ready``,
-``compression``. ``plain`` is grpcio's object below a stub's method, for what is not here, such as ``plain.future``; it
-raises grpcio's own errors.
+Besides the request and ``timeout_s``, calls take grpcio's own arguments: ``metadata``, ``credentials``,
+``wait_for_ready``, ``compression``. ``plain`` is grpcio's object under a stub's method, for features not offered here,
+such as ``plain.future``; it raises grpcio's own errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 _PEERS: Final = "raftkvpb.Peer"
-"""The one service that clients do not call."""
+"""The only service that clients do not call."""
 
 _serialized: Final = methodcaller("SerializeToString")
 
@@ -35,19 +35,19 @@ class Unary(Generic[Request, Answer]):
     """A call with one answer.
 
     Attributes:
-        plain: grpcio's object.
+        plain: grpcio's callable.
     """
 
     def __init__(self, channel: Any, method: Method) -> None:
         self.plain: Any = channel.unary_unary(method.path, _serialized, method.response.FromString)
 
     def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answer:
-        """Call and wait.
+        """Make the call and return the answer.
 
         Arguments:
-            request: the message.
-            timeout_s: for the answer; None: for ever.
-            **how: grpcio's further arguments.
+            request: request message.
+            timeout_s: time limit of the answer; None: no limit.
+            **how: further arguments of grpcio.
 
         Raises:
             StatusError: the call failed.
@@ -63,7 +63,7 @@ class Stream(Generic[Request, Answer]):
     """A call with a stream of answers.
 
     Attributes:
-        plain: grpcio's object.
+        plain: grpcio's callable.
     """
 
     def __init__(self, channel: Any, method: Method) -> None:
@@ -71,21 +71,21 @@ class Stream(Generic[Request, Answer]):
         self.plain: Any = open_stream(method.path, _serialized, method.response.FromString)
 
     def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answers[Answer]:
-        """Begin the call.
+        """Start the call and return its answers.
 
         Arguments:
-            request: the message; of a watch and of keep-alives, an iterator of messages.
-            timeout_s: for the whole stream; None: for ever.
-            **how: grpcio's further arguments.
+            request: request message; for a watch and for keep-alives, an iterator of messages.
+            timeout_s: time limit of the whole stream; None: no limit.
+            **how: further arguments of grpcio.
         """
         return Answers(self.plain(request, timeout_s, **how))
 
 
 class Answers(Iterator[Answer]):
-    """The answers of a stream, as they come; as a context it ends the call.
+    """The answers of a stream, as they arrive; as a context manager, it ends the call.
 
     Attributes:
-        call: grpcio's object.
+        call: grpcio's call object.
     """
 
     def __init__(self, call: Any) -> None:
@@ -102,7 +102,7 @@ class Answers(Iterator[Answer]):
         return answer
 
     def cancel(self) -> None:
-        """End the call, and with it the answers."""
+        """End the call; the iteration ends."""
         self._is_left = True
         self.call.cancel()
 
@@ -114,13 +114,13 @@ class Answers(Iterator[Answer]):
 
 
 class AsyncUnary(Generic[Request, Answer]):
-    """The same for asyncio: ``Unary``."""
+    """``Unary`` for asyncio."""
 
     def __init__(self, channel: Any, method: Method) -> None:
         self.plain: Any = channel.unary_unary(method.path, _serialized, method.response.FromString)
 
     async def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answer:
-        """Call and wait; see ``Unary``.
+        """Make the call and return the answer; see ``Unary``.
 
         Raises:
             StatusError: the call failed.
@@ -133,19 +133,19 @@ class AsyncUnary(Generic[Request, Answer]):
 
 
 class AsyncStream(Generic[Request, Answer]):
-    """The same for asyncio: ``Stream``."""
+    """``Stream`` for asyncio."""
 
     def __init__(self, channel: Any, method: Method) -> None:
         open_stream = channel.stream_stream if method.client_streaming else channel.unary_stream
         self.plain: Any = open_stream(method.path, _serialized, method.response.FromString)
 
     def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> AsyncAnswers[Answer]:
-        """Begin the call; see ``Stream``. The requests of a watch may be an async iterator."""
+        """Start the call; see ``Stream``. The requests of a watch may be an async iterator."""
         return AsyncAnswers(self.plain(request, timeout=timeout_s, **how))
 
 
 class AsyncAnswers(AsyncIterator[Answer]):
-    """The same for asyncio: ``Answers``."""
+    """``Answers`` for asyncio."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -165,7 +165,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
         return answer
 
     def cancel(self) -> None:
-        """End the call, and with it the answers."""
+        """End the call; the iteration ends."""
         self._is_left = True
         self.call.cancel()
 
@@ -180,7 +180,7 @@ class AsyncAnswers(AsyncIterator[Answer]):
 
 
 def name_of(method: str) -> str:
-    """Return raftkv's name of a method.
+    """Return raftkv's name for a method.
 
     >>> name_of("LeaseTimeToLive"), name_of("HashKV")
     ('lease_time_to_live', 'hash_kv')
@@ -189,11 +189,11 @@ def name_of(method: str) -> str:
 
 
 def stubs(module: str, unary: type[Any], stream: type[Any]) -> dict[str, type[Any]]:
-    """Return the stub classes of all services that clients call.
+    """Return the stub classes of all services for clients.
 
     Arguments:
-        module: in which they stand.
-        unary, stream: kinds of their calls.
+        module: module of the classes.
+        unary, stream: classes of their calls.
     """
     return {
         service.rpartition(".")[2]: _stub(service, found, module, unary, stream)
@@ -213,7 +213,7 @@ def _stub(service: str, found: dict[str, Method], module: str, unary: type[Any],
 
 
 def _repeated() -> str:
-    """Return what grpcio is to call again, as the library does: repeatable calls that no member could serve."""
+    """Return the retry policy for grpcio, which is the library's: repeatable calls that no member could serve."""
     of_path: dict[str, bool] = {}
     for method in vars(methods).values():
         if isinstance(method, methods.Method):
@@ -231,4 +231,4 @@ def _repeated() -> str:
 
 
 OPTIONS: Final = (("grpc.service_config", _repeated()), ("grpc.max_receive_message_length", -1))
-"""Options of a channel with which grpcio does as the library: it repeats what may be repeated, and limits no answer."""
+"""Channel options that give grpcio the library's behaviour: retry repeatable calls, and do not limit answers."""

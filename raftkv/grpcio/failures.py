@@ -1,7 +1,7 @@
-"""From a failure of grpcio to raftkv's errors: the mapping of the library, and grpcio's own words before it.
+"""Converts failures of grpcio to errors of raftkv.
 
-A member's status has etcd's texts, which ``raftkv.client.errors`` knows. What grpcio says of itself (no connection,
-time is up, a message too large) is put into the words of raftkv's own channel first.
+A member's status has etcd's texts, which ``raftkv.client.errors`` converts. Failures inside grpcio (no connection,
+timeout, message too large) are first translated to the texts of raftkv's own channel.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _LOCAL: Final[tuple[tuple[int, re.Pattern[str], _Make], ...]] = (
         _sized("grpc: received message larger than max "),
     ),
 )
-"""Code and words of grpcio, and what they are here."""
+"""Code and text of a grpcio failure, and the corresponding error."""
 
 
 def error_of(failure: Any) -> errors.StatusError:
-    """Return raftkv's error for a call that failed.
+    """Return raftkv's error for a failed call.
 
     Arguments:
-        failure: a ``grpc.RpcError`` of a call, of either kind.
+        failure: ``grpc.RpcError`` of a call, sync or async.
     """
     code, text = failure.code().value[0], failure.details() or ""
     for local, words, make in _LOCAL:

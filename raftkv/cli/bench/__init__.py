@@ -1,13 +1,13 @@
-"""``raftkvctl bench``: how many calls, events, leases and locks a cluster serves, and how long each takes.
+"""``raftkvctl bench``: measures the rate and latency of calls, events, leases and locks of a cluster.
 
     command, check -> Bench: members, processes -> load: the clients of each -> result
 
-Laws:
+Invariants:
 
-- The clock begins when all connections are open, and requests are made before they are sent.
-- Latency is from sending to answer, of every call.
-- Ctrl-C prints what was measured until then.
+- The clock starts when all connections are open; requests are encoded before they are sent.
+- Latency is the time from sending to answer, of every call.
+- Ctrl-C prints the measurement so far.
 
 Example: ``raftkvctl bench put --total 100000 --clients 100``. Read ``load``, then ``command``.
-Leaves out: comparisons with etcd, which ``bench/`` makes.
+Comparisons with etcd are in ``bench/``.
 """

@@ -1,7 +1,7 @@
-"""``check perf`` and ``check datascale``: put loads of four sizes on a cluster, and say if it passes.
+"""``check perf`` and ``check datascale``: put a load of one of four sizes on a cluster, and report whether it passes.
 
-Owns the loads and the limits, which are etcdctl's, and what is printed. The keys are deleted at the end. While it runs
-a terminal shows a bar on standard error.
+The loads, the limits and the output are etcdctl's. The keys are deleted at the end. On a terminal, a progress bar is
+shown on standard error.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _MEMORY: Final = "process_resident_memory_bytes"
 
 
 PERF_LOADS: Final = {"s": (150, 50), "m": (1000, 200), "l": (8000, 500), "xl": (15000, 1000)}
-"""Puts a second, and clients that make them."""
+"""Puts per second, and number of clients."""
 
 DATA_LOADS: Final = {"s": (10_000, 50), "m": (100_000, 200), "l": (1_000_000, 500), "xl": (3_000_000, 1000)}
-"""Keys in all, and clients that write them; key and value are 512 bytes each."""
+"""Total number of keys, and number of clients; key and value are 512 bytes each."""
 
 
 def perf(invocation: Invocation) -> None:
-    """Put at the load's rate for a minute; FAIL is exit code 1."""
+    """Put at the load's rate for a minute; FAIL has exit code 1."""
     size = _size(invocation)
     session = open_session(invocation)
     _refuse_used_prefix(session, invocation["prefix"], quoted=True)
@@ -60,18 +60,18 @@ def perf(invocation: Invocation) -> None:
 
 
 def _end_interrupted(session: Session, invocation: Invocation, lines: list[str]) -> NoReturn:
-    """Print what was measured until Ctrl-C, then delete the keys; a second Ctrl-C leaves them."""
+    """Print the measurement until Ctrl-C, then delete the keys; a second Ctrl-C leaves them."""
     print("\n".join(lines), flush=True)
     _clean_up(session, invocation)
     raise CommandError("", CTRL_C)
 
 
 def evaluate(result: Result, rate: int) -> tuple[bool, list[str]]:
-    """Tell if a cluster passes, with the lines that say so.
+    """Return whether a cluster passes, and the lines of the report.
 
     Arguments:
-        result: of the load.
-        rate: puts a second that were asked for.
+        result: result of the load.
+        rate: requested puts per second.
     """
     lines = _complaints(result)
     latencies = result.latencies_s
@@ -131,7 +131,7 @@ def _refuse_used_prefix(session: Session, prefix: str, *, quoted: bool) -> None:
 
 
 def _requests(invocation: Invocation, key_size: int, value_size: int) -> Iterator[Request]:
-    """Puts of random keys below the prefix."""
+    """Yield puts of random keys below the prefix."""
     prefix, value = text_bytes(invocation["prefix"]), bytes(value_size)
     rng = random.Random()
     while True:
@@ -142,7 +142,7 @@ def _requests(invocation: Invocation, key_size: int, value_size: int) -> Iterato
 def _run(
     session: Session, invocation: Invocation, clients: int, requests: Iterator[Request], total: int, rate: int
 ) -> Result:
-    """Make the calls; with a rate, for the duration of the check and no longer."""
+    """Make the calls; with a rate, only for the duration of the check."""
     with refused(FAILURES), call_bar(total, hidden=False) as on_progress:
         load = Load(
             session.endpoints,

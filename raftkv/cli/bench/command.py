@@ -1,9 +1,9 @@
 """``raftkvctl bench``: measure any etcd v3 cluster.
 
-Rates and latencies are those of a closed loop: every client waits for its answer before it asks again. The names of
-flags and their meaning are those of etcd's own benchmark tool where it has them; ``cli.ctl.tree`` describes them. First
-come processes that make load and ``Bench``, which all commands share; then the commands: reads and writes of keys,
-leases and locks, watches.
+Rates and latencies are those of a closed loop: every client waits for an answer before its next request. Flags have the
+names and the meaning of etcd's own benchmark tool, if it has them; ``cli.ctl.tree`` describes them. This module
+contains the load processes and ``Bench``, which all commands share; then the commands: reads and writes of keys, leases
+and locks, watches.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from raftkv.urls import parse_endpoints
 
 # -- processes ------------------------------------------------------------------------------------------------------
 #
-# Load from several processes at once: one Python process is busy long before a fast cluster is.
+# Load from several processes, because one Python process is too slow for a fast cluster.
 #
-# The parent forks before it has threads or a loop; each child connects, says so, waits for its parent's word, and
-# sends its measurement back through a pipe. A child that fails sends the reason instead. Ctrl-C reaches the parent
-# alone, which passes it on once; children then send what they have measured until then. Signals are held back while
-# processes are forked, so that none comes before its handler is there.
+# The parent forks before it has threads or a loop. Each child connects, reports this, waits for the parent's word, and
+# sends its measurement back through a pipe; a child that fails sends the reason instead. Only the parent handles
+# Ctrl-C, and passes it on once; children then send the measurement so far. Signals are blocked while processes are
+# forked, so that none arrives before its handler is installed.
 
 PROGRESS_S: Final = 0.2
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Child:
-    """A process that measures; made inside ``signals_held_back``.
+    """A process that measures; must be created inside ``signals_held_back``.
 
     Arguments:
-        work: what it does; given its end of the pipe, returns its answer.
+        work: takes the child's end of the pipe, and returns the answer.
     """
 
     def __init__(self, work: Callable[[Connection], Awaitable[object]]) -> None:
@@ -82,10 +82,10 @@ class Child:
         other.close()
 
     def receive(self) -> Any:
-        """Wait for what it sends.
+        """Wait for the child's next message and return it.
 
         Raises:
-            LoadError: it could not measure.
+            LoadError: the child could not measure.
         """
         try:
             answer = self.pipe.recv()
@@ -96,14 +96,14 @@ class Child:
         return answer
 
     def stop(self) -> None:
-        """Kill the process, unless it has ended."""
+        """Kill the process, if it is running."""
         self.process.kill()
         self.process.join()
 
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the end of the block; in a child that is forked in it, for ``_run_child``."""
+    """Block SIGINT and SIGTERM until the end of the block; a child forked in it unblocks them in ``_run_child``."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
     try:
         yield
@@ -112,10 +112,10 @@ def signals_held_back() -> Iterator[None]:
 
 
 def _run_child(work: Callable[[Connection], Awaitable[object]], pipe: Connection) -> None:
-    """Work until the answer, or until the parent is gone.
+    """Run the work in a child until it has sent its answer, or until the parent has ended.
 
-    Ctrl-C of the terminal does not come here: the parent passes it on, and it is heard once there is a loop. While a
-    loop is made, an interrupt would leave half a one, and its traceback.
+    The terminal's Ctrl-C is ignored here. The parent passes it on, and it is handled once there is a loop: an interrupt
+    while the loop is being created would leave it incomplete and print a traceback.
     """
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,7 +133,7 @@ def _run_child(work: Callable[[Connection], Awaitable[object]], pipe: Connection
         except* (RaftKVError, RpcError, OSError, EOFError) as group:
             answer = LoadError(str(group.exceptions[0]) or "a process could not begin in time")
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer leaves whole
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # do not interrupt the sending of the answer
     with suppress(BrokenPipeError):  # the parent was killed
         pipe.send(answer)
 
@@ -145,13 +145,14 @@ def run_in_processes(
     processes: int,
     on_progress: Callable[[int], None] = lambda answered: None,
 ) -> Result:
-    """Make ``total`` calls from so many processes.
+    """Make ``total`` calls from several processes.
 
     Arguments:
-        make_load, make_requests: of one process, by its rank; ``make_load`` is also given where to tell its progress.
-        total: calls of all processes together.
-        processes: how many.
-        on_progress: told now and then how many calls are answered.
+        make_load, make_requests: create the load and the requests of a process by its rank; ``make_load`` also receives
+            a callback for progress.
+        total: number of calls of all processes together.
+        processes: number of processes.
+        on_progress: called repeatedly with the number of answered calls.
 
     Raises:
         LoadError: a process could not measure.
@@ -187,7 +188,7 @@ def _await_word(pipe: Connection) -> None:
 
 @contextmanager
 def _passing_on_signals(children: list[Child]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM goes to the children; a second one ends this process."""
+    """Pass the first SIGINT or SIGTERM to the children; a second one ends this process."""
     before = [signal.getsignal(number) for number in _NUMBERS]
 
     def pass_on(number: int, frame: object) -> None:
@@ -215,17 +216,17 @@ class Bench:
     """One measurement.
 
     Arguments:
-        invocation: its words.
+        invocation: parsed command line.
 
     Attributes:
-        session: of the command.
-        as_json: whether JSON is wanted.
+        session: session of the command.
+        as_json: whether to print JSON.
         members: endpoints to measure.
-        token: of the user; empty without one.
+        token: token of the user; empty: no user.
     """
 
     def __init__(self, invocation: Invocation) -> None:
-        gc.enable()  # a measurement runs for long
+        gc.enable()  # a measurement runs for a long time
         self._invocation = invocation
         self.session, self.as_json = open_library(invocation)
         self.members = self.session.endpoints
@@ -235,18 +236,18 @@ class Bench:
         return self._invocation[flag]
 
     def load(self, make: Callable[..., Load], members: list[str], **more: Any) -> Load:
-        """Make the clients of one process: what ``make`` makes, as the user of the session."""
+        """Return the clients of one process, created by ``make`` for the user of the session."""
         return make(members, options=self.session.options, token=self.token, **more)
 
     def members_of(self, rank: int) -> list[str]:
-        """Return the members to which a process of that rank connects, in turn: each begins with another one."""
+        """Return the members for a process of this rank, in order; each rank starts with another member."""
         first = rank % len(self.members)
         return self.members[first:] + self.members[:first]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Let a measurement write below ``PREFIX``: it says so first, and its keys are deleted afterwards."""
-        self.session.run(lambda client: _delete_keys(client, self.session, limit=0))  # no cluster: that is said first
+        """Allow a measurement to write below ``PREFIX``: announce this first, and delete the keys afterwards."""
+        self.session.run(lambda client: _delete_keys(client, self.session, limit=0))  # fails early without a cluster
         keeps, prefix = self["keep-keys"], PREFIX.decode()
         if not self.as_json:
             end = "the keys stay" if keeps else "the keys are deleted at the end"
@@ -257,7 +258,7 @@ class Bench:
             if not keeps:
                 try:
                     self.session.run(lambda client: _delete_keys(client, self.session))
-                except CommandError as error:  # what the measurement itself says stays the last line
+                except CommandError as error:  # the measurement's own error must be the last line
                     remark(f"the keys below {prefix} were not deleted: {error}")
 
     def run(
@@ -271,13 +272,13 @@ class Bench:
         """Measure and print.
 
         Arguments:
-            name: of the measurement.
-            requests: what a process of a rank sends.
-            make: ``Load``, or what makes one like it.
-            is_strict: whether one failed call is a failure; else all are.
+            name: name of the measurement.
+            requests: returns the requests of a process by its rank.
+            make: ``Load``, or a compatible factory.
+            is_strict: whether one failed call makes the command fail; if False, only if all calls failed.
 
         Raises:
-            CommandError: it failed, or was interrupted.
+            CommandError: the measurement failed, or was interrupted.
         """
         processes, total = self["processes"], self["total"]
 
@@ -309,7 +310,7 @@ class Bench:
 
 
 async def _delete_keys(client: Client, session: Session, limit: int = 10_000) -> None:
-    """Delete all keys of measurements, so many at a time; with none at a time it only asks whether they can be read."""
+    """Delete all keys of measurements, ``limit`` at a time; with limit 0, only check that they can be read."""
     end = prefix_end(PREFIX)
     while True:
         request = rpc_pb2.RangeRequest(key=PREFIX, range_end=end, limit=limit, keys_only=True, count_only=not limit)
@@ -321,31 +322,31 @@ async def _delete_keys(client: Client, session: Session, limit: int = 10_000) ->
 
 
 def fetch_token(session: Session) -> str:
-    """Return the client's token: the load makes calls without the client, and needs it."""
+    """Return the client's token, because the load makes calls without the client."""
     return session.run(lambda client: client.fetch_token(session.timeout_s))
 
 
 def end(result: Result, *, failed: bool) -> None:
-    """End a measurement that was interrupted or failed; do nothing after a good one.
+    """Raise an error after a measurement that was interrupted or failed; otherwise do nothing.
 
     Arguments:
-        result: of the measurement.
+        result: result of the measurement.
         failed: whether calls failed.
 
     Raises:
-        CommandError: with the exit code, and without a line.
+        CommandError: with the exit code, and without text.
     """
     if result.interrupted or failed:
         raise CommandError("", CTRL_C if result.interrupted else ERROR)
 
 
 FAILURES: Final = (RaftKVError, RpcError, OSError)
-"""The errors by which a load can fail."""
+"""The errors that a load can raise."""
 
 
 @contextmanager
 def call_bar(total: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar of calls on a terminal inside the block; yields a function of the number of answered calls."""
+    """Show a progress bar on a terminal during the block; yield a function that takes the number of answered calls."""
     with progress_bar("calls", ("MofNComplete", "TimeRemaining"), total, hidden=hidden) as update:
         yield lambda answered: update(completed=answered)
 
@@ -400,7 +401,7 @@ def _sizes(bench: Bench) -> dict[str, int]:
 
 
 def _fill(bench: Bench) -> list[bytes]:
-    """Write a space of keys, and name them in random order."""
+    """Write a set of keys; return them in random order."""
     space, size = bench["key-space-size"], bench["key-size"]
     load = bench.load(Load, bench.session.endpoints, clients=min(256, space), connections=4)
     with refused(FAILURES):
@@ -414,11 +415,11 @@ def _fill(bench: Bench) -> list[bytes]:
 
 # -- leases and locks -----------------------------------------------------------------------------------------------
 #
-# ``bench lease-keepalive`` and ``bench lock``: renewals on streams, and the churn of locks.
+# ``bench lease-keepalive`` and ``bench lock``: renewals on streams, and repeated acquisition of locks.
 
 SETUP_TIMEOUT_S: Final = 60.0
 TTL_S: Final = 3600
-"""Longer than any run: nothing may expire while it is measured."""
+"""Longer than any run, so that no lease expires during the measurement."""
 
 
 def lease_keepalive(invocation: Invocation) -> None:
@@ -437,7 +438,7 @@ class _Renewals(Load):
     """Renewals on streams, as a load.
 
     Arguments:
-        leases: of each client; less than 1: one.
+        leases: number of leases of each client; less than 1: one.
     """
 
     def __init__(self, leases: float, endpoints: Sequence[str], *, clients: int, **more: Any) -> None:
@@ -448,7 +449,7 @@ class _Renewals(Load):
     async def starts(
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
-        """Make the streams; see ``Load.starts``."""
+        """Create the streams; see ``Load.starts``."""
         ids = await grant(channels, self.metadata, self._leases)
         made = [
             _Renewing(
@@ -463,7 +464,7 @@ class _Renewals(Load):
 
 
 class _Renewing(Chain):
-    """One client: renew a lease, wait for the answer, renew the next."""
+    """One client: renews a lease, waits for the answer, renews the next."""
 
     def __init__(self, run: Run, call: ClientStream, ids: list[int]) -> None:
         super().__init__(run)
@@ -486,7 +487,7 @@ class _Renewing(Chain):
 
 
 class _Locks(Load):
-    """Contenders for so many names, as a load."""
+    """Contenders for a number of lock names, as a load."""
 
     def __init__(self, names: int, endpoints: Sequence[str], **more: Any) -> None:
         super().__init__(endpoints, **more)
@@ -496,9 +497,9 @@ class _Locks(Load):
     async def starts(
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
-        """Make the contenders; see ``Load.starts``."""
+        """Create the contenders; see ``Load.starts``."""
         ids = await grant(channels, self.metadata, clients)
-        # A lease belongs to one process, so its id makes the names of this process its own.
+        # A lease belongs to one process, so its id makes the lock names unique to this process.
         names = [f"bench-lock/{ids[0]:x}/{number}".encode() for number in range(self._names)]
         holders = dict.fromkeys(names, 0)
         made = []
@@ -510,7 +511,7 @@ class _Locks(Load):
 
 
 class _Contender(Chain):
-    """One client: acquire, release, again."""
+    """One client: acquires and releases locks repeatedly."""
 
     def __init__(
         self, run: Run, call: Callable[..., Any], name: bytes, lease_id: int, holders: dict[bytes, int]
@@ -534,7 +535,8 @@ class _Contender(Chain):
         if self._holders[self._name]:
             self.run.errors["two clients hold one lock"] += 1
         self._holders[self._name] += 1
-        # Held until the loop's next turn: a second acquisition that came with this one is seen above.
+        # Released only in the loop's next turn, so that a second acquisition arriving together with this one is
+        # detected above.
         asyncio.get_running_loop().call_soon(self._release, lock_pb2.LockResponse.FromString(future.result()).key)
 
     def _release(self, key: bytes) -> None:
@@ -544,14 +546,14 @@ class _Contender(Chain):
 
 
 async def grant(transports: Sequence[Transport], metadata: Metadata, count: int) -> list[int]:
-    """Grant so many leases, and return their ids."""
+    """Grant ``count`` leases, and return their ids."""
     request = rpc_pb2.LeaseGrantRequest(TTL=TTL_S).SerializeToString()
     answers = await _all(transports, metadata, methods.LEASE_GRANT.path, [request] * count)
     return [rpc_pb2.LeaseGrantResponse.FromString(answer).ID for answer in answers]
 
 
 async def revoke(transports: Sequence[Transport], metadata: Metadata, ids: list[int]) -> None:
-    """Revoke the leases of a run, if the cluster is still there."""
+    """Revoke the leases of a run, if the cluster still answers."""
     requests = [rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString() for lease_id in ids]
     with suppress(LoadError):
         await _all(transports, metadata, methods.LEASE_REVOKE.path, requests)
@@ -570,20 +572,19 @@ async def _all(transports: Sequence[Transport], metadata: Metadata, path: str, r
 
 # -- watches --------------------------------------------------------------------------------------------------------
 #
-# ``bench watch`` and ``bench watch-latency``: how many events a cluster delivers, and how soon.
+# ``bench watch`` and ``bench watch-latency``: the rate and latency of event delivery.
 #
-# Watchers that count: as many as wanted on as many streams, in a process of their own.
+# Counting watchers: any number of watchers on any number of streams, in a separate process.
 #
-# Owns the receiving side of ``bench watch``. What a message holds is looked up by its bytes behind the watch id:
-# these
-# are the same for all watchers of a key, so a fan-out to a thousand costs one parse and a thousand look-ups. The
-# generator shares the machine with what it measures.
+# This is the receiving side of ``bench watch``. The content of a message is looked up by its bytes after the watch id.
+# These are the same for all watchers of a key, so a fan-out to a thousand watchers costs one parse and a thousand
+# look-ups. This matters because the generator shares the machine with the cluster.
 #
-# Each watcher's events are checked: revisions rise (none twice, none out of order), and their number is the number of
-# puts to its key (none lost). Events that come after the last expected one are not waited for.
+# Each watcher's events are checked: revisions increase (none repeated or out of order), and their number is the number
+# of puts to its key (none lost). Events after the last expected one are not awaited.
 
 STALL_TIMEOUT_S: Final = 30.0
-"""Without an event for so long the missing ones count as lost."""
+"""Time without an event after which the missing events count as lost."""
 
 CREATE_TIMEOUT_S: Final = 120.0
 REMEMBERED_MAX: Final = 1024
@@ -593,15 +594,15 @@ _HEADER_TAG: Final = 0x0A
 
 @dataclass(frozen=True)
 class WatchShare:
-    """What one process watches.
+    """The watchers of one process.
 
     Attributes:
-        endpoints: connections go to them in turn.
-        connections: shared by the streams.
-        streams: key of each watcher, for each stream.
-        expected: events that each watcher must get, for each stream.
-        options: how to connect.
-        metadata: of each stream.
+        endpoints: endpoints, used by the connections in turn.
+        connections: number of connections shared by the streams.
+        streams: for each stream, the key of each watcher.
+        expected: for each stream, the number of events that each watcher must get.
+        options: connection settings.
+        metadata: metadata of each stream.
     """
 
     endpoints: tuple[str, ...]
@@ -614,15 +615,15 @@ class WatchShare:
 
 @dataclass
 class WatchCount:
-    """What came.
+    """The events received by one process.
 
     Attributes:
-        events: of all watchers.
-        messages: that brought them.
-        wrong: watchers that did not get as many events as were put.
-        disordered: events whose revision was not above the one before.
-        finished_at: when the last came, on the monotonic clock.
-        processor_s: time of processors that counting them took.
+        events: number of events of all watchers.
+        messages: number of messages with these events.
+        wrong: watchers whose number of events differs from the number of puts.
+        disordered: events whose revision was not above the previous one.
+        finished_at: time of the last event, on the monotonic clock.
+        processor_s: processor time of the counting.
     """
 
     events: int
@@ -634,7 +635,7 @@ class WatchCount:
 
 
 class Arrivals:
-    """What is still awaited by all streams of a process; ``changed`` is set when one of them is complete."""
+    """The events still expected by all streams of a process; ``changed`` is set when a stream is complete."""
 
     def __init__(self, watchers: int, events: int) -> None:
         self.watchers = watchers
@@ -643,13 +644,13 @@ class Arrivals:
         self.changed = asyncio.Event()
 
     def fail(self, text: str) -> None:
-        """Give the measurement up."""
+        """Abort the measurement."""
         self.error = self.error or text
         self.changed.set()
 
 
 class CountingStream:
-    """The watchers of one stream; ids are 1, 2, 3 in the order of their keys."""
+    """The watchers of one stream; their ids are 1, 2, 3 in the order of their keys."""
 
     def __init__(self, call: ClientStream, keys: Sequence[bytes], arrivals: Arrivals) -> None:
         self.call = call
@@ -665,7 +666,7 @@ class CountingStream:
             call.send_nowait(rpc_pb2.WatchRequest(create_request=request).SerializeToString())
 
     def take(self, message: bytes) -> None:
-        """Count one message. Its header is shorter than 128 bytes: four numbers."""
+        """Count one message. Its header is shorter than 128 bytes, because it consists of four numbers."""
         position = 2 + message[1] if message[0] == _HEADER_TAG else 0
         watch_id = 0
         if message[position] == _WATCH_ID_TAG:
@@ -714,7 +715,7 @@ class CountingStream:
 
 
 async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
-    """Say when all watchers are made, count until the puts are done and all events have come, and return the count."""
+    """Report that all watchers exist, count until the puts are done and all events have come; return the count."""
     arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
     async with connections(
         parse_endpoints(share.endpoints), share.connections, share.options, share.metadata
@@ -749,7 +750,7 @@ async def _note_end(stream: CountingStream, arrivals: Arrivals) -> None:
 
 
 async def _wait(arrivals: Arrivals, reached: Callable[[], bool], timeout_s: float) -> None:
-    """Wait for a condition that sets ``changed``. TimeoutError, and LoadError when something has failed."""
+    """Wait for a condition that sets ``changed``. Raises TimeoutError, and LoadError when something has failed."""
     async with asyncio.timeout(timeout_s):
         while not reached() and not arrivals.error:
             arrivals.changed.clear()
@@ -759,10 +760,10 @@ async def _wait(arrivals: Arrivals, reached: Callable[[], bool], timeout_s: floa
 
 
 async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
-    """Wait until the puts are done and all events have come, or none for a long time, or until it is stopped.
+    """Wait until the puts are done and all events have come, none came for a long time, or a signal stops it.
 
     Returns:
-        When the last came.
+        The time of the last event.
     """
     loop = asyncio.get_running_loop()
     puts = loop.run_in_executor(None, pipe.recv)
@@ -831,7 +832,7 @@ def watch(invocation: Invocation) -> None:
 
 
 def _layout(keys: Sequence[bytes], streams: int, per_stream: int) -> list[tuple[bytes, ...]]:
-    """Return the key of each watcher of each stream: the keys in turn."""
+    """Return the keys of each stream's watchers, assigning the keys in turn."""
     return [
         tuple(keys[(stream * per_stream + number) % len(keys)] for number in range(per_stream))
         for stream in range(streams)
@@ -848,7 +849,7 @@ def _split(bench: Bench, layout: list[tuple[bytes, ...]], puts: dict[bytes, int]
 
 
 def _run_puts(bench: Bench, keys: Sequence[bytes], children: Sequence[Child]) -> tuple[float, Result]:
-    """Put the keys in turn, and return since when."""
+    """Put the keys in turn; return the start time and the result."""
     started_at = 0.0
 
     def begin() -> None:
@@ -924,7 +925,7 @@ class _Latency(Load):
     async def starts(
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
-        """Make the watchers; see ``Load.starts``."""
+        """Create the watchers; see ``Load.starts``."""
         async with connections(self.endpoints, len(channels), self.options, self.metadata) as watching:
             chains = []
             for number in range(clients):
@@ -939,7 +940,7 @@ class _Latency(Load):
 
 
 class _PutAndEvent(Chain):
-    """One key: put, wait for the event, put again."""
+    """One key: puts, waits for the event, puts again."""
 
     def __init__(self, run: Run, put: Callable[..., Any], call: ClientStream, key: bytes, value_size: int) -> None:
         super().__init__(run)
@@ -956,7 +957,7 @@ class _PutAndEvent(Chain):
         self._put(methods.PUT.path, self._request).add_done_callback(self._answered)
 
     def _answered(self, future: asyncio.Future[bytes]) -> None:
-        if error := future.exception():  # its event never comes: the chain ends here
+        if error := future.exception():  # its event never comes, so the chain ends here
             self.end(error, goes_on=False)
 
     def _take(self, message: bytes) -> None:

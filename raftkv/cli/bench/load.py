@@ -1,8 +1,7 @@
-"""Closed-loop load on any etcd v3 endpoints: so many clients, each with one call under way.
+"""Closed-loop load on any etcd v3 endpoints: a number of clients with one concurrent call each.
 
-Owns the making of requests and the counting of answers. A client here is a callback that starts its next call when
-the last one is answered, without a task of its own: the generator shares the machine with what it measures, and what
-it costs is taken from the server.
+Creates requests and counts answers. A client is a callback that starts its next call when the last one is answered,
+without a separate task: the generator shares the machine with the server, so its own cost reduces the server's share.
 
     load = Load(endpoints, clients=100, connections=10)
     result = await load.run(puts(key_size=8, value_size=256), total=10_000)
@@ -37,10 +36,10 @@ from raftkv.urls import Endpoint, parse_endpoints
 
 
 class CallerChannel(Channel):
-    """A channel whose calls may be made again."""
+    """A channel whose call objects can be reused."""
 
     def make(self, caller: Caller, path: str, metadata: Metadata) -> None:
-        """Begin the caller's next call, or queue it until there is a connection with room."""
+        """Start the caller's next call, or queue it until there is a connection with a free stream."""
         caller.headers = self._headers(path, None, metadata)
         core = self._core
         if core is not None and not self._queue and core.has_room():
@@ -50,22 +49,22 @@ class CallerChannel(Channel):
 
 
 def open_channel(endpoint: Endpoint, options: ClientOptions) -> CallerChannel:
-    """Make a channel to an endpoint; it connects at the first call.
+    """Return a channel to an endpoint; it connects at the first call.
 
     Arguments:
-        endpoint: where to.
-        options: how to connect.
+        endpoint: endpoint to connect to.
+        options: connection settings.
     """
     return CallerChannel(*channel_arguments(endpoint, options))
 
 
 class Caller(UnaryFuture):
-    """One client: it has one call under way, and begins the next when that is answered.
+    """One client with one call in flight; it starts the next call when that one is answered.
 
-    It is its own call, over and over. As a future it is never done: ``set_result`` ends one call instead. An answer is
-    counted, and the next request queued, in the callback that read the answer: no future is completed, no callback is
-    scheduled, and the loop makes no extra turn. That saves 2 to 4 us a put. A call at 100 clients costs 17 us on 10
-    connections and 39 us on 100 connections, where each call has a read and a write of its own.
+    The object is reused for each of its calls. As a future it is never done: ``set_result`` ends one call instead. The
+    callback that reads an answer also counts it and queues the next request: no future is completed, no callback is
+    scheduled, and the loop makes no extra turn. This saves 2 to 4 us per put. With 100 clients, a call costs 17 us on
+    10 connections, and 39 us on 100 connections, where each call has a separate read and write.
 
         Caller(run, open_channel(endpoint, options), metadata).start()
     """
@@ -80,7 +79,7 @@ class Caller(UnaryFuture):
         self.started_at = 0.0
 
     def start(self) -> None:
-        """Make the next call, if any is left."""
+        """Start the next call, if any is left."""
         self.run.start_next(self._send)
 
     def _send(self) -> None:
@@ -91,7 +90,7 @@ class Caller(UnaryFuture):
         self.caller_channel.make(self, path, self.metadata)
 
     def set_result(self, result: bytes) -> None:
-        """Count an answer and go on."""
+        """Count an answer and continue."""
         run = self.run
         run.open -= 1
         run.latencies_s.append(time.perf_counter() - self.started_at)
@@ -100,7 +99,7 @@ class Caller(UnaryFuture):
         run.ended()
 
     def set_exception(self, exception: BaseException | type[BaseException]) -> None:
-        """Count a failure and go on; in the next pass of the loop, since a dead channel fails calls at once."""
+        """Count a failure and continue, in the next turn of the loop, because a dead channel fails calls at once."""
         self.run.failed(str(exception))
         self.get_loop().call_soon(self._failed)
 
@@ -111,14 +110,14 @@ class Caller(UnaryFuture):
 
 
 class Chain:
-    """One client whose calls are of several steps: it begins the next call when the last one has ended."""
+    """One client whose calls have several steps; it starts the next call when the last one has ended."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.sent_at = 0.0
 
     def next(self) -> None:
-        """Make the next call, if any is left."""
+        """Start the next call, if any is left."""
         self.run.start_next(self._begin)
 
     def _begin(self) -> None:
@@ -126,19 +125,19 @@ class Chain:
         self.send()
 
     def send(self) -> None:
-        """Begin a call."""
+        """Start a call."""
         raise NotImplementedError
 
     def note_latency(self) -> None:
-        """Count the answer that the call was made for."""
+        """Record the latency of the measured answer."""
         self.run.latencies_s.append(time.perf_counter() - self.sent_at)
 
     def end(self, error: object = None, *, goes_on: bool = True) -> None:
-        """End a call, and begin the next one.
+        """End a call, and start the next one.
 
         Arguments:
-            error: why it failed; None or empty: it did not.
-            goes_on: whether there may be a next one.
+            error: why the call failed; None or empty: it succeeded.
+            goes_on: whether there may be a next call.
         """
         self.run.open -= 1
         if error:
@@ -149,32 +148,32 @@ class Chain:
 
 
 FAILURES_MAX: Final = 1000
-"""Calls that may fail one after the other before a run is given up: its members are gone."""
+"""Consecutive failures after which a run is aborted, because its members are gone."""
 
 Request = tuple[str, bytes]
-"""Path of the method and bytes of the request."""
+"""Method path and encoded request."""
 
 PREPARED_MAX: Final = 100_000
-"""Requests that are made before a run begins; more are made on the way."""
+"""Maximum number of requests encoded before a run starts; further ones are encoded during the run."""
 
 REPORT_EVERY_MAX: Final = 250
-"""Progress is shown at least so often, so that a bar moves within a second."""
+"""Maximum number of answers between progress reports, so that a bar moves within a second."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 STALL_TIMEOUT_S: Final = 60.0
-"""A run in which nothing is answered for so long is given up. Calls themselves carry no deadline, as in etcd's tool."""
+"""Seconds without an answer after which a run is aborted. Calls have no deadline, as in etcd's tool."""
 
 
 @dataclass
 class Result:
-    """What a run measured.
+    """The measurement of a run.
 
     Attributes:
-        latencies_s: of the successful calls, sorted.
-        seconds: length of the run.
-        errors: texts of failures, counted.
-        interrupted: a signal ended it before all calls were made.
-        processor_s: time of processors that the generator itself used meanwhile.
+        latencies_s: latencies of the successful calls, sorted.
+        seconds: duration of the run.
+        errors: number of failures by text.
+        interrupted: whether a signal ended the run before all calls were made.
+        processor_s: processor time of the generator during the run.
     """
 
     latencies_s: list[float]
@@ -185,7 +184,7 @@ class Result:
 
     @classmethod
     def merged(cls, results: Sequence[Result]) -> Result:
-        """Merge the results of runs that were made side by side."""
+        """Merge the results of concurrent runs."""
         latencies = sorted(latency for result in results for latency in result.latencies_s)
         errors = sum((result.errors for result in results), Counter[str]())
         interrupted = any(result.interrupted for result in results)
@@ -198,18 +197,18 @@ class Result:
         return len(self.latencies_s) / self.seconds if self.seconds else 0.0
 
     def percentile_s(self, percent: float) -> float:
-        """Latency below which so many per cent of the calls stayed; 0 without calls."""
+        """Return the latency that ``percent`` per cent of the calls do not exceed; 0 without calls."""
         if not self.latencies_s:
             return 0.0
         return self.latencies_s[min(len(self.latencies_s) - 1, int(len(self.latencies_s) * percent / 100))]
 
     @property
     def generator_us(self) -> float:
-        """Processor time that the generator itself used for a call, in microseconds."""
+        """Processor time of the generator per call, in microseconds."""
         return round(self.processor_s / max(1, len(self.latencies_s)) * 1e6, 1)
 
     def summary(self) -> dict[str, Any]:
-        """Rate, latencies in milliseconds, the generator's own cost and errors, for programs."""
+        """Return rate, latencies in milliseconds, the generator's own cost and errors, for JSON output."""
         return {
             "rate": round(self.rate, 1),
             "calls": len(self.latencies_s),
@@ -231,20 +230,20 @@ def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterat
 
 
 PREFIX: Final = b"raftkv-bench/"
-"""Below it lie all keys that ``raftkvctl bench`` writes, and no others: the keys of applications are never touched."""
+"""Prefix of all keys that ``raftkvctl bench`` writes; the keys of applications are never touched."""
 
 
 def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, seed: int) -> Iterator[Request]:
-    """Puts of random bytes below ``PREFIX``.
+    """Yield puts of random bytes below ``PREFIX``.
 
     Arguments:
-        key_size, value_size: in bytes; the prefix is not counted.
+        key_size, value_size: sizes in bytes, without the prefix.
         key_space: number of different keys.
-        sequential: keys in turn; else at random.
-        seed: of what is random.
+        sequential: whether to use the keys in order; if False, at random.
+        seed: seed of the random choices.
     """
     rng = random.Random(seed)
-    # A message is its fields one after the other: what stands around the key is encoded once, not for each put.
+    # A message is the concatenation of its fields, so the bytes around the key are encoded once, not for each put.
     before = rpc_pb2.PutRequest(key=PREFIX + bytes(key_size)).SerializeToString()[:-key_size]
     after = [rpc_pb2.PutRequest(value=rng.randbytes(value_size)).SerializeToString() for _ in range(64)]
     path = methods.PUT.path
@@ -253,13 +252,13 @@ def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, se
 
 
 def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable: bool) -> Iterator[Request]:
-    """Reads of the given keys, in turn.
+    """Yield reads of the given keys, in order.
 
     Arguments:
-        keys: to read.
-        range_end: as etcd's; empty: single keys.
-        limit: keys an answer; 0: all.
-        serializable: ask one member alone.
+        keys: keys to read.
+        range_end: etcd's range end; empty: single keys.
+        limit: maximum number of keys per answer; 0: all.
+        serializable: whether to read from one member without consulting the others.
     """
     requests = [
         rpc_pb2.RangeRequest(key=key, range_end=range_end, limit=limit, serializable=serializable).SerializeToString()
@@ -271,13 +270,13 @@ def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable:
 
 
 def txns(*, key_size: int, value_size: int, key_space: int, operations: int, seed: int) -> Iterator[Request]:
-    """Txns of puts to different keys below ``PREFIX``, without a compare, as etcd's own benchmark makes them.
+    """Yield txns of puts to different keys below ``PREFIX``, without compares, as in etcd's own benchmark.
 
     Arguments:
-        key_size, value_size: in bytes; the prefix is not counted.
+        key_size, value_size: sizes in bytes, without the prefix.
         key_space: number of different keys.
-        operations: puts a txn.
-        seed: of what is random.
+        operations: number of puts per txn.
+        seed: seed of the random choices.
     """
     rng = random.Random(seed)
     value = rng.randbytes(value_size)
@@ -291,12 +290,12 @@ def txns(*, key_size: int, value_size: int, key_space: int, operations: int, see
 
 
 def mixed(reads: Iterator[Request], writes: Iterator[Request], read_share: float, seed: int) -> Iterator[Request]:
-    """Reads and writes, at random.
+    """Yield a random mixture of reads and writes.
 
     Arguments:
         reads, writes: requests to choose from.
-        read_share: of reads among all, 0 to 1.
-        seed: of the choice.
+        read_share: share of reads, 0 to 1.
+        seed: seed of the choice.
     """
     rng = random.Random(seed)
     while True:
@@ -304,11 +303,11 @@ def mixed(reads: Iterator[Request], writes: Iterator[Request], read_share: float
 
 
 class LoadError(RaftKVError):
-    """A measurement that could not be made; the text says why in one line."""
+    """A measurement that was not possible; the text is one line."""
 
 
 def metadata_of(token: str) -> Metadata:
-    """Return the metadata that carries the token of a user; empty: there is none."""
+    """Return the metadata with a user's token; empty without a token."""
     return (("token", token),) if token else ()
 
 
@@ -316,14 +315,14 @@ class Load:
     """Clients on connections.
 
     Arguments:
-        endpoints: connections are spread over them in turn.
-        clients: calls under way at a time.
-        connections: shared by the clients.
-        options: how to connect.
-        rate: most calls that are begun in a second; 0: as fast as they are answered.
-        duration_s: begin no more calls after this; 0: begin them all.
-        token: of the user, if the cluster wants one.
-        on_progress: told now and then how many calls are answered.
+        endpoints: endpoints, used by the connections in turn.
+        clients: number of concurrent calls.
+        connections: number of connections shared by the clients.
+        options: connection settings.
+        rate: maximum number of calls started per second; 0: no limit.
+        duration_s: time after which no call is started; 0: no limit.
+        token: token of the user, if the cluster requires one.
+        on_progress: called repeatedly with the number of answered calls.
     """
 
     def __init__(
@@ -362,19 +361,19 @@ class Load:
     async def starts(
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
-        """Make the clients, for the time of the block; yields what has each make its first call.
+        """Create the clients for the block. Yields functions that make the first call of each client.
 
         Arguments:
             run: counts their calls.
-            channels: the open connections.
-            clients: how many.
+            channels: open connections.
+            clients: number of clients.
         """
         yield [Caller(run, channels[number % len(channels)], self.metadata).start for number in range(clients)]
 
     async def _measure(self, run: Run, starts: list[Callable[[], None]]) -> Result:
         gc.collect()
         collects = gc.isenabled()
-        gc.disable()  # calls leave no cycles behind, and a collection would be counted as the server's time
+        gc.disable()  # calls leave no cycles, and a collection would count as the server's time
         try:
             started = run.begin()
             if self._duration_s:
@@ -390,7 +389,7 @@ class Load:
 
 
 def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
-    """Return the same requests, most of them made before the clock runs: making one costs as much as sending it."""
+    """Return the same requests, most of them encoded before the clock starts: encoding costs as much as sending."""
     return chain(list(islice(requests, min(total, PREPARED_MAX))), requests)
 
 
@@ -398,13 +397,13 @@ def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
 async def connections(
     endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None, metadata: Metadata = ()
 ) -> AsyncIterator[list[CallerChannel]]:
-    """Connections to the endpoints in turn, all of them open before the block begins.
+    """Yield connections to the endpoints in turn, all of them open before the block starts.
 
     Arguments:
-        endpoints: where to.
-        count: how many.
-        options: how to connect.
-        metadata: of the first call of each.
+        endpoints: endpoints to connect to.
+        count: number of connections.
+        options: connection settings.
+        metadata: metadata of the first call of each connection.
     """
     transports = [
         open_channel(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
@@ -421,7 +420,7 @@ async def connections(
 
 @dataclass
 class Run:
-    """The calls of one run: what is left to do and what came of the rest."""
+    """The calls of one run: those still to be made, and the results of the others."""
 
     requests: Iterator[Request]
     left: int
@@ -440,36 +439,36 @@ class Run:
         self._next_at = self._processor_before_s = 0.0
 
     def begin(self) -> float:
-        """Start the clocks; what was done before is no part of the result."""
+        """Start the clocks; earlier work is not part of the result."""
         self._processor_before_s = time.process_time()
         self._next_at = time.perf_counter()
         return self._next_at
 
     def stop(self) -> None:
-        """Begin no more calls."""
+        """Start no more calls."""
         self.left = 0
 
     def interrupt(self) -> None:
-        """End the measurement after a signal: what was measured until now is the result."""
+        """End the measurement after a signal; the result is what was measured so far."""
         self.interrupted = True
         self.left = 0
         if not self.finished.done():
             self.finished.set_result(None)
 
     def result(self, seconds: float) -> Result:
-        """Return what was measured; calls that are still under way are not counted, however they end."""
+        """Return the measurement; calls still in progress are not counted."""
         processor_s = time.process_time() - self._processor_before_s
         return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted, processor_s)
 
     def start_next(self, send: Callable[[], None]) -> None:
-        """Take the next call, if one is left, and send it, at once or when the rate allows it."""
+        """Start the next call, if one is left: at once, or when the rate allows it."""
         if self.left == 0:
             return
         self.left -= 1
         self.open += 1
         if self._interval_s:
             now = time.perf_counter()
-            # A stall is not made up for by a burst: the rate is a ceiling.
+            # A stall is not followed by a burst: the rate is an upper limit.
             self._next_at = max(now - self._interval_s, self._next_at) + self._interval_s
             if self._next_at > now:
                 self.finished.get_loop().call_later(self._next_at - now, send)
@@ -480,7 +479,7 @@ class Run:
         """Wait for the last answer, or for a signal that ends the run.
 
         Raises:
-            LoadError: nothing was answered for a long time, or a stream has ended.
+            LoadError: no answer for a long time, or a stream has ended.
         """
         open_before = -1
         with on_signals(self.interrupt):
@@ -493,21 +492,21 @@ class Run:
         self.finished.result()
 
     def failed(self, text: str) -> None:
-        """Count a failed call; give the run up when nothing but failures come."""
+        """Count a failed call; abort the run after too many consecutive failures."""
         self.errors[text] += 1
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= FAILURES_MAX:
             self.fail(f"{FAILURES_MAX} calls in a row have failed: {text}")
 
     def fail(self, text: str) -> None:
-        """Give the run up; ``wait_finished`` raises."""
+        """Abort the run; ``wait_finished`` raises the error."""
         self.left = 0
         if not self.finished.done():
             self.finished.set_exception(LoadError(text))
 
     @asynccontextmanager
     async def streaming(self, calls: Sequence[ClientStream]) -> AsyncIterator[None]:
-        """Fail when a stream ends whose messages go to a listener; the streams are given up at the block's end."""
+        """Fail the run when one of the streams ends during the block; cancel the streams at the end of the block."""
         ends = [asyncio.ensure_future(self._fail_with(call)) for call in calls]
         try:
             yield

@@ -1,7 +1,7 @@
 """raftkvctl: the command line of a cluster, with etcdctl's commands, flags, output and exit codes.
 
-Owns the program: its failures become one line and an exit code. ``tree`` names the commands and the functions that they
-run; ``session`` connects to the cluster; ``cli.printer`` prints answers.
+The main program: reports failures as one line and an exit code. ``tree`` defines the commands and their functions;
+``session`` connects to the cluster; ``cli.printer`` prints answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code.
     """
     if words is None:
-        # A command lives for a moment and makes no cycles worth finding: the collector would only slow its imports.
+        # A command runs for a moment and creates few cycles, so garbage collection would only slow its imports.
         gc.disable()
     tree = make_tree()
     given = sys.argv[1:] if words is None else words
@@ -38,7 +38,7 @@ def _run(tree: Branch, words: Sequence[str]) -> int:
     _check_api_version()
     try:
         return dispatch(tree, words)
-    except UnicodeEncodeError:  # keys and values are bytes; it may be a password, so it is not shown
+    except UnicodeEncodeError:  # not UTF-8; not shown, because it may be a password
         raise CommandError("names, passwords and versions must be UTF-8", ERROR) from None
 
 

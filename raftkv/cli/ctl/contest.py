@@ -1,8 +1,8 @@
-"""``lock``: hold a named lock until a signal comes, or while a command runs. ``elect``: campaign, or print who leads.
+"""``lock``: hold a named lock until a signal, or while a command runs. ``elect``: campaign, or print the leader.
 
-Owns the holder's duties: its key stands under a lease that is kept alive; the key is deleted on every way out; a
-command does not outlive the lock (etcdctl lets it run on). The recipe itself is the library's
-(``client.lock``), so that all clients of etcd may meet on one name.
+Manages the holder: its key is attached to a lease that is kept alive; the key is deleted on every way out; a command
+does not outlive the lock (with etcdctl it does). The algorithm is the library's (``client.lock``), so that all etcd
+clients can compete for the same name.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 CANCELED = "context canceled"
 REVOKE_TIMEOUT_S = 2.0
-"""Longest wait for the revocation at the end of a command: without it the lease expires."""
+"""Longest wait for the revocation at the end of a command; without it, the lease expires."""
 
 
 @asynccontextmanager
 async def signals() -> AsyncIterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets, instead of ending the process; a second one ends it."""
+    """Yield an event that the first SIGINT or SIGTERM sets, instead of ending the process; a second one ends it."""
     stopped = asyncio.Event()
     with ExitStack() as hearing:
 
@@ -53,12 +53,12 @@ async def signals() -> AsyncIterator[asyncio.Event]:
 
 @dataclass
 class Contest:
-    """One command's part in the contest for a name.
+    """One command's candidacy for a name.
 
     Attributes:
-        place: in the queue.
-        lease: of the key in the queue; revoked at the end.
-        stopped: set by a signal.
+        place: place in the queue.
+        lease: lease of the key in the queue; revoked at the end.
+        stopped: event that a signal sets.
         expired, fenced: texts of the errors when the lease, or the key in the queue, is lost.
     """
 
@@ -69,7 +69,7 @@ class Contest:
     fenced: str
 
     async def win(self, value: bytes) -> int:
-        """Enter the queue and wait for the turn; returns the revision as of which it has come.
+        """Enter the queue and wait to be first; return the revision at which that was read.
 
         Raises:
             CommandError: a signal came first, or the lease or key is gone.
@@ -87,7 +87,7 @@ class Contest:
             raise CommandError(self.fenced) from None
 
     async def show_and_hold(self, session: Session, client: Client, gone: str) -> None:
-        """Print the key, and hold it until a signal comes; ``gone`` is the text of the error where it is not there."""
+        """Print the key, and hold it until a signal; ``gone`` is the text of the error if the key does not exist."""
         request = rpc_pb2.RangeRequest(key=self.place.guard_key)
         found = await client.call(methods.RANGE, request, timeout_s=session.timeout_s)
         if not found.kvs:
@@ -96,15 +96,15 @@ class Contest:
         await self.hold(self.stopped.wait())
 
     async def hold(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something for as long as the lease lives.
+        """Run a coroutine while the lease lives.
 
         Raises:
-            CommandError: it has expired.
+            CommandError: the lease has expired.
         """
         return await unless(work, (self.lease.lost, self.expired))
 
     async def leave(self) -> None:
-        """Leave the queue, also after a failed wait."""
+        """Leave the queue, even after a failed wait."""
         if self.lease.lost.is_set():
             return
         try:
@@ -117,20 +117,21 @@ class Contest:
 async def contest(
     session: Session, client: Client, name: bytes, *, ttl_s: int, expired: str, fenced: str
 ) -> AsyncIterator[Contest]:
-    """Take part in the contest for a name for the time of the block; leaves the queue at its end.
+    """Create a candidacy for the block, and leave the queue at its end.
 
-    The wait for a lock also waits for a cluster that does not answer, and tells why after ``--command-timeout``.
+    The wait for a lock also waits for a cluster that does not answer, and reports the reason after
+    ``--command-timeout``.
 
     Arguments:
-        session: of the command.
-        client: of the cluster.
-        name: of the lock or election.
-        ttl_s: of the lease, in seconds.
+        session: session of the command.
+        client: client of the cluster.
+        name: name of the lock or election.
+        ttl_s: TTL of the lease, in seconds.
         expired: text of the error when the lease is lost.
-        fenced: text of the error when the key in the queue is.
+        fenced: text of the error when the key in the queue is lost.
 
     Raises:
-        CommandError: a signal came before the lease.
+        CommandError: a signal came before the lease was granted.
         StatusError: the lease was refused.
     """
     async with signals() as stopped, open_scope(client, session.timeout_s) as scope:
@@ -149,16 +150,16 @@ async def contest(
 
 
 class Remarks:
-    """Say once on standard error why no member answers."""
+    """Reports once on standard error why no member answers."""
 
     def __init__(self) -> None:
         self._said = False
 
     def __call__(self, error: StatusError | None) -> None:
-        """Take note of a failure; None: an answer.
+        """Record the outcome of a call.
 
         Arguments:
-            error: how a call failed.
+            error: error of the call; None: it was answered.
         """
         if error is None or self._said:
             return
@@ -169,14 +170,14 @@ class Remarks:
 
 
 async def unless(work: Coroutine[Any, Any, T], *events: tuple[asyncio.Event, str]) -> T:
-    """Do something, unless one of the events comes first.
+    """Run a coroutine, unless one of the events comes first.
 
     Arguments:
-        work: what to do.
-        events: each with the text of the error that ends the command.
+        work: coroutine to run.
+        events: events, each with the text of the error that ends the command.
 
     Raises:
-        CommandError: an event came first; the work was cancelled.
+        CommandError: an event came first; the coroutine was cancelled.
     """
     task = asyncio.ensure_future(work)
     waits = [asyncio.ensure_future(event.wait()) for event, _ in events]
@@ -196,12 +197,12 @@ LOCK_LOST = {"expired": "session expired", "fenced": "mutex: session is expired"
 
 
 def lock(invocation: Invocation) -> None:
-    """Acquire, hold, release."""
+    """Acquire, hold and release a lock."""
     if not invocation.arguments:
         raise CommandError("lock takes a lock name argument and an optional command to execute", BAD_ARGUMENTS)
     name, command = invocation.arguments[0], invocation.arguments[1:]
     session = open_session(invocation)
-    # Go's clients take a TTL of 0 for "none given".
+    # Go's clients treat a TTL of 0 as missing.
     ttl_s = invocation["ttl"] if invocation["ttl"] > 0 else 60
 
     async def hold(client: Client) -> None:
@@ -216,7 +217,7 @@ def lock(invocation: Invocation) -> None:
 
 
 async def _run(command: list[str], part: Contest, revision: int) -> None:
-    """Run the command; a signal to us is for it, and a lost lock ends it."""
+    """Run the command; signals are passed to it, and a lost lock ends it."""
     variables = {"ETCD_LOCK_KEY": part.place.key.decode("utf-8", "surrogateescape"), "ETCD_LOCK_REV": str(revision)}
     try:
         child = await start_child(command, variables)
@@ -244,7 +245,7 @@ ELECTION_LOST = {"expired": ELECTION_EXPIRED, "fenced": ELECTION_EXPIRED}
 
 
 def elect(invocation: Invocation) -> None:
-    """Take part, or observe."""
+    """Campaign, or observe."""
     arguments, listen = invocation.arguments, invocation["listen"]
     if len(arguments) not in (1, 2):
         text = "elect takes one election name argument and an optional proposal argument"
@@ -298,11 +299,11 @@ def _show(session: Session, response: rpc_pb2.RangeResponse) -> None:
 #
 # ``lease grant|revoke|timetolive|list|keep-alive``.
 #
-# Owns what etcdctl checks before it asks and how it words refusals.
+# Includes etcdctl's checks before a call, and its texts for refusals.
 
 
 def grant(invocation: Invocation) -> None:
-    """Make a lease."""
+    """Grant a lease."""
     text = invocation.argument("lease grant command needs TTL argument")
     with refused(ValueError, BAD_ARGUMENTS, "bad TTL ({})"):
         ttl_s = pflag.parse_int(text, base=10)
@@ -312,7 +313,7 @@ def grant(invocation: Invocation) -> None:
 
 
 def revoke(invocation: Invocation) -> None:
-    """End a lease and delete its keys."""
+    """Revoke a lease and delete its keys."""
     lease_id = _lease_id(invocation, "lease revoke command needs 1 argument")
     session = open_session(invocation)
     with _refusals("failed to revoke lease ({})"):
@@ -320,7 +321,7 @@ def revoke(invocation: Invocation) -> None:
 
 
 def time_to_live(invocation: Invocation) -> None:
-    """Print what is left of a lease."""
+    """Print the remaining time of a lease."""
     lease_id = _lease_id(invocation, "lease timetolive command needs lease ID as argument")
     session = open_session(invocation)
     request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease_id, keys=invocation["keys"])
@@ -329,7 +330,7 @@ def time_to_live(invocation: Invocation) -> None:
 
 
 def list_leases(invocation: Invocation) -> None:
-    """Print the leases that a member knows."""
+    """Print all leases."""
     session = open_session(invocation)
     with _refusals(code=BAD_CONNECTION):
         session.show("lease_list", methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest())
@@ -369,7 +370,7 @@ def _lease_id(invocation: Invocation, complaint: str) -> int:
 
 @contextmanager
 def _refusals(frame: str = "{}", code: int = ERROR) -> Iterator[None]:
-    """Give refusals the frame that etcdctl gives them, and its code; trouble with the connection stays as it is."""
+    """Convert refusals to errors with etcdctl's text and exit code; connection failures are not changed."""
     try:
         yield
     except CommandError as error:

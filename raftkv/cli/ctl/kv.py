@@ -1,7 +1,7 @@
 """``get``, ``put``, ``del`` and ``compaction``.
 
-Owns the way from flags and arguments to a request (``range_request`` and its siblings, which ``txn`` uses too) and
-the checks that etcdctl makes before it sends anything.
+Converts flags and arguments to a request (``range_request`` and similar functions, also used by ``txn``), and makes the
+checks that etcdctl makes before sending anything.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def get(invocation: Invocation) -> None:
 async def _read_stream(
     request: rpc_pb2.RangeRequest, metadata: tuple[tuple[str, str], ...], timeout_s: float, client: Client
 ) -> rpc_pb2.RangeResponse:
-    """Read a range in chunks; all of them together are the answer of a Range."""
+    """Read a range in chunks; return them joined as one answer."""
     stream = await client.stream(methods.RANGE_STREAM, metadata=metadata, timeout_s=timeout_s)
     await stream.send(request)
     stream.half_close()
@@ -68,13 +68,13 @@ def put(invocation: Invocation) -> None:
 
 
 def delete(invocation: Invocation) -> None:
-    """Delete keys and print how many."""
+    """Delete keys and print their number."""
     request = delete_request(invocation)
     open_session(invocation).show("delete", methods.DELETE_RANGE, request)
 
 
 def compaction(invocation: Invocation) -> None:
-    """Forget the history before a revision."""
+    """Discard the history before a revision."""
     text = invocation.argument("compaction command needs 1 argument")
     with refused(ValueError):
         revision = pflag.parse_int(text, base=10)
@@ -87,7 +87,7 @@ def range_request(invocation: Invocation) -> rpc_pb2.RangeRequest:
     """Return the request of a ``get``.
 
     Raises:
-        CommandError: arguments or flags that do not fit together.
+        CommandError: arguments or flags conflict.
     """
     if not invocation.arguments:
         usage = "get command needs one argument as key and an optional argument as range_end"
@@ -99,7 +99,7 @@ def range_request(invocation: Invocation) -> rpc_pb2.RangeRequest:
     order = _choice(invocation, "order", "bad sort order", _ORDERS)
     target = _choice(invocation, "sort-by", "bad sort target", _TARGETS)
     if target == rpc_pb2.RangeRequest.KEY and order == rpc_pb2.RangeRequest.ASCEND:
-        order = rpc_pb2.RangeRequest.NONE  # keys come in this order anyway, and then the limit is cheap
+        order = rpc_pb2.RangeRequest.NONE  # the default order anyway, and the limit is then cheap
     _check_bounds(invocation, "CreateRev", "min-create-rev", "max-create-rev")
     _check_bounds(invocation, "ModRev", "min-mod-rev", "max-mod-rev")
     return rpc_pb2.RangeRequest(
@@ -124,10 +124,10 @@ def put_request(invocation: Invocation, read_value: Callable[[], bytes]) -> rpc_
 
     Arguments:
         invocation: the command line.
-        read_value: where the value comes from when it is no argument; empty means there is none.
+        read_value: returns the value if it is not an argument; empty: none.
 
     Raises:
-        CommandError: arguments or flags that do not fit together.
+        CommandError: arguments or flags conflict.
     """
     arguments, keep_value = invocation.arguments, invocation["ignore-value"]
     if not arguments:
@@ -155,7 +155,7 @@ def delete_request(invocation: Invocation) -> rpc_pb2.DeleteRangeRequest:
     """Return the request of a ``del``.
 
     Raises:
-        CommandError: arguments or flags that do not fit together.
+        CommandError: arguments or flags conflict.
     """
     if not 1 <= len(invocation.arguments) <= 2:
         usage = "del command needs one argument as key and an optional argument as range_end"
@@ -166,7 +166,7 @@ def delete_request(invocation: Invocation) -> rpc_pb2.DeleteRangeRequest:
 
 
 def _staleness(invocation: Invocation) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that ``--max-staleness`` asks for."""
+    """Return the metadata for ``--max-staleness``."""
     if "max-staleness" not in invocation.changed:
         return ()
     try:
@@ -176,10 +176,10 @@ def _staleness(invocation: Invocation) -> tuple[tuple[str, str], ...]:
 
 
 def is_serializable(invocation: Invocation) -> bool:
-    """Return what ``--consistency`` asks for.
+    """Return whether ``--consistency`` requests a serializable read.
 
     Raises:
-        CommandError: it is neither ``l`` nor ``s``.
+        CommandError: the value is neither ``l`` nor ``s``.
     """
     value = invocation["consistency"]
     if value not in ("l", "s"):
@@ -188,7 +188,7 @@ def is_serializable(invocation: Invocation) -> bool:
 
 
 def _interval(invocation: Invocation, arguments: list[str]) -> tuple[bytes, bytes]:
-    """Return key and range end; see section "Key intervals" of etcd's API."""
+    """Return the key and the range end; see section "Key intervals" of etcd's API."""
     key = text_bytes(arguments[0])
     prefix, from_key = invocation["prefix"], invocation["from-key"]
     if len(arguments) > 1:
@@ -220,9 +220,9 @@ def _check_bounds(invocation: Invocation, name: str, low: str, high: str) -> Non
 
 # -- txn ------------------------------------------------------------------------------------------------------------
 #
-# ``txn``: read a transaction in etcdctl's little language, commit it, print the outcome.
+# ``txn``: read a transaction in etcdctl's small language, commit it, print the outcome.
 #
-# Owns the language. Three parts, each ended by an empty line: comparisons, requests if all hold, requests otherwise.
+# The language has three parts, each ended by an empty line: comparisons, requests if all hold, requests otherwise.
 #
 #     mod("key") = "3"
 #     <empty>
@@ -260,14 +260,14 @@ def txn(invocation: Invocation) -> None:
 
 
 def read_txn(source: BinaryIO, prompt: Callable[[str], None]) -> rpc_pb2.TxnRequest:
-    """Read the three parts.
+    """Read the three parts of a transaction.
 
     Arguments:
-        source: the lines.
+        source: input lines.
         prompt: called with the heading before each part is read.
 
     Raises:
-        CommandError: a line cannot be understood, or the input ends early (``EOF``).
+        CommandError: a line is malformed, or the input ends early (``EOF``).
     """
     prompt(_PROMPTS[0])
     compares = [parse_compare(line) for line in _part(source)]
@@ -293,10 +293,10 @@ def _part(source: BinaryIO) -> Iterator[str]:
 
 
 def parse_compare(line: str) -> rpc_pb2.Compare:
-    """Read one comparison.
+    """Parse one comparison.
 
     Raises:
-        CommandError: with etcdctl's words.
+        CommandError: the comparison is malformed; the text is etcdctl's.
     """
     target, parenthesis, rest = line.partition("(")
     if not parenthesis:
@@ -322,14 +322,14 @@ def parse_compare(line: str) -> rpc_pb2.Compare:
 
 def _compared_number(line: str, field: str, text: str) -> int:
     try:
-        # Lease ids are hexadecimal wherever they are typed.
+        # Lease ids are hexadecimal on every command line.
         return pflag.parse_int(text, base=16 if field == "lease" else 10)
     except ValueError:
         raise CommandError(f"invalid txn compare request: {line}", INVALID_INPUT) from None
 
 
 def _scan_compare(text: str) -> list[bytes]:
-    """Read as much of key, operator and value as there is."""
+    """Parse as much of key, operator and value as there is."""
     found: list[bytes] = []
     key, rest = _scan_quoted(text.lstrip(_BLANKS))
     if key is None:
@@ -355,7 +355,7 @@ def _scan_quoted(text: str) -> tuple[bytes | None, str]:
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of a request, quotes taken off.
+    """Return the words of a request, without quotes.
 
     Raises:
         CommandError: a bad escape in double quotes.
@@ -372,10 +372,10 @@ def split_words(line: str) -> list[str]:
 
 
 def parse_operation(line: str) -> rpc_pb2.RequestOp:
-    """Read one request.
+    """Parse one request.
 
     Raises:
-        CommandError: with etcdctl's words.
+        CommandError: the request is malformed; the text is etcdctl's.
     """
     words = split_words(line)
     if len(words) < 2:
@@ -383,14 +383,14 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
     from raftkv.cli.ctl import tree as ctl_tree
 
     commands = {"put": ctl_tree.PUT_FLAGS, "get": ctl_tree.GET_FLAGS, "del": ctl_tree.DELETE_FLAGS}
-    # A beginning of the name is enough.
+    # A prefix of the name is enough.
     names = [name for name in commands if words[0] and name.startswith(words[0])]
     try:
         (name,) = names
         parsed = pflag.parse(commands[name], words[1:])
     except (ValueError, pflag.FlagError, pflag.HelpRequested):
         raise CommandError(f"invalid txn request: {line}", INVALID_INPUT) from None
-    if len(parsed.arguments) > 2:  # of put and get, etcdctl drops the rest
+    if len(parsed.arguments) > 2:  # for put and get, etcdctl ignores the rest
         raise CommandError(f"invalid txn request: {line} (quote a text that has spaces)", INVALID_INPUT)
     invocation = Invocation(parsed.values, parsed.changed, parsed.arguments)
     if name == "put":

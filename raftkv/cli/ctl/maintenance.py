@@ -1,7 +1,7 @@
-"""``alarm``, ``defrag``, ``move-leader``, ``downgrade`` and ``snapshot``, as etcdctl has them.
+"""``alarm``, ``defrag``, ``move-leader``, ``downgrade`` and ``snapshot``, as in etcdctl.
 
-``snapshot status`` and ``restore`` are raftkvutl's own, with the output of etcdctl 3.5, which scripts call; 3.6 moved
-them to etcdutl.
+``snapshot status`` and ``snapshot restore`` run raftkvutl's code with the output of etcdctl 3.5, because scripts use
+them; etcd 3.6 moved them to etcdutl.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Action = rpc_pb2.DowngradeRequest
 
 
 def alarm_list(invocation: Invocation) -> None:
-    """Print the alarms that are on."""
+    """Print the active alarms."""
     invocation.refuse_arguments("alarm list command accepts no arguments")
     open_session(invocation).show("alarms", methods.ALARM, rpc_pb2.AlarmRequest())
 
 
 def alarm_disarm(invocation: Invocation) -> None:
-    """Turn all alarms off and print which were on."""
+    """Disarm all alarms and print those that were active."""
     invocation.refuse_arguments("alarm disarm command accepts no arguments")
     session = open_session(invocation)
 
@@ -55,7 +55,7 @@ def alarm_disarm(invocation: Invocation) -> None:
 
 
 def defrag(invocation: Invocation) -> None:
-    """Defragment each member in turn, going on after one that fails; or, with --data-dir, one that does not run."""
+    """Defragment each member in turn, continuing after a failure; with --data-dir, the database of a stopped member."""
     if invocation["data-dir"]:
         from raftkv.cli.utl import files
 
@@ -72,7 +72,7 @@ def defrag(invocation: Invocation) -> None:
 
 
 def move_leader(invocation: Invocation) -> None:
-    """Have the leader, which must be among the endpoints, hand over to another member."""
+    """Transfer leadership from the leader, which must be among the endpoints, to another member."""
     member = invocation.argument("move-leader command needs 1 argument")
     try:
         target = pflag.parse_int(member, base=16, signed=False)
@@ -94,17 +94,17 @@ def move_leader(invocation: Invocation) -> None:
 
 
 def downgrade_validate(invocation: Invocation) -> None:
-    """Ask whether the cluster could be downgraded to a version."""
+    """Check whether the cluster could be downgraded to a version."""
     _downgrade(invocation, "validate", _Action.VALIDATE, _target(invocation))
 
 
 def downgrade_enable(invocation: Invocation) -> None:
-    """Begin a downgrade."""
+    """Start a downgrade."""
     _downgrade(invocation, "enable", _Action.ENABLE, _target(invocation))
 
 
 def downgrade_cancel(invocation: Invocation) -> None:
-    """Cancel the downgrade under way; words after the command are ignored, as by etcdctl."""
+    """Cancel the downgrade in progress; further arguments are ignored, as in etcdctl."""
     _downgrade(invocation, "cancel", _Action.CANCEL, "")
 
 
@@ -127,13 +127,13 @@ def _downgrade(
 
 
 def snapshot_save(invocation: Invocation) -> None:
-    """Save the state of the endpoint's member to a file."""
+    """Save a snapshot of the endpoint's member to a file."""
     path = invocation.argument("snapshot save expects one argument")
     session = open_session(invocation)
     if len(session.endpoints) != 1:
         many = " ".join(session.endpoints)
         raise CommandError(f"snapshot must be requested to one selected node, not multiple [{many}]", INTERRUPTED)
-    # Without the flag there is no limit: how long it takes depends on how much there is.
+    # Without the flag there is no limit, because the duration depends on the size of the database.
     timeout_s = session.timeout_s if "command-timeout" in invocation.changed else None
 
     async def fetch(client: Client) -> SavedSnapshot:
@@ -155,7 +155,7 @@ def snapshot_save(invocation: Invocation) -> None:
 
 
 def _failed(error: StatusError, endpoint: str) -> CommandError:
-    """Make the error of a stream that has failed: where there was no connection, etcdctl's line and before it why."""
+    """Return the error for a failed stream; without a connection, etcdctl's line, preceded by the reason."""
     if "desc = connection error: " not in str(error):
         return failed(error, INTERRUPTED)
     reasons = unanswered(explain_failures({endpoint: str(error)}))
@@ -170,7 +170,7 @@ def status(invocation: Invocation) -> None:
 
 
 def restore_directory(invocation: Invocation) -> None:
-    """Make the data directory of a member out of a snapshot file."""
+    """Create the data directory of a member from a snapshot file."""
     from raftkv.cli.utl import files
 
     files.restore_directory(invocation)
@@ -178,10 +178,10 @@ def restore_directory(invocation: Invocation) -> None:
 
 # -- quota ----------------------------------------------------------------------------------------------------------
 #
-# ``quota set|remove|list``: limits of what may exist below a prefix; ``quota limit|unlimit|limits``: of how fast
-# requests come. etcdctl has no such commands.
+# ``quota set|remove|list``: limits of the data below a prefix; ``quota limit|unlimit|limits``: limits of the rate of
+# requests. etcdctl has no such commands.
 #
-# Owns the words of sizes: ``--bytes 512MiB``, and the table.
+# Includes the parsing of sizes (``--bytes 512MiB``), and the table.
 
 _SIZE = re.compile(r"(\d{1,18})(?:([KMGT]i?)?B?)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -200,7 +200,7 @@ def quota_set(invocation: Invocation) -> None:
 
 
 def quota_remove(invocation: Invocation) -> None:
-    """Lift the limits of a prefix."""
+    """Remove the quota of a prefix."""
     request = admin_pb2.QuotaRemoveRequest(prefix=_prefix(invocation, "remove"))
     _show_quotas(invocation, methods.QUOTA_REMOVE, request)
 
@@ -211,7 +211,7 @@ def quota_list(invocation: Invocation) -> None:
 
 
 def quota_limit(invocation: Invocation) -> None:
-    """Limit how fast requests come."""
+    """Set a limit on the rate of requests."""
     names = ("requests", "requests-burst", "bytes", "bytes-burst", "watches")
     if not invocation.changed.intersection(names):
         raise CommandError("quota limit needs --requests, --bytes, --watches or more of them", BAD_ARGUMENTS)
@@ -224,18 +224,18 @@ def quota_limit(invocation: Invocation) -> None:
 
 
 def quota_unlimit(invocation: Invocation) -> None:
-    """Lift such a limit."""
+    """Remove a rate limit."""
     request = admin_pb2.LimitSetRequest(limit=_limit(invocation, "unlimit"))
     _show_limits(invocation, methods.LIMIT_SET, request)
 
 
 def quota_limits(invocation: Invocation) -> None:
-    """Print all such limits."""
+    """Print all rate limits."""
     _show_limits(invocation, methods.LIMIT_LIST, admin_pb2.LimitListRequest())
 
 
 def quota_uses(invocation: Invocation) -> None:
-    """Print which identities have used most of the asked member since there are limits."""
+    """Print the identities that have used the asked member most since limits were set."""
     session, as_json = open_library(invocation)
     uses = session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).uses
     rows = [{"identity": one.identity, **{name: getattr(one, name) for name in _USE_NAMES}} for one in uses]
@@ -258,7 +258,7 @@ def _limit(invocation: Invocation, command: str) -> admin_pb2.Limit:
 def _show_limits(
     invocation: Invocation, method: Method[Any], request: Any, limits: Sequence[admin_pb2.Limit] = ()
 ) -> None:
-    """Make a call, and print limits: those given, or those in the answer."""
+    """Make a call, and print limits: the given ones, or those in the answer."""
     session, as_json = open_library(invocation)
     answer = session.call(method, request)
     plain = [
@@ -279,14 +279,14 @@ def _show(as_json: bool, plain: list[dict[str, Any]], header: list[str], rows: l
 
 
 def parse_size(text: str, flag: str = "--bytes") -> int:
-    """Return the bytes of ``1000``, ``64KiB``, ``2GB``: with an i powers of 1024, without powers of 1000.
+    """Parse a size such as ``1000``, ``64KiB`` or ``2GB``: units with an i are powers of 1024, others powers of 1000.
 
     Arguments:
-        text: of the flag.
-        flag: its name, for errors.
+        text: value of the flag.
+        flag: name of the flag, for errors.
 
     Raises:
-        CommandError: it is no size.
+        CommandError: the text is not a size.
     """
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -331,14 +331,13 @@ def _row(quota: admin_pb2.PrefixQuota) -> list[str]:
 #
 # ``auth enable|disable|status``, ``user`` and ``role``, with the words and exit codes of etcdctl.
 #
-# Owns how passwords are asked for: twice on the terminal, not shown; without a terminal, or with
-# ``--interactive=false``, as lines of standard input. All users of the machine can read a password on the command
-# line;
-# etcdctl takes one there, and so does raftkvctl. Leaves out ``run grant`` (``cli.runs``).
+# Includes the password prompt: twice on the terminal, without echo; without a terminal, or with
+# ``--interactive=false``, as lines of standard input. A password on the command line is accepted as in etcdctl,
+# although all users of the machine can read it there. For ``run grant`` see ``cli.runs``.
 
 
 def auth_enable(invocation: Invocation) -> None:
-    """Ask for users from now on; the user root is given the role root if it lacks it."""
+    """Enable authentication; grant the role root to the user root if it is missing."""
     invocation.refuse_arguments("auth enable command does not accept any arguments")
     session = open_session(invocation)
 
@@ -358,14 +357,14 @@ def auth_enable(invocation: Invocation) -> None:
 
 
 def auth_disable(invocation: Invocation) -> None:
-    """Ask for users no longer."""
+    """Disable authentication."""
     invocation.refuse_arguments("auth disable command does not accept any arguments")
     open_session(invocation).call(methods.AUTH_DISABLE, rpc_pb2.AuthDisableRequest())
     write_line("Authentication Disabled")
 
 
 def auth_status(invocation: Invocation) -> None:
-    """Print whether users are asked for."""
+    """Print whether authentication is enabled."""
     invocation.refuse_arguments("auth status command does not accept any arguments")
     open_session(invocation).show("auth_status", methods.AUTH_STATUS, rpc_pb2.AuthStatusRequest())
 
@@ -394,7 +393,7 @@ def user_delete(invocation: Invocation) -> None:
 
 
 def user_get(invocation: Invocation) -> None:
-    """Print the roles of a user, with ``--detail`` what they may do."""
+    """Print the roles of a user; with ``--detail`` also their permissions."""
     name = invocation.argument("user get command requires user name as its argument")
     session = open_session(invocation)
     answer = session.call(methods.USER_GET, rpc_pb2.AuthUserGetRequest(name=name))
@@ -414,7 +413,7 @@ def user_list(invocation: Invocation) -> None:
 
 
 def user_passwd(invocation: Invocation) -> None:
-    """Give a user another password."""
+    """Change a user's password."""
     name = invocation.argument("user passwd command requires user name as its argument")
     session = open_session(invocation)
     request = rpc_pb2.AuthUserChangePasswordRequest(name=name, password=_new_password(invocation, name))
@@ -422,21 +421,21 @@ def user_passwd(invocation: Invocation) -> None:
 
 
 def user_grant_role(invocation: Invocation) -> None:
-    """Give a user a role."""
+    """Grant a role to a user."""
     user, role = _user_and_role(invocation, "user grant command requires user name and role name as its argument")
     request = rpc_pb2.AuthUserGrantRoleRequest(user=user, role=role)
     _change(invocation, methods.USER_GRANT_ROLE, request, f"Role {role} is granted to user {user}")
 
 
 def user_revoke_role(invocation: Invocation) -> None:
-    """Take a role from a user."""
+    """Revoke a role from a user."""
     user, role = _user_and_role(invocation, "user revoke-role requires user name and role name as its argument")
     request = rpc_pb2.AuthUserRevokeRoleRequest(name=user, role=role)
     _change(invocation, methods.USER_REVOKE_ROLE, request, f"Role {role} is revoked from user {user}")
 
 
 def _change(invocation: Invocation, method: Method[Any], request: Any, told: str) -> None:
-    """Make a change and tell that it is made."""
+    """Make a change and print that it was made."""
     open_session(invocation).show("changed", method, request, told)
 
 
@@ -474,7 +473,7 @@ def role_delete(invocation: Invocation) -> None:
 
 
 def role_get(invocation: Invocation) -> None:
-    """Print what a role may do."""
+    """Print the permissions of a role."""
     role = invocation.argument("role get command requires role name as its argument")
     request = rpc_pb2.AuthRoleGetRequest(role=role)
     open_session(invocation).show("role_get", methods.ROLE_GET, request, role)
@@ -487,7 +486,7 @@ def role_list(invocation: Invocation) -> None:
 
 
 def role_grant_permission(invocation: Invocation) -> None:
-    """Let a role do something with keys."""
+    """Grant a role a permission on keys."""
     if len(invocation.arguments) < 3:
         raise CommandError(_GRANT, BAD_ARGUMENTS)
     role, kind = invocation.arguments[:2]
@@ -500,7 +499,7 @@ def role_grant_permission(invocation: Invocation) -> None:
 
 
 def role_revoke_permission(invocation: Invocation) -> None:
-    """Take a permission from a role."""
+    """Revoke a role's permission."""
     if len(invocation.arguments) < 2:
         raise CommandError(_REVOKE, BAD_ARGUMENTS)
     role, words = invocation.arguments[0], invocation.arguments[1:]

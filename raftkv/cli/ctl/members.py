@@ -1,10 +1,10 @@
 """``member list|add|remove|update|promote``, with the words and exit codes of etcdctl, and ``member replace``.
 
-``member replace OLD NAME --peer-urls=URL`` takes several steps. Run again after an interruption, it reads from the list
-of members which steps are left:
+``member replace OLD NAME --peer-urls=URL`` has several steps. When it is run again after an interruption, the member
+list shows which steps are left:
 
-    no member has URL             NAME is added as a learner; what it is to be started with is printed
-    a learner has it              it is asked to take OLD's place until that is granted: it is started, and in sync
+    no member has URL             add NAME as a learner, and print the settings to start it with
+    a learner has it              request its promotion in OLD's place until granted: it must be started and in sync
     a voter has it, OLD is gone   nothing is left to do
 """
 
@@ -47,7 +47,7 @@ M = TypeVar("M", bound="Message")
 Show = Callable[[str, str], None]
 
 PAUSE_S: Final = 0.5
-"""Between two questions whether a learner may take a voter's place."""
+"""Pause between two requests to let a learner take a voter's place."""
 
 
 def member_list(invocation: Invocation) -> None:
@@ -57,7 +57,7 @@ def member_list(invocation: Invocation) -> None:
 
 
 def member_add(invocation: Invocation) -> None:
-    """Add a member, and print the settings that it is to be started with."""
+    """Add a member, and print the settings to start it with."""
     if not invocation.arguments:
         raise CommandError("member name not provided", BAD_ARGUMENTS)
     if len(invocation.arguments) > 1:
@@ -76,20 +76,20 @@ def member_remove(invocation: Invocation) -> None:
 
 
 def member_update(invocation: Invocation) -> None:
-    """Give a member other peer URLs."""
+    """Change a member's peer URLs."""
     member_id = _member_id(invocation)
     request = rpc_pb2.MemberUpdateRequest(ID=member_id, peerURLs=_peer_urls(invocation))
     _change(invocation, methods.MEMBER_UPDATE, request, "updated in")
 
 
 def member_promote(invocation: Invocation) -> None:
-    """Make a learner a voter."""
+    """Promote a learner to a voter."""
     member_id = _member_id(invocation)
     _change(invocation, methods.MEMBER_PROMOTE, rpc_pb2.MemberPromoteRequest(ID=member_id), "promoted in")
 
 
 def member_replace(invocation: Invocation) -> None:
-    """Let a learner take the place of a voter; with ``--peer-urls`` one that is added first."""
+    """Replace a voter with a learner; with ``--peer-urls``, add the learner first."""
     if len(invocation.arguments) != 2:
         raise CommandError(
             "member replace needs two IDs: the voter that goes and the learner that comes, "
@@ -125,12 +125,12 @@ def _replace_by_new(invocation: Invocation, old_id: int) -> None:
 
 @dataclass
 class Replacement:
-    """A new member on its way into the place of a voter.
+    """The replacement of a voter with a new member.
 
     Attributes:
-        client, session: of the command.
-        old_id: of the voter.
-        wait_s: how long the new one may take to be started and in sync.
+        client, session: client and session of the command.
+        old_id: id of the voter.
+        wait_s: time limit until the new member is started and in sync.
     """
 
     client: Client
@@ -142,16 +142,16 @@ class Replacement:
         self._deadline = time.monotonic() + self.wait_s
 
     async def learner(self, name: str, urls: list[str]) -> tuple[int, Any]:
-        """Find the member with these peer URLs, or add it as a learner, and print what it is to be started with.
+        """Return the member with these peer URLs, or add it as a learner and print the settings to start it with.
 
         Arguments:
-            name, urls: of the new member.
+            name, urls: name and peer URLs of the new member.
 
         Returns:
-            Its id; and the members, if it has taken the place already.
+            Its id; and the members, if it has replaced the voter already.
 
         Raises:
-            CommandError, StatusError: it can never take that place.
+            CommandError, StatusError: it can never replace the voter.
         """
         listed = await self._list()
         old, new = _by_id(listed.members, self.old_id), with_urls(listed.members, urls)
@@ -175,14 +175,14 @@ class Replacement:
         return new_id, None
 
     async def take_place(self, new_id: int, show: Show | None) -> Any:
-        """Ask until the learner has taken the place; the answer, or the members if it had done so.
+        """Repeat the request until the learner has replaced the voter; return the answer, or else the member list.
 
         Arguments:
-            new_id: of the learner.
-            show: called with what is waited for, and how far that is; None: each step is a line.
+            new_id: id of the learner.
+            show: called with the current step and its progress; None: print a line for each step.
 
         Raises:
-            CommandError, StatusError: it cannot, or not in time.
+            CommandError, StatusError: the replacement is not possible, or took too long.
         """
         request, told = admin_pb2.MemberReplaceRequest(old_id=self.old_id, new_id=new_id), ""
         begun_at = time.monotonic()
@@ -209,7 +209,7 @@ class Replacement:
             await asyncio.sleep(PAUSE_S)
 
     async def _add(self, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
-        """Ask to add it until the cluster does: one that just started first waits until its members are connected."""
+        """Repeat the request to add the member; a cluster that just started refuses until its members are connected."""
         while True:
             try:
                 return await self._call(methods.MEMBER_ADD, request)
@@ -219,7 +219,7 @@ class Replacement:
             await asyncio.sleep(PAUSE_S)
 
     async def _entries(self, new: rpc_pb2.Member | None) -> str:
-        """Return how much of the log the learner has, if it says so."""
+        """Return the learner's progress in the log, if it reports it."""
         if new is None or not new.clientURLs:
             return ""
         try:
@@ -248,7 +248,7 @@ def _by_id(members: Iterable[rpc_pb2.Member], member_id: int) -> rpc_pb2.Member 
 
 
 def with_urls(members: Iterable[rpc_pb2.Member], urls: Iterable[str]) -> rpc_pb2.Member | None:
-    """Return the member with just these peer URLs, however they are written; None: there is none."""
+    """Return the member with exactly these peer URLs, in any spelling; None: there is none."""
     wanted = set(map(cluster_id.comparable, urls))
     return next((member for member in members if set(map(cluster_id.comparable, member.peerURLs)) == wanted), None)
 
@@ -260,14 +260,14 @@ def _passes(error: StatusError) -> bool:
 def _step(new_id: int, new: rpc_pb2.Member | None, reason: StatusError) -> str:
     if not isinstance(reason, LearnerNotReadyError):
         return f"waiting for the cluster ({reason})"
-    # A learner has no name before it has the data.
+    # A learner has no name until it has received the data.
     missing = "to be in sync" if new is not None and new.name else "to be started and to receive the data"
     return f"waiting for learner {new_id:x} {missing}"
 
 
 @contextmanager
 def _shown() -> Iterator[Show | None]:
-    """Show on a terminal what is waited for."""
+    """Yield a function that shows the progress on a terminal; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -308,7 +308,7 @@ def _peer_urls(invocation: Invocation) -> list[str]:
 #
 # ``endpoint health|status|hashkv``.
 #
-# Owns the commands that look at each endpoint on its own: one that does not answer is named on standard error, the
+# Commands that query each endpoint separately: an endpoint that does not answer is reported on standard error, the
 # others are printed, and the exit code is 1.
 
 _ALARM_NAMES = {rpc_pb2.NOSPACE: "NOSPACE", rpc_pb2.CORRUPT: "CORRUPT"}
@@ -336,7 +336,7 @@ def endpoint_hashkv(invocation: Invocation) -> None:
 
 
 def endpoint_health(invocation: Invocation) -> None:
-    """Tell for every endpoint whether it can commit, and which alarms are on."""
+    """Print for every endpoint whether it can commit, and its active alarms."""
     session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     endpoints = endpoints_of(session, invocation)
     details: list[str] = []
@@ -351,12 +351,12 @@ def endpoint_health(invocation: Invocation) -> None:
 
 
 def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
-    """Return the endpoints of the command, or with ``--cluster`` those that the cluster lists.
+    """Return the endpoints of the command, or with ``--cluster`` those on the cluster's member list.
 
-    Without a quorum the list is that of one member, and a remark says so.
+    Without a quorum, the list is that of one member, and a note says so.
 
     Raises:
-        CommandError: the cluster does not say who its members are.
+        CommandError: the member list could not be read.
     """
     if not invocation["cluster"]:
         return session.endpoints
@@ -381,14 +381,14 @@ def ask_each(
     *,
     in_turn: Callable[[str], None] | None = None,
 ) -> tuple[list[EndpointAnswer], list[str]]:
-    """Call all endpoints side by side, and tell the outcomes in order; name failures on standard error.
+    """Call all endpoints concurrently, and return the outcomes in order; report failures on standard error.
 
     Arguments:
-        session, invocation: of the command.
-        method, request: of the call.
+        session, invocation: session and command line.
+        method, request: method and request message.
         failure: text of a failure, with ``{}`` for the endpoint.
-        in_turn: called with each endpoint that has answered: make one call after the other. Endpoints that do not
-            answer are found side by side all the same. None: all calls are made side by side.
+        in_turn: called with each answering endpoint, and makes the calls sequential; unreachable endpoints are still
+            detected concurrently. None: all calls are concurrent.
 
     Returns:
         The answers, and the errors.
@@ -398,7 +398,7 @@ def ask_each(
     endpoints = endpoints_of(session, invocation)
 
     async def ask(client: Client) -> None:
-        # Any endpoint gives the token: else the calls to all would wait for one that is dead.
+        # Any endpoint can give the token; otherwise all calls would wait for a dead one.
         await client.fetch_token(session.timeout_s)
         probe, question = (methods.STATUS, rpc_pb2.StatusRequest()) if in_turn else (method, request)
         answers = await asyncio.gather(
@@ -424,10 +424,10 @@ def ask_each(
 async def outcome(
     client: Client, endpoint: str, method: Method[M], request: Any, timeout_s: float
 ) -> M | StatusError | ConfigError:
-    """Call one endpoint; return its answer, or why there is none.
+    """Call one endpoint; return its answer, or the error.
 
     Arguments:
-        client, endpoint, method, request, timeout_s: as of ``Client.call_at``.
+        client, endpoint, method, request, timeout_s: as for ``Client.call_at``.
     """
     try:
         return await client.call_at(endpoint, method, request, timeout_s=timeout_s)
@@ -438,15 +438,15 @@ async def outcome(
 async def find_leader(
     client: Client, endpoints: Sequence[str], timeout_s: float
 ) -> tuple[str, rpc_pb2.StatusResponse] | None:
-    """Ask all endpoints side by side until one answers that leads; return it and its answer, None if there is none.
+    """Ask all endpoints concurrently until one answers that it is leader; return it and its answer, or None.
 
     Arguments:
-        client: what to ask with.
-        endpoints: of the members.
-        timeout_s: for each answer.
+        client: client to use.
+        endpoints: endpoints of the members.
+        timeout_s: time limit of each answer.
 
     Raises:
-        StatusError, ConfigError: no leader is known, and an endpoint that may be one does not answer.
+        StatusError, ConfigError: no leader was found, and an endpoint that may be the leader does not answer.
     """
     await client.fetch_token(timeout_s)
 
@@ -471,14 +471,14 @@ async def find_leader(
 
 
 def details_of(error: StatusError | ConfigError) -> Sequence[str]:
-    """Return the reasons why an endpoint did not answer, a line each; none for one that is no endpoint."""
+    """Return the reasons why an endpoint did not answer, one per line; empty for an invalid endpoint."""
     return failed(error).details if isinstance(error, StatusError) else ()
 
 
 async def _check_health(session: Session, endpoint: str, details: list[str]) -> EndpointHealth:
-    """Check one endpoint: healthy is a member that answers a linearizable read and has no alarm.
+    """Check one endpoint; a member is healthy if it answers a linearizable read and has no alarm.
 
-    A refused permission is an answer, too. Reasons of a failure are added to ``details``.
+    A refused permission counts as an answer. The reasons of a failure are added to ``details``.
     """
     start_ns = time.monotonic_ns()
     try:

@@ -1,10 +1,10 @@
 """``make-mirror``: copy the keys of a prefix to another cluster, then follow every change.
 
-Owns the two phases. The copy reads one revision of the source in pages; the watch begins right behind it, so nothing
-falls between. A revision of the source is one transaction at the destination, unless it is larger than
-``--max-txn-ops``, or than the destination takes. The number of keys copied is printed every 30 seconds, and standard
-error says which cluster does not answer. A watch of keys that do not change is silent too: the source is asked now and
-then whether it is there.
+Two phases: the copy reads one revision of the source in pages, and the watch starts at the next revision, so no change
+is missed. A revision of the source becomes one transaction at the destination, unless it is larger than
+``--max-txn-ops`` or than the destination's limit. The number of copied keys is printed every 30 seconds, and standard
+error reports a cluster that does not answer. Because a watch of unchanging keys is silent too, the source is probed
+from time to time.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ M = TypeVar("M", bound="Message")
 
 PAGE_KEYS: Final = 1000
 TXN_BYTES: Final = 1536 * 1024 - 4096
-"""Bytes of a transaction: what members take by default, less what they add to it."""
+"""Limit of a transaction's bytes: the members' default, minus their own overhead."""
 LARGER: Final = "message larger than max"
-"""Part of gRPC's error, at either end, for a message that is too large."""
+"""Part of gRPC's error for a message that is too large, at either end."""
 FRAME_BYTES: Final = 8
-"""What a transaction adds to each of its operations, at most."""
+"""Maximum number of bytes that a transaction adds to each of its operations."""
 REPORT_S: Final = 30.0
 PATIENCE_S: Final = 60.0
-"""How long either cluster may be unreachable before the mirror gives up."""
+"""Time for which either cluster may be unreachable before the mirror ends."""
 
 SILENCE_S: Final = 5.0
-"""Standard error names the cluster that has not answered a call for so long."""
+"""Time without an answer to a call after which standard error reports the cluster."""
 PROBE_S: Final = 3.0
-"""How often the source is asked while it is watched."""
+"""Interval between probes of the source while it is watched."""
 
 _TXN: Final = Method(methods.TXN.path, rpc_pb2.TxnResponse, True)
-"""The mirror alone writes there, and what it writes may be written twice."""
+"""Repeatable: only the mirror writes there, and its writes may be executed twice."""
 
 
 @dataclass
 class Cluster:
-    """One of the two clusters; a line on standard error tells once of each outage.
+    """One of the two clusters; each outage is reported once on standard error.
 
     Attributes:
-        name: which one it is, and where.
-        client: the way to it.
+        name: role and address of the cluster.
+        client: client of the cluster.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Cluster:
 
 @dataclass
 class Mirror:
-    """Where keys come from, where they go to, and how many went."""
+    """The source, the destination, and the number of copied keys."""
 
     source: Cluster
     destination: Cluster
@@ -111,7 +111,7 @@ class Mirror:
         return rpc_pb2.RequestOp(request_delete_range=request)
 
     async def copy(self) -> int:
-        """Copy the keys that exist now; return the revision of the copy."""
+        """Copy the existing keys; return the revision of the copy."""
         revision = 0
         key, end = self._range()
         request = rpc_pb2.RangeRequest(key=key, range_end=end)
@@ -126,7 +126,7 @@ class Mirror:
         return (self.prefix, prefix_end(self.prefix)) if self.prefix else (b"\0", b"\0")
 
     async def probe(self) -> None:
-        """Ask the source for one key now and then, for ever; a missing answer does not end the mirror."""
+        """Read one key of the source at intervals, for ever; a missing answer does not end the mirror."""
         request = rpc_pb2.RangeRequest(key=self._range()[0], keys_only=True)
         while True:
             await asyncio.sleep(PROBE_S)
@@ -134,7 +134,7 @@ class Mirror:
                 await self.source.call(methods.RANGE, request)
 
     async def follow(self, start_revision: int) -> None:
-        """Repeat each change of the source, from a revision on, until the watch ends.
+        """Apply each change of the source, from a revision on, until the watch ends.
 
         Raises:
             StatusError: the watch has ended.
@@ -146,7 +146,8 @@ class Mirror:
                     await self._commit(operations)
 
     def _by_revision(self, events: Iterable[kv_pb2.Event]) -> Iterator[list[rpc_pb2.RequestOp]]:
-        # Of a key that one revision puts and deletes the last counts: the destination refuses both in one transaction.
+        # If one revision puts and deletes a key, the last operation counts: the destination refuses both in one
+        # transaction.
         operations: dict[bytes, rpc_pb2.RequestOp] = {}
         revision = 0
         for event in events:
@@ -158,7 +159,7 @@ class Mirror:
         yield from self._batches(operations.values())
 
     def _batches(self, operations: Iterable[rpc_pb2.RequestOp]) -> Iterator[list[rpc_pb2.RequestOp]]:
-        """Yield operations in as few transactions as the destination takes by default; a large one has its own."""
+        """Yield operations in as few transactions as the destination accepts by default; a large one is alone."""
         batch, size_bytes = list[rpc_pb2.RequestOp](), 0
         for operation in operations:
             more_bytes = operation.ByteSize() + FRAME_BYTES
@@ -184,12 +185,12 @@ class Mirror:
 
 
 def _is_too_much(error: StatusError) -> bool:
-    """Tell if half of a transaction may be taken where the whole was not."""
+    """Return whether the destination may accept half of a transaction that it refused as a whole."""
     return isinstance(error, RequestTooLargeError | TooManyOperationsError) or LARGER in str(error)
 
 
 def make_mirror(invocation: Invocation) -> None:
-    """Copy, then follow until something ends it."""
+    """Copy, then follow until an error or a signal."""
     there = invocation.argument("make-mirror takes one destination argument")
     prefix, new_prefix = text_bytes(invocation["prefix"]), text_bytes(invocation["dest-prefix"])
     if invocation["no-dest-prefix"] and new_prefix:
@@ -228,7 +229,7 @@ def make_mirror(invocation: Invocation) -> None:
 
 
 def _of_destination(invocation: Invocation) -> Invocation:
-    """Return the invocation as if the flags about the destination were the global ones."""
+    """Return the invocation with the destination's flags as the global ones."""
     names = ("cert", "key", "cacert", "insecure-transport", "user", "password")
     values = invocation.values | {name: invocation[f"dest-{name}"] for name in names}
     values |= {"auth-jwt-token": "", "discovery-srv": ""}

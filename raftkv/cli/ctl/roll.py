@@ -1,13 +1,13 @@
 """``cluster roll``: restart all members one after another by the operator's own command, the leader last.
 
-Before each step every member is asked how it is. A step is safe when the voters that stay, and are in sync, are a
-quorum; an unsafe step is refused with the reason, and nothing is restarted any more. A leader hands over before its
-restart. The next step waits until the restarted member has applied what the leader had when it came back. A member
-whose metrics show that its old process still runs was not restarted, and ends the roll.
+Before each step, every member is asked for its status. A step is safe when the remaining voters that are in sync are a
+quorum; an unsafe step is refused with the reason, and the roll ends. A leader transfers its leadership before its
+restart. The next step waits until the restarted member has applied the leader's log as of its return. If a member's
+metrics show that the old process is still running, it was not restarted, and the roll ends.
 
-The command must return after the old process has ended, as ``systemctl restart`` does. Words are split as by a shell
-and run without one; ``{host}``, ``{name}`` and ``{id}`` stand for the member, and names that a shell would read in
-another way are refused: the command may hand them to the shell of another host.
+The command must return after the old process has ended, as ``systemctl restart`` does. Its words are split as by a
+shell, but run without one; ``{host}``, ``{name}`` and ``{id}`` stand for the member. Names that a shell would interpret
+are refused, because the command may pass them to a shell on another host.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from raftkv.client import Client
 
 LAG_MAX_ENTRIES: Final = 1_000
-"""A member that has applied all but so many entries is in sync."""
+"""Maximum lag in entries of a member that is in sync."""
 PAUSE_S: Final = 0.5
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
 _FIELDS: Final = ("host", "name", "id")
 
 Run = Callable[[Sequence[str]], Awaitable[int]]
-"""Run a command; its exit status."""
+"""Runs a command; returns its exit status."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A member, and how it is; ``problem`` says why it does not count for a quorum."""
+    """A member and its state; ``problem`` says why it does not count towards the quorum."""
 
     member: rpc_pb2.Member
     status: rpc_pb2.StatusResponse
@@ -54,12 +54,12 @@ class Seen:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads."""
+        """Whether it is the leader."""
         return 0 != self.status.leader == self.member.ID
 
 
 def cluster_roll(invocation: Invocation) -> None:
-    """Restart every member; with ``--dry-run`` print the steps."""
+    """Restart every member; with ``--dry-run``, only print the steps."""
     template = invocation["restart"]
     if not template:
         raise CommandError("cluster roll needs --restart, such as 'ssh {host} systemctl restart raftkv'", BAD_ARGUMENTS)
@@ -96,13 +96,13 @@ class Roll:
     """The restarts of one cluster.
 
     Attributes:
-        client: of the cluster.
-        template: the command, with its fields.
-        timeout_s: for each question to a member.
-        wait_s: for a restarted member to be in sync.
+        client: client of the cluster.
+        template: command with placeholders.
+        timeout_s: time limit of each status call.
+        wait_s: time limit until a restarted member is in sync.
         run: runs a command.
         say: prints a line.
-        started_at: asks an endpoint when its process started; None: it does not say.
+        started_at: returns the start time of the process at an endpoint; None: unknown.
     """
 
     client: Any
@@ -114,7 +114,7 @@ class Roll:
     started_at: Callable[[str], Awaitable[float | None]]
 
     async def all(self, is_dry: bool) -> None:
-        """Restart every member, or say what would be done.
+        """Restart every member, or print the steps.
 
         Raises:
             CommandError: a step is not safe, a command failed, or a member did not come back.
@@ -152,7 +152,7 @@ class Roll:
         return await self.started_at(member.clientURLs[0]) if member.clientURLs else None
 
     async def _look(self) -> list[Seen]:
-        """Ask every member how it is."""
+        """Return the state of every member."""
         request = rpc_pb2.MemberListRequest(linearizable=True)
         listed = await self.client.call(methods.MEMBER_LIST, request, timeout_s=self.timeout_s)
         return in_sync(await asyncio.gather(*map(self._ask, listed.members)))
@@ -169,7 +169,7 @@ class Roll:
         return Seen(member, status, "" if status.leader else "knows no leader")
 
     async def _hand_over(self, seen: Sequence[Seen], member: rpc_pb2.Member) -> None:
-        """Have another voter lead, if this one does."""
+        """Transfer the leadership to another voter, if this member is the leader."""
         if not any(one.is_leader and one.member.ID == member.ID for one in seen):
             return
         others = [one for one in seen if one.member.ID != member.ID and not one.member.isLearner and not one.problem]
@@ -179,13 +179,13 @@ class Roll:
         await self.client.call_at(member.clientURLs[0], methods.MOVE_LEADER, request, timeout_s=self.timeout_s)
 
     async def _wait(self, member: rpc_pb2.Member) -> int:
-        """Wait until a member is in sync again; how many entries it has applied."""
+        """Wait until a member is in sync again; return its applied index."""
         deadline = time.monotonic() + self.wait_s
         problem = ""
         while time.monotonic() < deadline:
             try:
                 one = next(one for one in await self._look() if one.member.ID == member.ID)
-            except StatusError as error:  # the members that stay elect another leader
+            except StatusError as error:  # the remaining members elect another leader
                 problem = str(error)
             else:
                 problem = one.problem
@@ -197,7 +197,7 @@ class Roll:
 
 
 def in_sync(seen: Sequence[Seen]) -> list[Seen]:
-    """Note which members are too far behind to count."""
+    """Mark the members that lag too far behind to count."""
     newest = max((one.status.raftAppliedIndex for one in seen), default=0)
 
     def checked(one: Seen) -> Seen:
@@ -209,10 +209,10 @@ def in_sync(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def refuse_unsafe(seen: Sequence[Seen], member: rpc_pb2.Member) -> None:
-    """Refuse the restart of a member without which there is no quorum.
+    """Refuse the restart of a member if the others would have no quorum.
 
     Raises:
-        CommandError: the others are too few; it names those that do not count.
+        CommandError: too few members remain; the text names those that do not count.
     """
     voters = [one for one in seen if not one.member.isLearner]
     staying = [one for one in voters if one.member.ID != member.ID and not one.problem]
@@ -225,10 +225,10 @@ def refuse_unsafe(seen: Sequence[Seen], member: rpc_pb2.Member) -> None:
 
 
 def command(template: str, member: rpc_pb2.Member) -> list[str]:
-    """Return the words that restart a member.
+    """Return the command that restarts a member.
 
     Raises:
-        CommandError: a field that does not exist, a quote without an end, or a member whose name a shell would misread.
+        CommandError: an unknown placeholder, an unclosed quote, or a member whose name a shell would interpret.
     """
     host = urlsplit(member.clientURLs[0]).hostname or "" if member.clientURLs else ""
     values = dict(zip(_FIELDS, (host, member.name, f"{member.ID:x}"), strict=True))

@@ -1,7 +1,7 @@
-"""How a command of raftkvctl reaches the cluster: settings from flags and ``ETCDCTL_*``, a client, a printer.
+"""The setup of a raftkvctl command: settings from flags and ``ETCDCTL_*``, a client, a printer.
 
-Owns etcdctl's rule for the environment: a variable counts if its flag is not given; given both ways the command is
-refused; a variable that is no flag is only remarked upon.
+Follows etcdctl's rule for the environment: a variable counts if its flag is missing; if both are given, the command is
+refused; an unknown variable only causes a note.
 
     session = open_session(invocation)
     session.show("get", methods.RANGE, request)
@@ -56,7 +56,7 @@ _NO_DNSPYTHON: Final = "--discovery-srv needs the package dnspython: pip install
 
 
 def discover(domain: str, service_name: str, *, insecure: bool, remark: Callable[[str], None]) -> list[str]:
-    """Return the endpoints that the SRV records of a domain name, as ``--discovery-srv`` of etcdctl does.
+    """Return the endpoints in the SRV records of a domain, like etcdctl's ``--discovery-srv``.
 
         _etcd-client-ssl._tcp.DOMAIN   ->  https://host:port
         _etcd-client._tcp.DOMAIN       ->  http://host:port, unless --insecure-discovery=false
@@ -64,13 +64,13 @@ def discover(domain: str, service_name: str, *, insecure: bool, remark: Callable
     Records of one of the two services are enough. Each command looks them up again.
 
     Arguments:
-        domain: of the records.
-        service_name: suffix of the names of both services, from ``--discovery-srv-name``; empty: none.
-        insecure: whether endpoints without TLS are taken.
-        remark: told of each that is not.
+        domain: domain of the records.
+        service_name: suffix of both services' names, from ``--discovery-srv-name``; empty: none.
+        insecure: whether to accept endpoints without TLS.
+        remark: called for each refused endpoint.
 
     Raises:
-        CommandError: neither service has records, or the lookup fails.
+        CommandError: neither service has records, or the lookup failed.
     """
     try:
         from dns.exception import DNSException
@@ -106,7 +106,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 
 REFUSED_PATIENCE_S: Final = 0.5
-"""How long a command that looks at each endpoint waits for one at which nothing listens."""
+"""Time for which commands that query each endpoint wait for one that refuses connections."""
 
 ENVIRONMENT_PREFIX = "ETCDCTL_"
 _FILE_FLAGS = {"cert_file": "cert", "key_file": "key", "ca_file": "cacert"}
@@ -115,7 +115,7 @@ _SECRETS = ("password", "auth-jwt-token")
 
 
 class Session:
-    """A command's settings, printer and way to the cluster."""
+    """A command's settings, printer and connection to the cluster."""
 
     def __init__(
         self, invocation: Invocation, connection: Mapping[str, Any], options: ClientOptions, printer: Printer
@@ -130,9 +130,9 @@ class Session:
         """Call any endpoint.
 
         Arguments:
-            method: what to call.
-            request: its request message.
-            metadata: what goes with it.
+            method: method to call.
+            request: request message.
+            metadata: further metadata.
 
         Raises:
             CommandError: the call failed; the text is etcdctl's.
@@ -144,14 +144,14 @@ class Session:
         return self.run(use)
 
     def show(self, command: str, method: Method[Any], request: Any, *facts: Any) -> None:
-        """Call any endpoint and print the answer; ``command`` and ``facts`` are as of ``Printer.show``."""
+        """Call any endpoint and print the answer; ``command`` and ``facts`` are as for ``Printer.show``."""
         self.printer.show(command, self.call(method, request), *facts)
 
     def run(self, use: Callable[[Client], Awaitable[T]]) -> T:
-        """Make a client, use it, close it.
+        """Call a function with a client, which is closed afterwards.
 
         Arguments:
-            use: what to do with the client.
+            use: function to call.
 
         Raises:
             CommandError: the cluster could not be used.
@@ -171,13 +171,13 @@ class Session:
 
 
 def failed(error: StatusError, code: int = ERROR) -> CommandError:
-    """Make the error of a failed call: etcdctl's line, and behind it which endpoints did not answer, and why.
+    """Return the error for a failed call: etcdctl's line, then the endpoints that did not answer and the reasons.
 
     Arguments:
-        error: of the call.
+        error: error of the call.
         code: exit code of the program.
     """
-    # An error that explains itself names them in its own line.
+    # A self-explanatory error already names the endpoints in its line.
     text = str(error)
     explained = text != ContextDeadlineExceededError.text
     details = unanswered(error.failures if isinstance(error, EndpointsFailed) and not explained else {})
@@ -191,7 +191,7 @@ def failed(error: StatusError, code: int = ERROR) -> CommandError:
 
 
 def unanswered(failures: Mapping[str, str]) -> list[str]:
-    """Return a line for each endpoint that was tried in vain."""
+    """Return a line for each endpoint that did not answer."""
     return [f"no answer from {endpoint}: {reason}" for endpoint, reason in failures.items()]
 
 
@@ -202,11 +202,11 @@ def open_session(
 
     Arguments:
         invocation: the command line.
-        value_only: the simple format prints values without their keys.
-        refused_patience_s: of ``ClientOptions``, for a user who does not say ``--command-timeout``.
+        value_only: whether the simple format prints values without their keys.
+        refused_patience_s: value of ``ClientOptions``, unless ``--command-timeout`` is given.
 
     Raises:
-        CommandError: settings that conflict or that cannot be used, or a word that the command would not use.
+        CommandError: settings conflict or cannot be used, or a word has no meaning for the command.
     """
     invocation.refuse_surplus()
     apply_environment(invocation)
@@ -215,7 +215,7 @@ def open_session(
     if invocation["discovery-srv"]:
         domain, name, insecure = (invocation[f] for f in ("discovery-srv", "discovery-srv-name", "insecure-discovery"))
         found = discover(domain, name, insecure=insecure, remark=remark)
-        # When all endpoints found are without TLS, etcdctl goes on with --endpoints; its default is another cluster.
+        # If no endpoint with TLS was found, etcdctl uses --endpoints, whose default is another cluster.
         if not found and "endpoints" not in invocation.changed:
             raise CommandError("no endpoint with TLS was discovered", ERROR)
         invocation.values["endpoints"] = tuple(found) or invocation["endpoints"]
@@ -228,7 +228,7 @@ def open_session(
 
 
 def apply_environment(invocation: Invocation) -> None:
-    """Let ``ETCDCTL_*`` set what the command line did not.
+    """Apply ``ETCDCTL_*`` variables to settings that the command line does not contain.
 
     Raises:
         CommandError: a setting is given both ways.
@@ -255,12 +255,12 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
     try:
         pflag.assign(parsed, flag, text)
     except ValueError as error:
-        # etcdctl silently goes on with the default. Scripts rely on that; people need the line.
+        # etcdctl silently uses the default, and scripts may depend on it; this line is for people.
         remark(f"invalid value {pflag.quote(text)} for {key} is ignored: {error}")
 
 
 def remark(text: str) -> None:
-    """Print a line on standard error that ends nothing."""
+    """Print a note on standard error, without ending the command."""
     print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
 
 
@@ -275,26 +275,26 @@ def _print_settings(invocation: Invocation) -> None:
 
 
 def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> ClientOptions:
-    """Return how to connect, by the global flags.
+    """Return the connection settings of the global flags.
 
     Arguments:
         invocation: the command line.
-        connection: who to be; see ``connection_settings``.
+        connection: identity of the client; see ``connection_settings``.
 
     Raises:
-        CommandError: certificates that cannot be used.
+        CommandError: certificates cannot be used.
     """
     for name in ("cert", "key", "cacert"):
         if name in invocation.changed and not invocation[name]:
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
     return ClientOptions(
         tls=_tls_context(invocation, connection),
-        # The certificate must name the domain: forged SRV records could name any host.
+        # The certificate must name the domain, because forged SRV records could name any host.
         server_name="" if invocation["insecure-discovery"] else invocation["discovery-srv"],
         user=connection.get("user", ""),
         password=connection.get("password", NO_SECRET),
         token=connection.get("token", NO_SECRET),
-        # As in etcdctl, where 0 and less leave the limit to the library.
+        # As in etcdctl, 0 and less mean the library's default.
         dial_timeout_s=invocation["dial-timeout"] if invocation["dial-timeout"] > 0 else ClientOptions.dial_timeout_s,
         keepalive_time_s=invocation["keepalive-time"],
         keepalive_timeout_s=invocation["keepalive-timeout"],
@@ -304,14 +304,14 @@ def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> Cli
 
 
 def connection_settings(invocation: Invocation, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return user, secrets and files as arguments of ``connect``: of the flags, else of ``RAFTKV_USER`` and the like.
+    """Return user, secrets and files as arguments of ``connect``, from the flags or from ``RAFTKV_USER`` and the like.
 
     Arguments:
         invocation: the command line.
-        environment: where what it does not say may be.
+        environment: environment, for settings missing on the command line.
 
     Raises:
-        CommandError: they contradict each other.
+        CommandError: the settings conflict.
     """
     user, password = invocation["user"], Secret(invocation["password"])
     token = Secret(invocation["auth-jwt-token"])
@@ -324,7 +324,7 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
             known = Secret(inline) if separator else password_of(user, environment)
             password = known if known or separator else Secret(ask_password("Password: "))
         if user and not password:
-            user = ""  # as etcdctl does: there is no login without a password
+            user = ""  # as in etcdctl: there is no login without a password
         given = {"user": user, "password": password, "token": token} if user or token else {}
         found = file_settings(environment) if given or invocation["user"] else client_settings(environment)
     if files:
@@ -333,13 +333,13 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
 
 
 def ask_password(prompt: str) -> str:
-    """Ask on the terminal, without showing what is typed; without a terminal read a line of standard input.
+    """Prompt on the terminal without echo; without a terminal, read a line of standard input.
 
     Arguments:
-        prompt: what is shown.
+        prompt: text of the prompt.
 
     Returns:
-        The password; empty if there is nothing more to read (Ctrl-D).
+        The password; empty at the end of the input (Ctrl-D).
     """
     import getpass
 
@@ -358,7 +358,7 @@ def ask_password(prompt: str) -> str:
 def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.SSLContext | None:
     cert, key, authorities = (connection.get(name, "") for name in _FILE_FLAGS)
     verify = not invocation["insecure-skip-tls-verify"]
-    # An endpoint without a scheme is not made one of TLS by that flag, one of https is believed for it.
+    # This flag does not add TLS to an endpoint without a scheme; for an https endpoint it disables the verification.
     unverified = not verify and any(endpoint.startswith("https://") for endpoint in invocation["endpoints"])
     if not (cert or key or authorities or unverified) and invocation["insecure-transport"]:
         return None
@@ -368,15 +368,15 @@ def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.S
         return tls_context(authorities, cert, key, verify=verify)
 
 
-# Commands that are not etcdctl's use the client library. They print tables for people, and JSON by ``--json`` or
+# Commands that etcdctl does not have use the client library. They print tables for people, and JSON with ``--json`` or
 # ``-w json``.
 
 
 def open_library(invocation: Invocation) -> tuple[Session, bool]:
-    """Return the session of a command, and whether JSON is wanted.
+    """Return the session of a command, and whether to print JSON.
 
     Raises:
-        CommandError: a setting cannot be used, or the output format is one of etcdctl's.
+        CommandError: a setting cannot be used, or the output format is one that only etcdctl's commands have.
     """
     wanted = invocation["write-out"]
     if wanted not in ("simple", "table", "json"):
@@ -387,14 +387,14 @@ def open_library(invocation: Invocation) -> tuple[Session, bool]:
 
 
 def use_library(session: Session, use: Callable[[library.Client], Awaitable[T]]) -> T:
-    """Use the library's client; each failure becomes one line.
+    """Call a function with the library's client; report each failure as one line.
 
     Arguments:
-        session: of the command.
-        use: what to do with the client.
+        session: session of the command.
+        use: function to call.
 
     Raises:
-        CommandError: it failed.
+        CommandError: the function failed.
     """
     from raftkv.client import library
     from raftkv.client.errors import HistoryReplaced

@@ -1,11 +1,11 @@
 """``raftkvctl top``: every member of a cluster in a live table, or every user (``--by user``).
 
-Members are those that the cluster lists. ``Poller`` asks for the list again each time, so that a member that joins
-appears; one that is gone stays in the table as silent. Rates are differences of counters in ``/metrics``: a member that
-restarted between two polls has none until the next. A narrow window leaves out the last of ``_COLUMNS``, and cuts none.
-Without a terminal, and with ``--once`` or ``--json``, plain tables or one JSON object a line are printed.
+Shows the members on the cluster's list. ``Poller`` reads the list at each poll, so that new members appear; a removed
+one stays in the table as silent. Rates are differences of counters in ``/metrics``: a member that restarted between two
+polls has none until the next. In a narrow window the last of ``_COLUMNS`` are left out; no column is truncated. Without
+a terminal, and with ``--once`` or ``--json``, plain tables or one JSON object per line are printed.
 
-Example: ``raftkvctl top --once``. Leaves out: alarms over time, which a monitoring system keeps.
+Example: ``raftkvctl top --once``. A history of alarms is the task of a monitoring system.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # -- metrics --------------------------------------------------------------------------------------------------------
 #
-# A member's metrics, fetched and added up: samples of one name become their sum, over methods, say.
+# A member's metrics, fetched and summed by name, for example over all methods.
 #
 # >>> sums('# HELP x\nx{a="1"} 2\nx{a="2"} 3.5e1\ny 1\n')
 # {'x': 37.0, 'y': 1.0}
@@ -61,7 +61,7 @@ def sums(text: str) -> dict[str, float]:
 
 
 def _samples(text: str, prefix: str = "") -> Iterator[Any]:
-    """Yield the samples of the families whose names begin so."""
+    """Yield the samples of the families whose names start with a prefix."""
     from prometheus_client.parser import text_string_to_metric_families
 
     for family in text_string_to_metric_families(text):
@@ -70,16 +70,16 @@ def _samples(text: str, prefix: str = "") -> Iterator[Any]:
 
 
 def quantile(text: str, family_name: str, share: float, count_min: int = 1) -> float | None:
-    """Return a bound below which that share of a histogram's figures lie; of several series the largest.
+    """Return an upper bound of a quantile of a histogram; of several series, the largest.
 
     Arguments:
-        text: in Prometheus's format.
-        family_name: of the histogram.
-        share: between 0 and 1.
-        count_min: series of fewer figures do not count.
+        text: metrics in Prometheus's format.
+        family_name: name of the histogram.
+        share: quantile, between 0 and 1.
+        count_min: minimum number of values in a series that counts.
 
     Returns:
-        The end of a bucket, perhaps infinity; None: there are too few figures.
+        The upper bound of a bucket, possibly infinite; None: there are too few values.
 
     Raises:
         ValueError: the text is not in Prometheus's format.
@@ -105,7 +105,7 @@ IDENTITY_PREFIX: Final = "raftkv_identity_"
 
 
 def by_identity(text: str) -> dict[str, dict[str, float]]:
-    """Return the figures of each user, certificate or network, by the names of their metrics without the prefix.
+    """Return the figures of each user, certificate or network, by metric name without the prefix.
 
     Raises:
         ValueError: the text is not in Prometheus's format.
@@ -118,7 +118,7 @@ def by_identity(text: str) -> dict[str, dict[str, float]]:
 
 
 def fetch(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, float]:
-    """Ask a member for the sums of its samples, by name; as ``fetch_text``."""
+    """Return the sums of a member's samples, by name; as ``fetch_text``."""
     try:
         return sums(fetch_text(endpoint, tls, timeout_s))
     except ValueError as error:
@@ -126,13 +126,13 @@ def fetch(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> dict[s
 
 
 def connect(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
-    """Return a connection for HTTP to a member, not opened yet.
+    """Return an HTTP connection to a member, not opened yet.
 
     Arguments:
-        endpoint, tls, timeout_s: as of ``fetch_text``.
+        endpoint, tls, timeout_s: as for ``fetch_text``.
 
     Raises:
-        OSError: a certificate cannot be read any more, or it is a socket file.
+        OSError: a certificate cannot be read any more, or the endpoint is a socket file.
     """
     parsed = parse_endpoints([endpoint])[0]
     if parsed.path:
@@ -146,17 +146,18 @@ def connect(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> http
 def fetch_text(
     endpoint: str, tls: ssl.SSLContext | None, timeout_s: float, path: str = "/metrics", token: str = ""
 ) -> str:
-    """Ask a member for its metrics.
+    """Return the text of a member's metrics.
 
     Arguments:
-        endpoint: of the member.
-        tls: what to trust and to show; None: plain HTTP, unless the endpoint says https.
-        timeout_s: for the connection, and for each read.
-        path: of the metrics; ``IDENTITIES``: who uses the member, for which root is asked if users are on.
-        token: of the user who asks; empty: none.
+        endpoint: endpoint of the member.
+        tls: TLS context; None: plain HTTP, unless the endpoint says https.
+        timeout_s: time limit of the connection, and of each read.
+        path: path of the metrics; ``IDENTITIES`` is the usage by identity, which requires root if authentication is
+            enabled.
+        token: token of the user; empty: none.
 
     Raises:
-        OSError: it could not be reached, or did not answer with metrics.
+        OSError: the member could not be reached, or did not answer with metrics.
     """
     connection = connect(endpoint, tls, timeout_s)
     try:
@@ -179,7 +180,7 @@ COUNTERS: Final[dict[str, str]] = {
     "events_per_s": "etcd_debugging_mvcc_events_total",
     "keepalives_per_s": "etcd_debugging_lease_renewed_total",
 }
-"""Rates and the counters that they are differences of; without the counter the rate is unknown."""
+"""Rates, and the counters that they are computed from; without the counter, the rate is unknown."""
 
 GAUGES: Final[dict[str, str]] = {
     "leader_changes": "etcd_server_leader_changes_seen_total",
@@ -188,12 +189,12 @@ GAUGES: Final[dict[str, str]] = {
     "watch_lag": "raftkv_watch_lag_revisions",
     "leases": "raftkv_leases",
 }
-"""Figures of ``Row`` that are shown as a member tells them."""
+"""Figures of ``Row`` that are shown as the member reports them."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One member at one moment. Without a status it did not answer: ``error`` says why, ``silence`` what it then is."""
+    """One member at one moment. Without a status, ``error`` is the reason, and ``silence`` the state to show."""
 
     name: str
     endpoint: str
@@ -207,11 +208,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class IdentityRow:
-    """What all members do for one user, certificate or network; None is what is not known.
+    """The activity of all members for one user, certificate or network; None: unknown.
 
     Attributes:
-        loop_share: part of the time of the members' event loops.
-        queue_wait_s: how long a write of it waited lately, at most.
+        loop_share: share of the time of the members' event loops.
+        queue_wait_s: recent maximum of the time that its writes waited.
     """
 
     identity: str
@@ -224,10 +225,10 @@ class IdentityRow:
 
 
 def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[IdentityRow]:
-    """Return a row for each identity, of all members together, the one that takes most time first.
+    """Return a row for each identity, summed over all members, the busiest first.
 
     Arguments:
-        before, after: as of ``make_rows``.
+        before, after: as for ``make_rows``.
     """
     answering = [sample for sample in after if sample.identities]
 
@@ -261,13 +262,13 @@ def make_identity_rows(before: Mapping[str, Sample], after: Sequence[Sample]) ->
 
 @dataclass(frozen=True)
 class Row:
-    """One member as shown; None is what is not known.
+    """The displayed values of one member; None: unknown.
 
     Attributes:
-        lag: entries that the member has to apply to be where the leader's log ends.
+        lag: entries that the member has not applied yet, up to the end of the leader's log.
         writes_per_s: revisions, which all members count.
-        reads_per_s, events_per_s, keepalives_per_s: of this member alone.
-        watch_lag: revisions that the slowest watcher is behind.
+        reads_per_s, events_per_s, keepalives_per_s: rates of this member only.
+        watch_lag: revisions by which the slowest watcher lags.
     """
 
     name: str
@@ -293,16 +294,16 @@ class Row:
 
     @property
     def is_answering(self) -> bool:
-        """Whether it told its status."""
+        """Whether it returned its status."""
         return self.term is not None
 
 
 def make_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[Row]:
-    """Return a row for each sample; ``before`` has the last ones by endpoint.
+    """Return a row for each sample.
 
     Arguments:
-        before: the last samples by endpoint, for rates.
-        after: the samples of now.
+        before: previous samples by endpoint, for rates.
+        after: current samples.
     """
     end = max((sample.status.raftIndex for sample in after if sample.status is not None), default=0)
     return [_row(before.get(sample.endpoint), sample, end) for sample in after]
@@ -335,7 +336,7 @@ def _row(before: Sample | None, sample: Sample, log_end: int) -> Row:
 
 
 def _rate(before: Sample | None, after: Sample, figure: Callable[[Sample], float | None]) -> float | None:
-    """Return how fast a figure of a member rises in a second; None: it is not known, or the member has begun again."""
+    """Return the increase of a member's counter per second; None: unknown, or the member has restarted."""
     old, new = None if before is None else figure(before), figure(after)
     if before is None or old is None or new is None or new < old or after.at_s <= before.at_s:
         return None
@@ -347,7 +348,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def total(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the cluster in one row: who leads, who answers, rates of all members together."""
+    """Return the summary of the cluster: the leader, the answering members, total rates."""
     leaders = [row.name for row in rows if row.role == "leader"]
 
     def together(name: str) -> float | None:
@@ -396,11 +397,11 @@ _COLUMNS: Final[tuple[Column, ...]] = (
     ("index", lambda row: _number(row.index)),
 )
 _PADDING: Final = 3
-"""Columns of the terminal that a column of the table takes besides its text."""
+"""Terminal columns that a table column takes besides its text."""
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """Return the cluster in one line."""
+    """Return the state of the cluster in one line."""
     whole: dict[str, Any] = total(rows)
     leader = f"leader {whole['leader']}" if whole["leader"] else "no leader"
     return (
@@ -411,10 +412,10 @@ def headline(rows: Sequence[Row]) -> str:
 
 
 def fitting(rows: Sequence[Row], columns: int) -> tuple[Column, ...]:
-    """Return the columns of the table that a window of so many columns has room for.
+    """Return the columns of the table that fit into a window.
 
     Arguments:
-        rows: what is to be shown.
+        rows: rows to show.
         columns: width of the window.
     """
 
@@ -432,7 +433,7 @@ def fitting(rows: Sequence[Row], columns: int) -> tuple[Column, ...]:
 
 
 class View:
-    """The whole screen; it fits itself to the window when it is drawn."""
+    """The whole screen; it adapts to the window when it is drawn."""
 
     def __init__(self, rows: Sequence[Row], hint: str = "") -> None:
         self._rows = rows
@@ -462,22 +463,22 @@ _IDENTITY_COLUMNS: Final[tuple[tuple[str, Callable[[IdentityRow], str]], ...]] =
 # -- the command -----------------------------------------------------------------------------------------------------
 
 ASK_TIMEOUT_S: Final = 1.0
-"""A member that does not answer within this is shown as silent."""
+"""Time without an answer after which a member is shown as silent."""
 
 ONCE_WIDTH: Final = 200
-"""Columns of a table that goes to a file."""
+"""Width of a table that is written to a file."""
 
 Show = Callable[["Poller"], None]
-"""Shows what was polled last."""
+"""Shows the result of the last poll."""
 
 
 def top(invocation: Invocation) -> None:
-    """Poll all members and show them, at each interval."""
+    """Poll and show all members at each interval."""
     invocation.refuse_arguments("top command accepts no arguments")
     if invocation["interval"] <= 0:
         raise CommandError("--interval must be above 0", BAD_ARGUMENTS)
     session = open_session(invocation)
-    session.options = replace(session.options, refused_patience_s=0.0)  # the next poll tries again
+    session.options = replace(session.options, refused_patience_s=0.0)  # the next poll retries
     session.run(lambda client: _watch(client, session, invocation))
 
 
@@ -488,7 +489,7 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
     begun_at = time.monotonic()
     rows = await poller.poll()
     if once:
-        # Rates need two polls.
+        # Rates require two polls.
         await asyncio.sleep(begun_at + interval_s - time.monotonic())
         rows = await poller.poll()
         _printer(invocation)(poller)
@@ -511,7 +512,7 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
 
 
 async def _pause(interval_s: float, stop: asyncio.Event, wake: asyncio.Event) -> None:
-    """Wait for the next poll; a resized window or the end comes sooner."""
+    """Wait for the next poll; return early when the window is resized, or at the end."""
     with suppress(TimeoutError):
         async with asyncio.timeout(interval_s):
             await wake.wait()
@@ -528,7 +529,7 @@ def _screen(invocation: Invocation, stop: asyncio.Event, wake: asyncio.Event) ->
     from rich.live import Live
 
     console = Console()
-    if console.is_dumb_terminal:  # it cannot move its cursor: table below table
+    if console.is_dumb_terminal:  # no cursor movement: print one table after another
         yield _printer(invocation)
         return
     with _keys(stop, wake), Live(console=console, screen=True, auto_refresh=False) as live:
@@ -537,7 +538,7 @@ def _screen(invocation: Invocation, stop: asyncio.Event, wake: asyncio.Event) ->
 
 @contextmanager
 def _keys(stop: asyncio.Event, wake: asyncio.Event) -> Iterator[None]:
-    """Let q end it, if there is a keyboard; each key is read as it is pressed."""
+    """Handle the keyboard, if there is one: the key q ends the program, without waiting for Enter."""
     if not sys.stdin.isatty():
         yield
         return
@@ -588,7 +589,7 @@ def _printer(invocation: Invocation) -> Show:
 
 @dataclass
 class Poller:
-    """Asks all members, and remembers the last answers for rates."""
+    """Asks all members, and keeps the last answers for rates."""
 
     client: Client
     session: Session
@@ -598,10 +599,10 @@ class Poller:
     rows: list[Row] = field(default_factory=list)
     identities: list[IdentityRow] = field(default_factory=list)
     untold: str = ""
-    """Why a member does not tell who uses it; empty: all do."""
+    """Why a member does not report its users; empty: all do."""
 
     async def poll(self) -> list[Row]:
-        """Return every member as it is now."""
+        """Return the current row of every member."""
         await self._list_members()
         self.untold = ""
         samples = await asyncio.gather(*(self._sample(endpoint, name) for endpoint, name in self.members.items()))
@@ -611,7 +612,7 @@ class Poller:
         return self.rows
 
     async def _list_members(self) -> None:
-        """Find endpoint and name of each member; if no member says them, those known before or given."""
+        """Update the endpoint and name of each member; if no member answers, keep the known or given ones."""
         request = rpc_pb2.MemberListRequest(linearizable=False)
         try:
             answer = await self.client.call(methods.MEMBER_LIST, request, timeout_s=ASK_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """The commands of raftkvctl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. A command's function has its name, in the module of its branch; see ``cli.command``. A command that only
-prints its help must not wait for the modules that talk to a cluster: none of them is imported here.
+Defines the command tree. A command's function has the command's name, in the module of its branch; see ``cli.command``.
+A command that only prints its help must not load the modules that talk to a cluster, so none is imported here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ENVIRONMENT_PREFIX = "ETCDCTL_"
 
 
 def _ours(*flags: Flag) -> tuple[Flag, ...]:
-    """Mark flags that etcdctl does not have: what is wrong with them is said in plain words."""
+    """Mark flags that etcdctl does not have; their errors use plain words."""
     return tuple(replace(flag, ours=True) for flag in flags)
 
 
 def _inherited(*flags: Flag) -> tuple[Flag, ...]:
-    """Mark flags that an environment variable sets, too."""
+    """Mark flags that an environment variable can also set."""
     variables = (ENVIRONMENT_PREFIX + flag.name.upper().replace("-", "_") for flag in flags)
     return tuple(replace(flag, variable=variable) for flag, variable in zip(flags, variables, strict=True))
 
@@ -488,7 +488,7 @@ the revision to continue from. With --json each commit is an object on a line of
 
 
 def _add_finding(checkpoint: Branch) -> None:
-    """Make the commands that only read the registry."""
+    """Add the commands that only read the registry."""
     limit = _ours(Flag("limit", INT, usage="list at most this many of each kind, newest first; 0 means all", least=0))
     files = _ours(Flag("files", BOOL, usage="also print the files, with sizes and digests"))
     best_flags = _ours(
@@ -531,7 +531,7 @@ does."""
 
 
 def _add_contents(checkpoint: Branch) -> None:
-    """Make the commands that read or write the bytes of checkpoints."""
+    """Add the commands that read or write the files of checkpoints."""
     every = _ours(Flag("all", BOOL, usage="verify all checkpoints of the run"))
     place, step, dry_run = _ours(
         Flag("place", usage="directory or URL for the run's checkpoints; default: beside its latest"),
@@ -564,7 +564,7 @@ rule it deletes only the files of dead attempts. You may interrupt gc at any poi
 
 
 def _add_keeping(checkpoint: Branch) -> None:
-    """Make the commands that say how long checkpoints stay."""
+    """Add the commands that decide how long checkpoints are kept."""
     (reader,) = _ours(Flag("reader", usage="name of the reader; default: USER-HOST"))
     (duration,) = _ours(Flag("for", DURATION, usage="duration of the pin, as 90m or 24h; 0 means until unpin"))
     checkpoint.leaf("pin", "RUN [WHICH]", "Keep a checkpoint", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}").like(
@@ -633,7 +633,7 @@ checked."""
 
 
 def _add_bench_writes(bench: Branch) -> None:
-    """Make the measurements of reads and writes of keys."""
+    """Add the measurements of reads and writes of keys."""
     in_turn, limit, share, operations = _ours(
         Flag("sequential-keys", BOOL, usage="go through the keys in order"),
         Flag("limit", INT, usage="largest number of keys that one read returns; 0 means all", least=0),
@@ -686,7 +686,7 @@ def _add_about(root: Branch) -> None:
 
 
 def print_options(invocation: Invocation) -> None:
-    """Describe the options that every command has."""
+    """Print the options that every command has."""
     invocation.refuse_surplus()
     formatter = Page(max_width=80)
     formatter.write_text("Every command of raftkvctl takes these options, before or after its name.")
@@ -699,7 +699,7 @@ def print_options(invocation: Invocation) -> None:
 
 
 def make_tree() -> Branch:
-    """Make the tree of all commands."""
+    """Return the tree of all commands."""
     root = Branch(NAME, "Talk to a raftkv or etcd cluster", shared=GLOBAL_FLAGS)
     for add in (_add_kv, _add_leases, _add_coordination, _add_mirror, _add_members, _add_roll, _add_endpoints):
         add(root)

@@ -1,7 +1,7 @@
-"""``watch``: print changes, run a command for each, or read watches line by line.
+"""``watch``: print changes, run a command for each change, or read watch requests line by line.
 
-Owns the grammar of the words. Before ``--`` stand the key and the end of the range, or neither if the environment has
-them; behind it the command. ``parse_interactive`` reads the same from a line. Also starts commands for ``lock``.
+Parses the words: before ``--`` the key and the end of the range, or neither if the environment has them; after ``--``
+the command. ``parse_interactive`` parses the same from a line. Commands for ``lock`` are also started here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, Stat
 from raftkv.pb import rpc_pb2
 
 KILLED_EXIT = 255
-"""Exit code of etcdctl when a signal has ended its child."""
+"""etcdctl's exit code when a signal has ended its child."""
 
 
 class ChildFailed(Exception):
-    """A command of the user's did not start, or failed: text and code are those of Go's ``os/exec``."""
+    """A user's command did not start, or failed; text and code are those of Go's ``os/exec``."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -42,18 +42,18 @@ class ChildFailed(Exception):
 
 
 async def start_child(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """Start a command of the user's, with our output and an empty input.
+    """Start a user's command, with this program's output and an empty input.
 
     Arguments:
         words: the command.
-        variables: added to its environment.
+        variables: further environment variables.
 
     Raises:
-        ChildFailed: it cannot be started.
+        ChildFailed: the command cannot be started.
     """
     sys.stdout.flush()
-    # When this command is ended just as its child ends, the transport and the child watcher both collect the exit
-    # status, and asyncio logs that the second found none: noise.
+    # When this program ends at the same time as its child, the transport and the child watcher both collect the exit
+    # status, and asyncio logs that the second one found none. The message is noise.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     try:
         return await asyncio.create_subprocess_exec(
@@ -68,10 +68,10 @@ async def start_child(words: Sequence[str], variables: Mapping[str, str]) -> asy
 
 
 async def finish_child(child: asyncio.subprocess.Process) -> None:
-    """Wait for its end.
+    """Wait for the end of a command.
 
     Raises:
-        ChildFailed: it did not end with 0.
+        ChildFailed: its exit status was not 0.
     """
     code = await child.wait()
     if code < 0:
@@ -84,9 +84,9 @@ async def finish_child(child: asyncio.subprocess.Process) -> None:
 STANDARD_INPUT = 0
 READ_BYTES = 65536
 ASKED_PROGRESS = -1
-"""Id of the response to a request for progress; members tell it by themselves with the id of the watch."""
+"""Id of responses to progress requests; unrequested progress notifications have the id of the watch."""
 OUTAGE_NOTED_S = 5.0
-"""After so long without a member that answers, standard error says so: a wrong endpoint looks like a quiet key."""
+"""Time without an answering member after which standard error says so; a wrong endpoint looks like a quiet key."""
 _BAD_NUMBER = "bad number of arguments"
 _CONFLICT = "bad number of arguments (found conflicting environment key)"
 _NO_COMMAND = "bad number of arguments (found separator --, but no commands)"
@@ -94,7 +94,7 @@ _NO_COMMAND = "bad number of arguments (found separator --, but no commands)"
 
 @dataclass(frozen=True)
 class WatchSpec:
-    """What to watch and what to run for each change (nothing if ``command`` is empty)."""
+    """The key range to watch, and the command to run for each change (none if ``command`` is empty)."""
 
     request: Request
     progress_notify: bool
@@ -102,12 +102,12 @@ class WatchSpec:
 
 
 def environment_words() -> list[str]:
-    """Return key and end of the range from ``ETCDCTL_WATCH_KEY`` and ``ETCDCTL_WATCH_RANGE_END``, as words.
+    """Return the key and the range end from ``ETCDCTL_WATCH_KEY`` and ``ETCDCTL_WATCH_RANGE_END``, as words.
 
     Raises:
         CommandError: an end without a key.
     """
-    # Taken out, for what is left of ETCDCTL_* is remarked upon as unknown.
+    # Removed from the environment, because remaining ETCDCTL_* variables are reported as unknown.
     key, end = (os.environ.pop(f"ETCDCTL_WATCH_{name}", "") for name in ("KEY", "RANGE_END"))
     if end and not key:
         raise CommandError(f"ETCDCTL_WATCH_KEY is empty but got ETCDCTL_WATCH_RANGE_END={quote(end)}", BAD_ARGUMENTS)
@@ -115,7 +115,7 @@ def environment_words() -> list[str]:
 
 
 def watch(invocation: Invocation) -> None:
-    """Print changes until the cluster ends it."""
+    """Print changes until the cluster ends the watch."""
     environment = environment_words()
     if invocation["interactive"]:
         session = open_session(invocation)
@@ -137,7 +137,7 @@ def watch(invocation: Invocation) -> None:
 
 
 def _split(invocation: Invocation) -> tuple[list[str], tuple[str, ...]]:
-    """Return the words before ``--``, and the command behind it."""
+    """Return the words before ``--``, and the command after it."""
     dash = invocation.before_dash
     if dash is None:
         return invocation.arguments, ()
@@ -148,15 +148,15 @@ def _split(invocation: Invocation) -> tuple[list[str], tuple[str, ...]]:
 
 
 def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]) -> WatchSpec:
-    """Return what flags and words ask for.
+    """Return the watch that flags and words describe.
 
     Arguments:
-        invocation: with the flags.
-        words: key and end.
-        command: to run for each change.
+        invocation: parsed flags.
+        words: key and range end.
+        command: command to run for each change.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: flags and words conflict.
     """
     if not words:
         raise ConfigError(_BAD_NUMBER)
@@ -173,15 +173,15 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
 
 
 def parse_interactive(line: str, environment: Sequence[str]) -> WatchSpec:
-    """Read a ``watch`` line.
+    """Parse a ``watch`` line.
 
     Arguments:
-        line: of the input.
-        environment: key and end from there.
+        line: line of the input.
+        environment: key and range end from the environment.
 
     Raises:
-        CommandError: a line that ends the command.
-        ConfigError: a line that is only remarked upon.
+        CommandError: the line ends the command.
+        ConfigError: the line is only reported.
     """
     from raftkv.cli.ctl import tree as ctl_tree
 
@@ -201,7 +201,7 @@ def parse_interactive(line: str, environment: Sequence[str]) -> WatchSpec:
 
 @asynccontextmanager
 async def watching(client: Client) -> AsyncIterator[WatchHub]:
-    """The watches of a command, for the time of the block; standard error says once that there is an outage."""
+    """Yield the watches of a command; standard error reports each outage once."""
     hub = WatchHub(client)
     tell_outages(hub)
     try:
@@ -211,7 +211,7 @@ async def watching(client: Client) -> AsyncIterator[WatchHub]:
 
 
 def tell_outages(hub: WatchHub) -> None:
-    """Have standard error say, once for each outage, that watches wait for a member."""
+    """Report once for each outage, on standard error, that watches wait for a member."""
     noted_since: float | None = None
 
     def note() -> None:
@@ -232,7 +232,7 @@ async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:
             if answer.canceled:
                 print(f"watch was canceled ({answer.cancel_reason})", file=sys.stderr, flush=True)
             elif not answer.events and answer.watch_id != ASKED_PROGRESS and not spec.progress_notify:
-                continue  # the hub has members tell progress by themselves, for its own use
+                continue  # the hub requests progress for its own use
             elif not answer.events:
                 print(f"progress notify: {answer.header.revision}", flush=True)
             session.printer.show("watch", answer)
@@ -241,7 +241,7 @@ async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:
 
 
 async def _answers(hub: WatchHub, request: Request) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
-    """Return what a watch got; the last says why it has ended, in the words of etcd's client."""
+    """Yield the responses of a watch; the last one says why it has ended, in the words of etcd's client."""
     watcher = Watcher(request)
     try:
         async with aclosing(responses(hub, watcher)) as received:
@@ -275,7 +275,7 @@ async def _run_for_each(answer: rpc_pb2.WatchResponse, command: tuple[str, ...])
 
 
 async def _interact(client: Client, session: Session, environment: Sequence[str]) -> None:
-    """Do what each line says, until the input or a command ends."""
+    """Execute each line, until the end of the input or of a command."""
     try:
         async with watching(client) as hub, asyncio.TaskGroup() as printing:
             async for line in _lines():
@@ -304,10 +304,10 @@ def _complain(text: str) -> None:
 
 
 async def _lines() -> AsyncIterator[str]:
-    """Yield lines of standard input, read by a thread: a terminal or a file cannot be waited for otherwise.
+    """Yield lines of standard input, read by a thread, because a terminal or a file cannot be awaited.
 
-    The descriptor is read, not ``sys.stdin``: a thread that waits inside a buffered file is fatal to an interpreter
-    that ends meanwhile.
+    The descriptor is read, not ``sys.stdin``: a thread blocked inside a buffered file would crash the interpreter at
+    its shutdown.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue()
@@ -317,7 +317,7 @@ async def _lines() -> AsyncIterator[str]:
         while data:
             try:
                 data = os.read(STANDARD_INPUT, READ_BYTES)
-            except OSError:  # there is none
+            except OSError:  # there is no input
                 data = b""
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, data)

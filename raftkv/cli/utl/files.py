@@ -1,7 +1,7 @@
 """The commands of ``raftkvutl``: ``hashkv``, ``defrag``, ``migrate``, ``wal dump|verify``, ``snapshot status|restore``.
 
 They print one record in one of etcdutl's formats; ``wal dump`` prints a line for each record of a log, or an object
-with ``--json``. Files may be of raftkv or of etcd; a log may belong to a running member.
+with ``--json``. Files may be raftkv's or etcd's; a log may belong to a running member.
 
 >>> cells = [Cell("hash", "Hash", "hash", 255, "ff"), Cell("revision", "Revision", "revision", 7)]
 >>> print(rendered("simple", cells))
@@ -35,7 +35,7 @@ from raftkv.offline.etcd.restore import restore
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of a record: its name in JSON, as a field and as a column, and how eyes see it (empty: as it is)."""
+    """One value of a record: its names in JSON, as a field and as a column, and its display text (empty: the value)."""
 
     json_name: str
     field: str
@@ -45,19 +45,19 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """The value in the simple format and in a table."""
+        """The value in the simple format and in tables."""
         return self.shown or str(self.value)
 
 
 def rendered(write_out: str, cells: Sequence[Cell]) -> str:
-    """Return a record as text, without the last line end.
+    """Return a record as text, without the last newline.
 
     Arguments:
-        write_out: the format.
-        cells: of the record, in order.
+        write_out: output format.
+        cells: values of the record, in order.
 
     Raises:
-        CommandError: no such format, or none that can show it.
+        CommandError: the format does not exist, or cannot show a record.
     """
     if write_out == "simple":
         return ", ".join(cell.text for cell in cells)
@@ -74,17 +74,17 @@ def rendered(write_out: str, cells: Sequence[Cell]) -> str:
 
 
 def check_format(write_out: str) -> None:
-    """Refuse a word that is no output format, before any work.
+    """Refuse an unknown output format, before any work is done.
 
     Raises:
-        CommandError: it is none.
+        CommandError: the format does not exist.
     """
     if write_out not in FORMATS:
         raise CommandError("unsupported output format", BAD_FEATURE)
 
 
 def show(invocation: Invocation, cells: Sequence[Cell]) -> None:
-    """Print a record in the format that ``--write-out`` asks for."""
+    """Print a record in the format of ``--write-out``."""
     print(rendered(invocation["write-out"], cells))
 
 
@@ -109,7 +109,7 @@ def hashkv(invocation: Invocation) -> None:
 
 
 def defrag(invocation: Invocation) -> None:
-    """Write a database anew without its free pages."""
+    """Rewrite a database without its free pages."""
     directory = required(invocation, "data-dir")
     try:
         database.defragment(directory)
@@ -118,7 +118,7 @@ def defrag(invocation: Invocation) -> None:
 
 
 def migrate(invocation: Invocation) -> None:
-    """Bring the format of a data directory to that of another version."""
+    """Convert a data directory to the format of another version."""
     directory, text = required(invocation, "data-dir", "target-version"), invocation["target-version"]
     target = _version(text)
     found = database.storage_version(directory)
@@ -143,14 +143,14 @@ def _version(text: str) -> str:
 
 
 def required(invocation: Invocation, *names: str) -> str:
-    """Return the value of a flag that must be given.
+    """Return the value of a required flag.
 
     Arguments:
         invocation: the command line.
-        names: of the flags; the value is the first one's.
+        names: required flags; the value is the first one's.
 
     Raises:
-        CommandError: some are not given.
+        CommandError: flags are missing.
     """
     invocation.refuse_surplus()
     missing = [f'"{name}"' for name in names if name not in invocation.changed]
@@ -161,7 +161,7 @@ def required(invocation: Invocation, *names: str) -> str:
 
 
 def verify(invocation: Invocation) -> None:
-    """Check a whole log and print what it is."""
+    """Check a whole log and print a summary."""
     check_format(invocation["write-out"])
     found = log.verify(_directory(invocation))
     marker = found.markers[-1].index if found.markers else 0
@@ -197,7 +197,7 @@ def status(invocation: Invocation, *, with_version: bool = True) -> None:
 
     Arguments:
         invocation: the command line.
-        with_version: etcdutl prints it since 3.6, etcdctl never did.
+        with_version: whether to print the version, as etcdutl since 3.6, but not etcdctl.
     """
     path = invocation.argument("snapshot status requires exactly one argument")
     check_format(invocation["write-out"])
@@ -214,7 +214,7 @@ def status(invocation: Invocation, *, with_version: bool = True) -> None:
 
 
 def restore_directory(invocation: Invocation) -> None:
-    """Make the data directory of a member out of a snapshot file."""
+    """Create the data directory of a member from a snapshot file."""
     path = Path(invocation.argument("snapshot restore requires exactly one argument"))
     bump = invocation["bump-revision"]
     if (bump > 0) != invocation["mark-compacted"]:

@@ -1,6 +1,6 @@
 """The commands of raftkvutl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. A command's function has its name, in the module of its branch; see ``cli.command``.
+Defines the command tree. A command's function has the command's name, in the module of its branch; see ``cli.command``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ and last index, term, commit index, last marker, and whether a crash left someth
 
 
 def make_tree() -> Branch:
-    """Make the tree of all commands."""
+    """Return the tree of all commands."""
     root = Branch(NAME, "Work on data directories that no member has open", "utl.files:", shared=GLOBAL_FLAGS)
     snapshot = root.branch("snapshot", "Look at snapshot files, and restore them", "utl.files:")
     add_file_commands(snapshot, "hash, revision, total keys, total size, version")

@@ -1,19 +1,20 @@
-"""Calls to a cluster: one channel an endpoint, failover between them, errors by name.
+"""Calls to a cluster: one channel per endpoint, failover between endpoints, errors by name.
 
-Owns the answer to "which member, and what if it does not answer":
+Decides which member to call, and what to do if it does not answer:
 
-1. Calls go to one endpoint until it fails; then to the next, round and round, with a short pause after each round.
-   Which is the first to be asked, a race for the first connection decides (``transport.race``).
-2. A call is repeated if it certainly never reached a member, if the member said UNAVAILABLE and the method is
-   repeatable, or elsewhere if the member is a learner. Everything else is raised at once.
-3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
-4. An endpoint that failed, did not answer or is a learner is left by all later calls, too.
-5. With a user, calls carry a token (``login``). A call that a member refuses for it, or because rights changed while it
-   was under way, did not happen: it is made again, with a new token once, until its deadline if only rights changed.
+1. Calls go to one endpoint until it fails, then to the next, in rounds, with a short pause after each round. A race for
+   the first connection decides which endpoint comes first (``transport.race``).
+2. A call is repeated if it certainly never reached a member, if the member answered UNAVAILABLE and the method is
+   repeatable, or, at another endpoint, if the member is a learner. Any other failure is raised at once.
+3. The deadline bounds all attempts together; when it passes, the error is ``context deadline exceeded``.
+4. After an endpoint has failed, has not answered or is a learner, later calls avoid it too.
+5. With a user, calls carry a token (``login``). A call refused because of its token, or because permissions changed
+   while it was in progress, was not executed: it is repeated, once with a new token, or until its deadline if only
+   permissions changed.
 
-Streams are opened at one endpoint and never repeated: its reader knows where it stood (see ``stream``).
+Streams are opened at one endpoint and never repeated, because only the reader knows the position (see ``stream``).
 
-One event loop, no threads, no tasks of its own but that race.
+One event loop, no threads, and no tasks except for the race.
 """
 
 from __future__ import annotations
@@ -70,27 +71,26 @@ if TYPE_CHECKING:
 
 # -- login ----------------------------------------------------------------------------------------------------------
 #
-# The token of a client: where it comes from, and when it must be another one.
+# The token of a client: its source, and its renewal.
 #
-# Owns the rules of logging in:
+# Rules of logging in:
 #
-# 1. At first need, not before; never for a user who is known by a certificate alone, or without a user.
-# 2. One at a time for all calls and streams of a client: members pay a tenth of a second of a processor for each. A
-# call
-#    that comes meanwhile waits for the same answer, until its own deadline.
-# 3. A token that says when it ends (a JWT) is renewed before; others when a member refuses them.
-# 4. A cluster that asks for no users is used without a token, until it says that it does.
+# 1. At the first need, not before; never without a user, or for a user identified only by a certificate.
+# 2. One login at a time for all calls and streams of a client, because each costs a member 0.1 s of processor time. A
+#    call in the meantime waits for the same answer, until its own deadline.
+# 3. A token with an expiry time (a JWT) is renewed before it expires; others when a member refuses them.
+# 4. A cluster with authentication disabled is used without a token, until it requires one.
 #
-# A token that was given is used as it is. One from a file or a function is read again when it is refused.
+# A given token is used unchanged. One from a file or a function is read again when it is refused.
 #
-# Nothing here shows a password or a token: no error carries one, and no frame of a traceback holds one.
+# Nothing here reveals a password or a token: no error contains one, and no frame of a traceback holds one.
 
 
 class LoginRequest:
-    """The bytes of an ``AuthenticateRequest``, in a wrapper that tools which print frames do not see into.
+    """The bytes of an ``AuthenticateRequest``, in a wrapper that hides them from tools that print frames.
 
     Arguments:
-        user, password: who asks.
+        user, password: credentials.
     """
 
     __slots__ = ("_body",)
@@ -99,34 +99,34 @@ class LoginRequest:
         self._body = rpc_pb2.AuthenticateRequest(name=user, password=password).SerializeToString()
 
     def to_bytes(self) -> bytes:
-        """Return what is sent."""
+        """Return the encoded request."""
         return self._body
 
 
 Ask = Callable[[LoginRequest, float], Awaitable[str]]
-"""Asks a member, until a time of ``monotonic``; returns the token."""
+"""Sends the request to a member, with a deadline on the ``monotonic`` clock; returns the token."""
 
 EARLY_S: Final = 30.0
-"""A token is renewed that long before its end, or a tenth of its time before if that is less."""
+"""Seconds before its expiry at which a token is renewed, at most a tenth of its remaining time."""
 RETRY_S: Final = 1.0
-"""Pause after a renewal that no member answered, while the token is good yet."""
+"""Pause after a renewal that no member answered, while the old token is still valid."""
 
 _NEVER: Final = math.inf
 _NOW: Final = -math.inf
 
 
 class Login:
-    """The identity of a client, towards the members.
+    """The identity of a client towards the members.
 
     Arguments:
-        user: to log in as; empty: no user.
-        password: of the user.
-        token: instead of logging in; with a user too, until it is refused.
+        user: user to log in as; empty: no user.
+        password: password of the user.
+        token: token to use instead of logging in; with a user, until it is refused.
 
     Attributes:
-        token: what calls carry; empty: nothing.
-        metadata: the same, as it goes with calls.
-        renew_at: by ``time.monotonic``, from when on calls wait for ``renew``.
+        token: token of calls; empty: none.
+        metadata: the token as metadata of calls.
+        renew_at: time, by ``time.monotonic``, from which calls wait for ``renew``.
     """
 
     __slots__ = ("_flight", "_is_off", "_password", "_source", "_user", "metadata", "renew_at", "token")
@@ -152,10 +152,10 @@ class Login:
         return bool(self._user) or (bool(self._source) and not self._source.is_fixed)
 
     def void(self, token: str) -> bool:
-        """Let the next call or stream get a new token; False: there is no way to one.
+        """Make the next call or stream get a new token; return False if there is no source of tokens.
 
         Arguments:
-            token: the one that was refused. If another is in use by now, that is the new one.
+            token: refused token. If another token is in use by now, that one counts as new.
         """
         if self._can_renew and token == self.token:
             self._is_off = False
@@ -163,22 +163,22 @@ class Login:
         return self._can_renew
 
     def helps(self, refusal: StatusError, token: str) -> bool:
-        """Tell if what was refused, and so certainly did not happen, may be tried again.
+        """Return whether a refused call or stream, which was not executed, may be tried again.
 
-        With another token, unless ``is_about_rights`` says that the same will do.
+        The next attempt needs another token, unless ``is_about_rights`` returns True.
 
         Arguments:
-            refusal: of a call, or of a stream.
-            token: that it carried.
+            refusal: error of the call or stream.
+            token: token that it carried.
         """
         if self.is_about_rights(refusal, token):
             return True
         if isinstance(refusal, UserEmptyError):
-            return self._can_renew and not token  # users are asked for since the client found that they were not
+            return self._can_renew and not token  # authentication was enabled after the client found it disabled
         return self._can_renew and isinstance(refusal, InvalidAuthTokenError | AuthOldRevisionError)
 
     def is_about_rights(self, refusal: StatusError, token: str) -> bool:
-        """Tell if users or roles changed while the call was under way, and the token does not have the old ones in it.
+        """Return whether users or roles changed during the call, and the token does not contain the old ones.
 
         Arguments:
             refusal, token: as for ``helps``.
@@ -186,14 +186,14 @@ class Login:
         return isinstance(refusal, AuthOldRevisionError) and not _claims(token)
 
     async def renew(self, ask: Ask, deadline: float) -> None:
-        """Get a token, or wait while another call does.
+        """Get a token, or wait while another call gets one.
 
         Arguments:
-            ask: how.
-            deadline: of the caller.
+            ask: requests a token from the cluster.
+            deadline: deadline of the caller.
 
         Raises:
-            AuthenticationFailed: the cluster, a file or a function refuses.
+            AuthenticationFailed: the cluster refused, or a file or a function failed.
             EndpointsFailed: the deadline has passed.
         """
         while monotonic() >= self.renew_at:
@@ -212,17 +212,17 @@ class Login:
         except AuthNotEnabledError:
             self._is_off = True
             self._set("")
-        except ConfigError as error:  # of a file or a function: it may work the next time
+        except ConfigError as error:  # from a file or a function: it may work the next time
             raise AuthenticationFailed(WireStatus(UNAVAILABLE, str(error))) from error
         except StatusError as error:
             failure = error
             if self.token and is_transient(failure):
-                self.renew_at = monotonic() + RETRY_S  # that one is good for a while yet
+                self.renew_at = monotonic() + RETRY_S  # the old token is still valid
             else:
                 raise AuthenticationFailed(failure) from None
         finally:
             self._flight = None
-            # A waiter with a later deadline tries again itself if the trouble may have passed.
+            # A waiter with a later deadline tries again by itself if the failure was transient.
             flight.set_result(failure if failure is not None and not is_transient(failure) else None)
 
     async def _new_token(self, ask: Ask, deadline: float) -> str:
@@ -240,9 +240,9 @@ async def _landed(flight: asyncio.Future[StatusError | None], deadline: float) -
 
 
 def _renewal(token: str) -> float:
-    """When a token must be replaced, by ``monotonic``: before the time that it names; else when it is refused.
+    """Return the ``monotonic`` time for a token's renewal: before its expiry, or infinity if it has none.
 
-    A time that has passed already is not believed: this machine's clock is then wrong, or its file is late.
+    An expiry in the past is ignored: this machine's clock is then wrong, or the token's file is outdated.
     """
     ends = _claims(token).get("exp")
     remaining_s = ends - time.time() if isinstance(ends, int | float) else 0.0
@@ -250,7 +250,7 @@ def _renewal(token: str) -> float:
 
 
 def _claims(token: str) -> dict[str, object]:
-    """Return what a JWT says of itself, unverified; nothing: it is none."""
+    """Return the unverified claims of a JWT; empty if the token is not a JWT."""
     parts = token.split(".")
     if len(parts) != 3:
         return {}
@@ -268,39 +268,40 @@ Pairs = tuple[tuple[str, str], ...]
 
 _SHORTEST_S: Final = 0.001
 LOGIN_TIMEOUT_S: Final = 10.0
-"""Longest wait for a token that a stream needs: many clients may be asking for one."""
+"""Longest wait for the token of a stream: many clients may log in at once."""
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """How to connect. Sizes in bytes, times in seconds."""
+    """Connection settings. Sizes in bytes, times in seconds."""
 
     tls: ssl.SSLContext | None = None
-    """Certificates to trust and to show; None: plain TCP unless an endpoint says https."""
+    """TLS context; None: plain TCP unless an endpoint says https."""
     server_name: str = ""
-    """Name that the certificates of members must have; empty: each the host of its endpoint."""
+    """Expected name in the members' certificates; empty: for each endpoint, its host."""
     user: str = ""
-    """Name to authenticate as; empty: the name in the certificate, or none."""
+    """User name; empty: the name in the certificate, or none."""
     password: Secret | str = field(default=NO_SECRET, repr=False)
     """The password of the user; see ``credentials``."""
     token: Secret | str = field(default=NO_SECRET, repr=False)
-    """A token from elsewhere. A text is used as it is, never renewed unless there is a user too."""
+    """A token from another source. A text is used unchanged, and never renewed unless there is a user too."""
     dial_timeout_s: float = 2.0
-    """Time for one connection."""
+    """Time limit of one connection attempt."""
     keepalive_time_s: float | None = None
-    """Silence after which the connection is probed, at least 10 s; None: never."""
+    """Idle time after which the connection is probed, at least 10 s; None: never."""
     keepalive_timeout_s: float = 6.0
-    """Time for the answer to a probe."""
+    """Time limit of the answer to a probe."""
     max_request_bytes: int = 2 * 1024 * 1024
-    """Largest request that is sent; larger ones fail here."""
+    """Size limit of requests; larger ones fail without being sent."""
     max_response_bytes: int = 2**31 - 1
-    """Largest answer that is accepted."""
+    """Size limit of answers."""
     tracing: bool | None = None
-    """Whether calls are spans, whose context goes with them; None: if the program has imported OpenTelemetry."""
+    """Whether to trace calls and send the context; None: if the program has imported OpenTelemetry."""
     refused_patience_s: float | None = None
-    """Time after which a call gives up if nothing listens at any endpoint; None: a call tries until its deadline."""
+    """Time limit of a call while all endpoints refuse connections; None: the call's deadline."""
     explain: bool = False
-    """The text of ``EndpointsFailed`` tells which endpoints failed and why; else it is that of etcd's clients."""
+    """Whether the text of ``EndpointsFailed`` names the failed endpoints and the reasons; if False, it is etcd's
+    text."""
 
 
 OpenTransport = Callable[[Endpoint, ClientOptions], Transport]
@@ -311,11 +312,11 @@ class Client:
 
     Arguments:
         endpoints: addresses of members, any number; see ``endpoints``.
-        options: how to connect.
-        open_transport: makes the connection to an endpoint; for tests.
+        options: connection settings.
+        open_transport: opens the connection to an endpoint; for tests.
 
     Raises:
-        ConfigError: an endpoint cannot be understood.
+        ConfigError: an endpoint is malformed.
     """
 
     def __init__(
@@ -342,7 +343,7 @@ class Client:
         return f"<{self.describe()}>"
 
     def describe(self) -> str:
-        """Return its endpoints and its user; never a password."""
+        """Return the endpoints and the user, never a password."""
         user = f" as {self.options.user}" if self.options.user else ""
         closed = ", closed" if self._closed else ""
         return f"Client of {','.join(endpoint.text for endpoint in self.endpoints)}{user}{closed}"
@@ -354,7 +355,7 @@ class Client:
         await self.close()
 
     def begin_close(self) -> None:
-        """Let nothing new begin; what runs goes on until ``close``."""
+        """Refuse new calls; calls in progress continue until ``close``."""
         self._closed = True
 
     async def close(self) -> None:
@@ -373,10 +374,10 @@ class Client:
         """Call a method at any endpoint.
 
         Arguments:
-            method: what to call; see ``methods``.
-            request: its request message.
-            timeout_s: for all attempts together.
-            metadata: what goes with it, e.g. ``(("raftkv-max-staleness-ms", "500"),)``.
+            method: method to call; see ``methods``.
+            request: request message.
+            timeout_s: limit for all attempts together.
+            metadata: further metadata, e.g. ``(("raftkv-max-staleness-ms", "500"),)``.
 
         Raises:
             StatusError: the cluster refused, or could not be reached in time.
@@ -388,10 +389,10 @@ class Client:
         return self._call(self.endpoints, method, request, timeout_s, metadata)
 
     async def call_at(self, endpoint: str, method: Method[T], request: Any, *, timeout_s: float) -> T:
-        """Call a method at one endpoint and no other; as ``call``.
+        """Call a method at one endpoint only; errors as for ``call``.
 
         Arguments:
-            endpoint: where.
+            endpoint: endpoint to call.
             method, request, timeout_s: as for ``call``.
         """
         return await self._call(parse_endpoints([endpoint]), method, request, timeout_s)
@@ -405,17 +406,17 @@ class Client:
         timeout_s: float | None = None,
         eager: bool = False,
     ) -> Stream[T]:
-        """Open a streaming call; whether a member is there shows at the first ``receive``.
+        """Open a streaming call; a connection failure is reported at the first ``receive``.
 
-        A stream that ends with UNAVAILABLE is opened again by its caller, who knows from where to go on; first it says
-        ``next_endpoint(stream.endpoint)``, so that this and all later calls go elsewhere.
+        After UNAVAILABLE, the caller opens a new stream, because only the caller knows where to continue; before that,
+        it calls ``next_endpoint(stream.endpoint)``, so that this and all later calls use another endpoint.
 
         Arguments:
-            method: what to call; see ``methods``.
-            endpoint: where; None: the endpoint that calls go to at present.
-            metadata: more of it, e.g. ``(("hasleader", "true"),)``.
-            timeout_s: for the whole stream; None: for ever.
-            eager: do not let an earlier failure to connect delay the next try, for callers who pace themselves.
+            method: method to call; see ``methods``.
+            endpoint: endpoint to use; None: the current endpoint of calls.
+            metadata: further metadata, e.g. ``(("hasleader", "true"),)``.
+            timeout_s: limit for the whole stream; None: no limit.
+            eager: whether to connect at once even after a failed attempt, for callers with their own pauses.
 
         Raises:
             StatusError: the user could not be authenticated.
@@ -444,7 +445,7 @@ class Client:
 
     @property
     def is_stranded(self) -> bool:
-        """Whether the loop of its connections is closed, and they with it."""
+        """Whether the event loop of its connections is closed, which ends the connections too."""
         return self._loop is not None and self._loop.is_closed()
 
     def check_loop(self) -> None:
@@ -457,32 +458,32 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """Where calls and streams go at present, as ``endpoints`` write it."""
+        """The current endpoint of calls and streams, as in ``endpoints``."""
         return self.endpoints[self._current % len(self.endpoints)].text
 
     def next_endpoint(self, failed: str) -> None:
-        """Let calls and streams go to the next endpoint, if ``failed`` is the one they go to at present."""
+        """Move calls and streams to the next endpoint, if ``failed`` is the current one."""
         if self.endpoint == failed:
             self._current = (self._current + 1) % len(self.endpoints)
 
     def forget_token(self, error: StatusError, token: str) -> bool:
-        """Tell if a stream was refused for what the next will not be: for its token, or for rights that changed.
+        """Return whether a new stream may succeed, because its token or changed permissions ended the old one.
 
         Arguments:
-            error: how it ended.
-            token: that it was opened with (``Stream.token``).
+            error: error that ended the stream.
+            token: token that the stream was opened with (``Stream.token``).
         """
         login = self._login
         return login.helps(error, token) and (login.is_about_rights(error, token) or login.void(token))
 
     async def fetch_token(self, timeout_s: float) -> str:
-        """Return the token that calls carry at present, for calls that go past this client; empty: none.
+        """Return the current token, for calls that bypass this client; empty: none.
 
         Arguments:
-            timeout_s: for getting one, if none is there.
+            timeout_s: time limit of getting a token.
 
         Raises:
-            AuthenticationFailed: the cluster refuses.
+            AuthenticationFailed: the cluster refused.
         """
         deadline = monotonic() + timeout_s
         if self._undecided:
@@ -491,7 +492,7 @@ class Client:
         return self._login.token
 
     def renew_token(self) -> bool:
-        """Let the next call or stream ask for a new token; False: there is no way."""
+        """Make the next call or stream get a new token; return False if there is no source of tokens."""
         return self._login.void(self._login.token)
 
     async def _call(
@@ -503,9 +504,9 @@ class Client:
             text = f"trying to send message larger than max ({len(body)} vs. {limit})"
             raise from_status(RESOURCE_EXHAUSTED, text, definite=True)
         if timeout_s <= 0:
-            # As with a context of Go: nothing is sent, which might even be done in time.
+            # As with a Go context whose deadline has passed, nothing is sent, even if it might finish in time.
             raise ContextDeadlineExceededError
-        # Not the loop's clock: to ask for the running loop is a system call in Python 3.11, and once is enough.
+        # Not the loop's clock: in Python 3.11, looking up the running loop is a system call.
         now = monotonic()
         asked_s = timeout_s
         deadline = now + timeout_s
@@ -516,7 +517,7 @@ class Client:
         if now >= login.renew_at:
             await self._renew(endpoints, deadline)
             timeout_s = max(deadline - monotonic(), _SHORTEST_S)
-        # The usual case costs one await: no task, no timer of its own, the same timeout in every header block.
+        # The usual case costs one await: no task, no separate timer, and the same timeout in every header block.
         endpoint, token = endpoints[self._current % len(endpoints)], login.token
         try:
             answer = await self._send(endpoint, method, body, timeout_s, login.metadata + metadata)
@@ -548,7 +549,7 @@ class Client:
         method: Method[Any],
         body: bytes,
     ) -> bytes:
-        """After a first failure: go on elsewhere, or with a new token, or tell the caller."""
+        """Handle a first failure: continue at another endpoint or with a new token, or raise the error."""
         first: RpcError | None = error
         while True:
             try:
@@ -560,7 +561,7 @@ class Client:
                 await self._answer_refusal(refusal, attempts, endpoints)
 
     async def _answer_refusal(self, refusal: StatusError, attempts: Attempts, endpoints: list[Endpoint]) -> None:
-        """Do what lets a refused call be made again, which certainly did not happen; else raise the refusal."""
+        """Prepare another attempt of a refused call, which was not executed; otherwise raise the refusal."""
         login = self._login
         changed = isinstance(refusal, AuthOldRevisionError)
         if not login.helps(refusal, attempts.token) or (attempts.renewed and not changed):
@@ -575,7 +576,7 @@ class Client:
     async def _attempt(
         self, attempts: Attempts, endpoints: list[Endpoint], method: Method[Any], body: bytes | LoginRequest
     ) -> bytes:
-        """Try endpoint after endpoint until one answers, refuses, or the deadline passes."""
+        """Try one endpoint after another until one answers or refuses, or the deadline passes."""
         while True:
             await attempts.pause(len(endpoints))
             endpoint = endpoints[self._current % len(endpoints)]
@@ -595,7 +596,7 @@ class Client:
         attempts.note(error, endpoint.text, repeatable=method.repeatable, round_length=len(endpoints))
 
     async def _renew(self, endpoints: list[Endpoint], deadline: float) -> None:
-        """Get a token, if none is good; see ``Login.renew``."""
+        """Get a token if none is valid; see ``Login.renew``."""
         await self._login.renew(functools.partial(self._ask_token, endpoints), deadline)
 
     async def _ask_token(self, endpoints: list[Endpoint], request: LoginRequest, deadline: float) -> str:
@@ -604,7 +605,7 @@ class Client:
         return parse_answer(methods.AUTHENTICATE.response, answer).token
 
     async def _wait_first_connection(self, timeout_s: float | None) -> None:
-        """Let the endpoints race, until one is connected, none can be, or the time is up."""
+        """Let the endpoints race until one is connected, all have failed, or the time is up."""
         if self._race is None and not self._closed:
             self._race = asyncio.create_task(self._run_race())
             self._race.add_done_callback(take_outcome)
@@ -615,7 +616,7 @@ class Client:
         try:
             winner, transports = await race(self.endpoints, lambda endpoint: self._open(endpoint, self.options))
             for endpoint, transport in transports.items():
-                # A call whose time was up in between, or that goes to one endpoint, may have opened its own.
+                # A call to one endpoint, or one that timed out in between, may have opened another transport.
                 if self._transports.setdefault(endpoint.text, transport) is not transport:
                     await transport.close()
             if winner is not None:
@@ -633,14 +634,14 @@ class Client:
 
 
 def take_outcome(call: asyncio.Future[Any]) -> None:
-    """Look at the outcome of a call: if its caller is gone, asyncio would log a failure that no task has taken."""
+    """Retrieve the outcome of a call; otherwise asyncio would log the exception if its caller is gone."""
     if not call.cancelled():
         call.exception()
 
 
 # -- streams --------------------------------------------------------------------------------------------------------
 #
-# A streaming call of the client: request messages out, parsed messages in, errors by name.
+# A streaming call of the client: sends request messages, receives parsed messages, raises errors by name.
 #
 # ::
 #
@@ -649,18 +650,17 @@ def take_outcome(call: asyncio.Future[Any]) -> None:
 #         async for answer in stream:
 #             ...
 #
-# The iteration ends when the member ends the call well, and raises ``StatusError`` otherwise. Nothing is repeated
-# here. One task reads a stream. Unread answers stay in the connection's window: they close it for this
-# stream alone.
+# The iteration ends when the member ends the call with OK, and raises ``StatusError`` otherwise. Nothing is repeated
+# here. Only one task may read a stream. Unread answers fill the flow-control window of this stream only.
 
 
 class Stream(Generic[T]):
     """One streaming call, as ``Client.stream`` returns it.
 
     Attributes:
-        endpoint: where it goes, as the client's ``endpoints`` write it.
-        call: the call below, which deals in bytes.
-        token: that it was opened with; empty: none.
+        endpoint: its endpoint, as in the client's ``endpoints``.
+        call: underlying call, which transfers bytes.
+        token: token that it was opened with; empty: none.
     """
 
     __slots__ = ("_response", "call", "endpoint", "token")
@@ -672,7 +672,7 @@ class Stream(Generic[T]):
         self._response = response
 
     async def send(self, request: Any) -> None:
-        """Send a request message, after waiting for room in the send buffer.
+        """Send a request message after waiting for space in the send buffer.
 
         Raises:
             StatusError: the call has ended.
@@ -683,7 +683,7 @@ class Stream(Generic[T]):
             raise from_status(error.code, error.text, definite=error.definite) from None
 
     def send_nowait(self, request: Any) -> None:
-        """Send a request message without waiting for room in the send buffer."""
+        """Send a request message without waiting for space in the send buffer."""
         try:
             self.call.send_nowait(request.SerializeToString())
         except RpcError as error:
@@ -693,7 +693,7 @@ class Stream(Generic[T]):
         """Return the next message; None after the last.
 
         Raises:
-            StatusError: the call has failed; with UNAVAILABLE another endpoint may do better.
+            StatusError: the call has failed; after UNAVAILABLE, another endpoint may work.
         """
         try:
             message = await self.call.receive()
@@ -704,16 +704,16 @@ class Stream(Generic[T]):
         return parse_answer(self._response, message)
 
     def half_close(self) -> None:
-        """Send no more; the member sees the end of the requests."""
+        """Send no more requests; the member sees the end of the requests."""
         self.call.half_close()
 
     def cancel(self) -> None:
-        """Give up the call: cancel it at the member, drop what was not read."""
+        """Cancel the call at the member, and drop unread messages."""
         self.call.cancel()
 
     @property
     def connected(self) -> bool:
-        """Whether it has found a connection; until then nothing of it has been sent."""
+        """Whether it has a connection; before that, nothing was sent."""
         return self.call.under_way
 
     @property
@@ -739,28 +739,28 @@ class Stream(Generic[T]):
 
 # -- tracing --------------------------------------------------------------------------------------------------------
 #
-# Spans of the client's calls, for programs that use OpenTelemetry; their context goes to the members.
+# Spans of the client's calls, for programs that use OpenTelemetry; the context is sent to the members.
 #
 #     metadata: traceparent: 00-<trace>-<span>-01, and tracestate if there is one (W3C Trace Context)
 #
-# Owns the test whether the program traces: ``opentelemetry.trace`` is loaded, because the program (or ``tracing=True``)
-# has imported it. This module imports nothing of it, so a program without it pays one look into a dict for a call.
+# The program uses tracing if ``opentelemetry.trace`` is loaded, because the program (or ``tracing=True``) has imported
+# it. This module does not import it, so that without tracing a call costs only one dict lookup.
 #
-# A call is a span of kind client, below the span that is current where the call is made; it is current nowhere
-# itself. Streams carry no context: those of watches and keep-alives are shared by all that the client does.
+# A call is a span of kind client, whose parent is the caller's current span; it never becomes the current span itself.
+# Streams carry no context, because watches and keep-alives share theirs.
 
 Answer = TypeVar("Answer")
 
 TRACING_API: Final = "opentelemetry.trace"
 loaded_modules = sys.modules
-"""Has ``TRACING_API`` as soon as the program uses OpenTelemetry."""
+"""Contains ``TRACING_API`` once the program uses OpenTelemetry."""
 
 _tracer: Any = None
 _provider: Any = None
 
 
 def require_tracing() -> None:
-    """Load OpenTelemetry's API, for a program that asks for spans and has not imported it.
+    """Load OpenTelemetry's API, for a program that requests spans without importing it.
 
     Raises:
         ConfigError: it is not installed.
@@ -774,12 +774,12 @@ def require_tracing() -> None:
 def traced(
     path: str, metadata: Pairs, call: Callable[[Pairs], Coroutine[Any, Any, Answer]]
 ) -> Coroutine[Any, Any, Answer]:
-    """Make a call that is a span, below the current one.
+    """Make a call as a span whose parent is the current span.
 
     Arguments:
-        path: of the method.
-        metadata: of the call.
-        call: makes it, with the metadata that it is given.
+        path: method path.
+        metadata: metadata of the call.
+        call: makes the call with the given metadata.
     """
     api = loaded_modules[TRACING_API]
     tracer = _find_tracer(api)
@@ -799,7 +799,7 @@ def traced(
 
 
 def _find_tracer(api: Any) -> Any:
-    """Return the tracer of the present provider; None while another thread is still importing the API."""
+    """Return the tracer of the current provider; None while another thread is still importing the API."""
     global _tracer, _provider
     find = getattr(api, "get_tracer_provider", None)
     provider = None if find is None else find()

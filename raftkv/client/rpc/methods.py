@@ -1,9 +1,9 @@
-"""The calls of etcd's API that the client makes, and which of them may be repeated.
+"""The methods of etcd's API that the client calls, and which of them may be repeated.
 
-A method is *repeatable* if doing it twice is as good as once: a call whose outcome is unknown is then tried again at
-another endpoint. A write is not: it is tried again only if it certainly never reached a member.
+A method is *repeatable* if executing it twice has the same effect as once: a call with an unknown outcome is then tried
+again at another endpoint. A write is not repeatable: it is tried again only if it certainly never reached a member.
 
-``Method`` is for ``Client.call``, ``StreamMethod`` for ``Client.stream``; only its caller repeats a stream.
+``Method`` is for ``Client.call``, ``StreamMethod`` for ``Client.stream``; streams are only repeated by their callers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T", bound="Message")
 
 
 def parse_answer(kind: type[T], data: bytes) -> T:
-    """Return the message that a member has answered.
+    """Parse the answer of a member.
 
     Raises:
-        StatusError: INTERNAL, as from other clients: the bytes are no such message.
+        StatusError: INTERNAL, as in other clients: the bytes are not a message of this type.
     """
     try:
         return kind.FromString(data)
@@ -38,9 +38,9 @@ def parse_answer(kind: type[T], data: bytes) -> T:
 
 @dataclass(frozen=True)
 class Method(Generic[T]):
-    """One unary call: its path, what it returns, whether it may be repeated, whether it may be cancelled on its way.
+    """One unary call: its path, its response type, whether it is repeatable, and whether it may be cancelled in flight.
 
-    A caller that is cancelled leaves at once in any case; the answer to a call that is not cancellable is dropped then.
+    A cancelled caller returns at once in any case; the answer to a call that is not cancellable is then dropped.
     """
 
     path: str
@@ -51,7 +51,7 @@ class Method(Generic[T]):
 
 @dataclass(frozen=True)
 class StreamMethod(Generic[T]):
-    """One streaming call: its path and what every message of its answer is."""
+    """One streaming call: its path and its response type."""
 
     path: str
     response: type[T]
@@ -61,7 +61,7 @@ RANGE: Final = Method("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse, True)
 PUT: Final = Method("/etcdserverpb.KV/Put", rpc_pb2.PutResponse, False)
 DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRangeResponse, False)
 TXN: Final = Method("/etcdserverpb.KV/Txn", rpc_pb2.TxnResponse, False)
-# etcd 3.5.1 panics if a txn that writes nothing is cancelled while it runs (etcd issue 14110; newer ones do not).
+# etcd 3.5.1 panics if a read-only txn is cancelled while it runs (etcd issue 14110; fixed in later versions).
 READ_TXN: Final = Method(TXN.path, TXN.response, True, cancellable=False)
 COMPACT: Final = Method("/etcdserverpb.KV/Compact", rpc_pb2.CompactionResponse, False)
 MEMBER_LIST: Final = Method("/etcdserverpb.Cluster/MemberList", rpc_pb2.MemberListResponse, True)
@@ -125,16 +125,16 @@ MEMBER_REPLACE: Final = Method("/raftkvpb.Admin/MemberReplace", admin_pb2.Member
 
 
 def staleness_metadata(max_staleness_s: float) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a read that any member may answer from its own state, if that is certainly not older.
+    """Return the metadata of a read that any member may answer from its own state if that is certainly not older.
 
-    Members of etcd ignore it, and confirm the read.
+    etcd's members ignore the metadata, and confirm the read.
 
     Arguments:
-        max_staleness_s: in seconds; rounded down to milliseconds, for it is a promise.
+        max_staleness_s: maximum age in seconds; rounded down to milliseconds, because it is a guarantee.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is negative, or not finite.
+        TypeError: the value is not a number.
+        ValueError: the value is negative, or not finite.
     """
     if seconds(max_staleness_s, "max_staleness_s") < 0:
         raise ValueError(f"max_staleness_s must not be negative, and is {max_staleness_s}")

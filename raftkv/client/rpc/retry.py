@@ -1,9 +1,9 @@
-"""The retry policy: which failures pass by themselves, how long to wait, and the loop that repeats a step.
+"""The retry policy: which failures are transient, how long to wait, and the loop that repeats a step.
 
 ``is_transient`` is the only list of codes: all code that repeats something (a stream, a step of a lock, a write of a
-run) asks it. The one rule beside it is ``Attempts``, for single calls, which must not all be repeated.
+run) uses it. The only other rule is ``Attempts``, for single calls, of which some must not be repeated.
 
-    lock = await until_answered(lambda: kv.get("a"), 30.0)     # the step must do no harm when it is done twice
+    lock = await until_answered(lambda: kv.get("a"), 30.0)     # the step must be safe to repeat
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ MAX_S: Final = 1.0
 JITTER: Final = 0.5
 
 _random: Final = random.SystemRandom()
-"""Not the program's ``random``: its numbers are the same with and without a client, as training jobs need."""
+"""Not the program's ``random``: training jobs need the same numbers with and without a client."""
 
 _TRANSIENT: Final = frozenset((UNAVAILABLE, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNKNOWN))
-"""UNKNOWN is a leader that steps down or a member that lags (TooManyRequestsError), INTERNAL a broken stream."""
+"""UNKNOWN means a leader that steps down or a member that lags (TooManyRequestsError), INTERNAL a broken stream."""
 
 
 def is_transient(error: StatusError, *, wait_for_room: bool = False) -> bool:
-    """Tell if a failure may pass by itself, here or at another member: a new leader, a restart, a broken connection.
+    """Return whether a failure may be temporary, for example a new leader, a restart, or a broken connection.
 
     Arguments:
-        error: how an attempt failed.
-        wait_for_room: count a cluster without room too, for work that must outlast even that; else it is a refusal.
+        error: error of an attempt.
+        wait_for_room: whether a full database or disk counts as temporary, for work that must outlast it.
     """
     if error.code == RESOURCE_EXHAUSTED:
         return wait_for_room and not isinstance(error, RequestTooLargeError | ResponseTooLargeError)
     if error.code == CANCELED:
-        return not error.definite  # a member has canceled the call; else this client is closed
+        return not error.definite  # if indefinite, a member canceled it; else this client is closed
     return error.code in _TRANSIENT or isinstance(error, NotSupportedForLearnerError)
 
 
 class Backoff:
-    """Waits between the attempts of one loop: short at first, doubling, with jitter, short again after success.
+    """Pauses between the attempts of a loop: short at first, doubled each time, with jitter; reset after success.
 
     Arguments:
-        base_s: the first wait.
-        max_s: the longest.
-        jitter: the share of a wait that is random, so that clients do not come back in step; 0 in simulations.
+        base_s: first pause.
+        max_s: longest pause.
+        jitter: random share of a pause, so that clients do not retry in step; 0 in simulations.
     """
 
     __slots__ = ("_base_s", "_jitter", "_max_s", "failures")
@@ -78,17 +78,17 @@ class Backoff:
         self._jitter = jitter
 
     def reset(self) -> None:
-        """Begin with the shortest wait again."""
+        """Start again with the shortest pause."""
         self.failures = 0
 
     def next_s(self) -> float:
-        """Return the next wait: what doubling gives, less its random share."""
+        """Return the next pause: the doubled one, less its random share."""
         full_s = min(self._base_s * 2.0 ** min(self.failures, 30), self._max_s)
         self.failures += 1
         return full_s * (1.0 - self._jitter * _random.random())
 
     async def wait(self) -> None:
-        """Sleep for the next wait."""
+        """Sleep for the next pause."""
         await asyncio.sleep(self.next_s())
 
 
@@ -101,14 +101,14 @@ async def until_answered(
     wait_for_room: bool = False,
     on_trouble: Callable[[StatusError | None], None] | None = None,
 ) -> Result:
-    """Take a step that does no harm when it is done twice, until the cluster answers.
+    """Repeat a step until the cluster answers; the step must be safe to repeat.
 
     Arguments:
-        step: what to do, made anew each time.
-        limit_s: begin no attempt later than that; None: however long it takes.
-        max_wait_s, jitter: of the pauses, as for ``Backoff``.
+        step: starts a new attempt.
+        limit_s: time after which no attempt starts; None: no limit.
+        max_wait_s, jitter: settings of the pauses, as for ``Backoff``.
         wait_for_room: as for ``is_transient``.
-        on_trouble: called with each failure that is not final, and with None when the step works after one.
+        on_trouble: called with each transient failure, and with None when the step succeeds after one.
 
     Raises:
         StatusError: the cluster refused, or the last attempt within the limit failed.
@@ -135,29 +135,29 @@ async def until_answered(
 
 # -- attempts -------------------------------------------------------------------------------------------------------
 #
-# The attempts of one call: what failed where, when to stop, how long to wait before the next round.
+# The attempts of one call: the failures by endpoint, when to stop, and how long to wait before the next round.
 #
-# Owns the rule of repetition: a call is made again if it certainly never reached a member, if the member said
-# UNAVAILABLE and doing it twice is as good as once, or, at another endpoint, if the member is a learner, which
-# serves next to nothing. A call that came too fast for a limit is made again when its member said that it would be
-# taken, if that is in time. Everything else is the caller's to know, at once.
+# Rules of repetition: a call is repeated if it certainly never reached a member; if the member answered UNAVAILABLE and
+# the method is repeatable; or, at another endpoint, if the member is a learner, which serves almost no calls. A call
+# refused by a rate limit is repeated at the time given by the member, if that is before the deadline. Any other failure
+# is raised at once.
 #
-# After every endpoint has failed there is a pause, longer each round.
+# After every endpoint has failed there is a pause, which grows with each round.
 
 AGAIN_DIGITS_MAX: Final = 12
 _REFUSED: Final = ('connect: connection refused"', 'connect: no such file or directory"')
-"""Ends of the texts of a port, and of a socket file, at which nothing listens."""
+"""Ends of the error texts for a port and for a socket file without a listener."""
 ROUND_PAUSE_MAX_S = 0.25
-"""Longest pause after a round: a new leader is there within a second or so."""
+"""Longest pause after a round: electing a new leader takes about a second."""
 
 
 def is_of_learner(error: RpcError) -> bool:
-    """Tell if a member has refused, before anything else, because it is a learner."""
+    """Return whether a member refused a call without executing it, because it is a learner."""
     return error.text == NotSupportedForLearnerError.text
 
 
 def again_s(error: RpcError) -> float:
-    """Return after how long a member would take a call that came too fast for a limit; 0: it does not say."""
+    """Return the seconds until a member accepts a call that a rate limit refused; 0: unknown."""
     for name, value in error.trailers:
         if name == RETRY_AFTER and value.isdigit() and len(value) <= AGAIN_DIGITS_MAX:
             return int(value) / 1000
@@ -168,16 +168,16 @@ class Attempts:
     """The attempts of one call so far.
 
     Arguments:
-        deadline: of all attempts, by ``time.monotonic``.
-        timeout_s: how far away it was at first, for the text of the error.
-        explain: name endpoints and reasons in the text of the error when time is up; else the text is etcd's.
+        deadline: deadline of all attempts, by ``time.monotonic``.
+        timeout_s: initial time limit, for the text of the error.
+        explain: whether the error at the deadline names endpoints and reasons; if False, the text is etcd's.
         patience_s: as ``ClientOptions.refused_patience_s``.
-        token: that the first attempt carried.
-        metadata: that all of them carry.
+        token: token of the first attempt.
+        metadata: metadata of all attempts.
 
     Attributes:
-        token: that the last attempt carried.
-        renewed: a new token was asked for; there is no third.
+        token: token of the last attempt.
+        renewed: whether a new token was requested; this is done only once.
     """
 
     __slots__ = (
@@ -211,10 +211,10 @@ class Attempts:
         self.renewed = False
 
     def remaining_s(self) -> float:
-        """Time that is left.
+        """The remaining time.
 
         Raises:
-            EndpointsFailed: none is.
+            EndpointsFailed: the deadline has passed.
         """
         remaining_s = self.deadline - monotonic()
         if remaining_s <= 0:
@@ -222,16 +222,16 @@ class Attempts:
         return remaining_s
 
     def note(self, error: RpcError, endpoint: str, *, repeatable: bool, round_length: int) -> None:
-        """Remember a failed attempt.
+        """Record a failed attempt.
 
         Arguments:
-            error: how it failed.
-            endpoint: where.
-            repeatable: whether the method may be called twice.
-            round_length: how many endpoints there are.
+            error: error of the attempt.
+            endpoint: endpoint of the attempt.
+            repeatable: whether the method is repeatable.
+            round_length: number of endpoints.
 
         Raises:
-            StatusError: there must be no other.
+            StatusError: no further attempt is allowed.
         """
         self._count += 1
         self._failures[endpoint] = error.text
@@ -251,20 +251,20 @@ class Attempts:
         raise from_status(error.code, error.text, definite=error.definite) from None
 
     def _is_refused_by(self, round_length: int) -> bool:
-        """Tell if nothing listens at any endpoint: each was tried, and its machine says so."""
+        """Return whether all endpoints were tried, and their machines refused the connections."""
         return len(self._failures) == round_length and all(text.endswith(_REFUSED) for text in self._failures.values())
 
     async def pause(self, round_length: int) -> None:
-        """Wait as long as the member asked for; else if a round has just ended."""
+        """Wait as long as the member requested; otherwise, if a round has just ended, for the pause of a round."""
         if self._again_s:
-            # All who were refused at once were told the same time.
+            # All clients refused at once were given the same time, hence the random addition.
             pause_s, self._again_s = self._again_s + self._backoff.next_s(), 0.0
             await asyncio.sleep(min(pause_s, self.remaining_s()))
         elif self._count and self._count % round_length == 0:
             await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
 
     async def pause_for_rights(self) -> bool:
-        """Wait while users and roles change; False: there is no time left for another attempt."""
+        """Wait while users and roles change; return False if there is no time for another attempt."""
         pause_s = self._rights.next_s()
         if monotonic() + pause_s >= self.deadline:
             return False

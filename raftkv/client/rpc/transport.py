@@ -1,7 +1,7 @@
 """The client's only way to the RPC layer.
 
-Owns the opening of a channel to an endpoint. ``Transport`` is what ``core`` needs of a channel, so that tests can
-put anything there.
+Opens channels to endpoints. ``Transport`` is the interface that ``core`` needs of a channel, so that tests can
+substitute it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 # -- certificates ---------------------------------------------------------------------------------------------------
 #
-# The certificates that a client trusts and shows, from files that may be replaced while it runs.
+# The certificates that a client trusts and presents, from files that may be replaced while it runs.
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """How a context was made, from which files, and which they were then."""
+    """How a context was created, from which files, and the files' versions."""
 
     make: Callable[[], ssl.SSLContext]
     files: tuple[str, ...]
@@ -44,22 +44,22 @@ class _Origin:
 
 
 _origins: WeakKeyDictionary[ssl.SSLContext, _Origin] = WeakKeyDictionary()
-"""How each context was made that is in use."""
+"""The origin of each context in use."""
 
 
 def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, verify: bool = True) -> ssl.SSLContext:
     """Return a context that verifies servers as Go's clients do.
 
-    The host must be among the names or IP addresses in the server's certificate (a common name is none), and what is
-    in the file of authorities is one, an intermediate one too.
+    The host must be among the names or IP addresses in the server's certificate; the common name does not count. All
+    certificates in the file of authorities are trusted, intermediate ones too.
 
     Arguments:
         ca_file: authorities; empty: this machine's.
-        cert_file, key_file: certificate to show, and its key; empty: none.
-        verify: False: any certificate is taken.
+        cert_file, key_file: certificate to present, and its key; empty: none.
+        verify: False: accept any certificate.
 
     Raises:
-        OSError: a file cannot be read or used; its text says which and why.
+        OSError: a file cannot be read or used; the text says which and why.
     """
     import ssl
 
@@ -72,7 +72,7 @@ def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, v
     except ssl.SSLError:
         raise OSError(f"there is no certificate in PEM in {ca_file}") from None
     context.hostname_checks_common_name = False
-    # Strict checks are Python's default from 3.13 on; they refuse authorities that etcd and openssl have long made.
+    # Python 3.13 and later are strict by default, and refuse authorities as etcd and openssl have long created them.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if cert_file:
@@ -86,7 +86,7 @@ def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, v
 
 
 def _check_readable(name: str) -> None:
-    """Open a file: OpenSSL does not say which one of several it could not read."""
+    """Open a file, because OpenSSL's error does not name the unreadable one of several files."""
     try:
         with open(name, "rb"):
             pass
@@ -105,7 +105,7 @@ def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
         return b""
 
     try:
-        # A key with a password would ask for it on the terminal, in the middle of a program.
+        # An encrypted key would prompt for its password on the terminal, in the middle of a program.
         context.load_cert_chain(cert_file, key_file, no_password)
     except ssl.SSLError as error:
         if asked:
@@ -128,17 +128,17 @@ def _stamp_of(files: tuple[str, ...]) -> _Stamp:
 
 
 def renewed(context: ssl.SSLContext) -> ssl.SSLContext | Security:
-    """Return what gives each handshake the files of its moment: certificates end before the programs that show them.
+    """Return a ``Security`` that reloads changed files at each handshake, because programs outlive their certificates.
 
     Arguments:
-        context: one of ``tls_context``; another one is returned as it is.
+        context: context of ``tls_context``; any other one is returned unchanged.
     """
     origin = _origins.get(context)
     return context if origin is None or not origin.files else _Renewed(context, origin)
 
 
 class _Renewed:
-    """A ``Security`` of files. While they cannot be used, as halfway through their renewal, the old ones go on."""
+    """A ``Security`` of files. While they are unusable, e.g. halfway through a renewal, the old ones stay in use."""
 
     def __init__(self, context: ssl.SSLContext, origin: _Origin) -> None:
         self._use(context)
@@ -161,7 +161,7 @@ class _Renewed:
         return self._context
 
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
-        """Take every server that the context accepted."""
+        """Accept every server that the context accepted."""
 
     def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
         """Register nothing: a client has no lists of revoked certificates."""
@@ -170,14 +170,14 @@ class _Renewed:
         return nothing
 
     def failed(self, address: str, reason: str) -> None:
-        """The call that wanted the connection fails with the reason."""
+        """Do nothing: the call that wanted the connection fails with the reason."""
 
 
 def for_http(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Return a context like one of ``tls_context``, for HTTP/1.1 beside it: a channel has that one speak HTTP/2 alone.
+    """Return a copy of a context for HTTP/1.1, because a channel restricts its context to HTTP/2.
 
     Arguments:
-        context: that a channel may have; one that ``tls_context`` did not make is returned as it is.
+        context: context that a channel may use; one not created by ``tls_context`` is returned unchanged.
 
     Raises:
         OSError: a file cannot be read or used any more.
@@ -187,14 +187,14 @@ def for_http(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 RECONNECT_PAUSE_MAX_S = 1.0
-"""A person waits at the other end: a member that comes back shall be found soon."""
+"""Longest pause before reconnecting: people wait for the client, so it must soon find a member that has returned."""
 
 PROBE_MIN_S = 10.0
-"""Servers cut off clients that probe more often than every 5 s; Go's clients keep this distance."""
+"""Shortest interval between probes, as in Go's clients: servers disconnect clients that probe more than every 5 s."""
 
 
 class Transport(Protocol):
-    """A connection that makes calls."""
+    """The interface of a connection that makes calls."""
 
     def unary(
         self, path: str, message: bytes, timeout_s: float | None = None, metadata: Metadata = ()
@@ -202,37 +202,37 @@ class Transport(Protocol):
         """Make a call; it fails with ``raftkv.rpc.RpcError``.
 
         Arguments:
-            path: of the method.
-            message: the request's bytes.
-            timeout_s: deadline; None: none.
-            metadata: sent with it.
+            path: method path.
+            message: encoded request.
+            timeout_s: time limit; None: none.
+            metadata: metadata of the call.
         """
 
     def stream(self, path: str, metadata: Metadata = (), timeout_s: float | None = None) -> ClientStream:
-        """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``.
+        """Start a streaming call; receiving fails with ``raftkv.rpc.RpcError``.
 
         Arguments:
-            path: of the method.
-            metadata: sent with it.
-            timeout_s: for the whole stream; None: for ever.
+            path: method path.
+            metadata: metadata of the call.
+            timeout_s: limit for the whole stream; None: no limit.
         """
 
     async def first_attempt(self) -> bool:
-        """Connect, and tell once the first attempt has ended whether there is a connection."""
+        """Connect; return whether there is a connection after the first attempt."""
 
     def reconnect_now(self) -> None:
-        """If it waits before it connects again: wait no longer."""
+        """End the pause before the next connection attempt, if there is one."""
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
 
 
 def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
-    """Make a channel of ``raftkv.rpc`` to an endpoint; it connects at the first call.
+    """Return a channel of ``raftkv.rpc`` to an endpoint; it connects at the first call.
 
     Arguments:
-        endpoint: where to.
-        options: how to connect.
+        endpoint: endpoint to connect to.
+        options: connection settings.
     """
     from raftkv.rpc.client.channel import Channel
 
@@ -242,11 +242,11 @@ def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
 def channel_arguments(
     endpoint: Endpoint, options: ClientOptions
 ) -> tuple[str, ssl_module.SSLContext | Security | None, ChannelOptions]:
-    """Return what a channel of ``raftkv.rpc`` is made with: target, TLS, settings.
+    """Return the arguments for a channel of ``raftkv.rpc``: target, TLS, settings.
 
     Arguments:
-        endpoint: where to.
-        options: how to connect.
+        endpoint: endpoint to connect to.
+        options: connection settings.
     """
     from raftkv.rpc.limits import ChannelOptions
 
@@ -258,7 +258,7 @@ def channel_arguments(
         authority=options.server_name,
         max_receive_message_bytes=options.max_response_bytes,
         connect_timeout_s=options.dial_timeout_s,
-        # For a frozen member the kernel takes connections: calls must have time left for the others.
+        # The kernel accepts connections for a frozen member, so calls must have time left for the other endpoints.
         settings_timeout_s=options.dial_timeout_s,
         backoff_max_s=RECONNECT_PAUSE_MAX_S,
         keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
@@ -271,8 +271,8 @@ def channel_arguments(
 #
 # The first connection of a client: endpoints race for it, each with a head start on the next (RFC 8305, section 5).
 #
-# So an endpoint that says nothing, as of a frozen member or of a machine without power, costs a client its head start
-# and not a dial timeout. The first endpoint wins whenever it is well.
+# So a silent endpoint, for example of a frozen member or of a machine without power, delays a client by only its head
+# start instead of a dial timeout. The first endpoint always wins if it is healthy.
 
 HEAD_START_S: Final = 0.25
 
@@ -280,13 +280,13 @@ HEAD_START_S: Final = 0.25
 async def race(
     endpoints: Sequence[Endpoint], open_transport: Callable[[Endpoint], Transport]
 ) -> tuple[Endpoint | None, dict[Endpoint, Transport]]:
-    """Return which endpoint has a connection first, and its transport; the others are closed.
+    """Return the first connected endpoint, and the transports that were opened; the losers' transports are closed.
 
-    If none gets one, all transports are kept, for they know why; the winner is None.
+    If no endpoint connects, the winner is None and all transports are kept, because they hold the reasons.
 
     Arguments:
-        endpoints: in order of preference.
-        open_transport: makes the transport to one.
+        endpoints: endpoints in order of preference.
+        open_transport: opens the transport to an endpoint.
     """
     opened: dict[Endpoint, Transport] = {}
     attempts: dict[Endpoint, asyncio.Task[bool]] = {}

@@ -1,22 +1,22 @@
-"""The blocking client: the async one on an event loop of its own, on one background thread.
+"""The blocking client: runs the async client on a separate event loop in one background thread.
 
     any thread: kv.put(...) --coroutine--> loop thread: the async client --> members
          waits on a lock  <--result or error--
 
-Laws:
+Invariants:
 
-- Methods are made out of the async ones (``blocking``), so names, arguments and documentation are the same.
-- Neither side runs code of the other: callbacks of the user run on a thread of their own (``loop``).
-- After fork the child opens a thread and connections of its own; what is *held* stays the parent's: using it raises
-  ``Forked``.
+- Methods are generated from the async ones (``blocking``), so names, arguments and documentation are the same.
+- Neither side runs code of the other: the user's callbacks run on a separate thread (``loop``).
+- After fork, the child starts a separate thread and connections. What the parent *holds* (leases, locks and the like)
+  stays the parent's: using it in the child raises ``Forked``.
 
-``library`` has the client and what it hands out: transactions, users, leases, sessions, locks, elections. ``blocking``
-makes the methods and has the watches.
+``library`` has the client and the objects it returns: transactions, users, leases, sessions, locks, elections.
+``blocking`` generates the methods and has the watches.
 
 Example::
 
     with raftkv.connect("127.0.0.1:2379") as kv:
         kv.put("a", b"1")
 
-Read ``library``, ``blocking``, then ``loop``. Leaves out: what the calls mean, which the async side says.
+Read ``library``, ``blocking``, then ``loop``. The meaning of the calls is documented on the async side.
 """

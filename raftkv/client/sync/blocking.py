@@ -1,11 +1,11 @@
-"""How an async object gets a blocking twin: the same methods, run on the loop's thread.
+"""Blocking twins of async objects: the same methods, run on the loop's thread.
 
     class Lease(Blocking[aio.Lease]):
         revoke = blocking(aio.Lease.revoke)
 
-``blocking`` keeps name, arguments, types and documentation of the method, so the twins cannot drift apart. A
-``Blocking`` belongs to the loop, and so to the process, that it was made in: in a forked child its methods raise
-``Forked``, and leaving its ``with`` block does nothing, since what it stands for is the parent's.
+``blocking`` keeps the name, arguments, types and documentation of a method, so the twins cannot diverge. A ``Blocking``
+object belongs to the loop, and so to the process, in which it was created. In a forked child its methods raise
+``Forked``, and leaving its ``with`` block does nothing, because the underlying object belongs to the parent.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ if TYPE_CHECKING:
 
 # -- watch ----------------------------------------------------------------------------------------------------------
 #
-# A for-loop over what a watch, or another endless source on the loop's thread, gives out.
+# A for loop over the items of a watch, or of another endless source on the loop's thread.
 #
-# Owns the batch that was fetched and not yet taken. What waits beyond that waits in the source, which bounds it: a
-# slow loop here is a slow reader there.
+# Holds one batch that was fetched and not yet consumed. Further items wait in the source, which bounds its queue: a
+# slow loop here is a slow reader of the source.
 #
 #     for event in stream: ...                       # until it is cancelled, or fails with its error
 #     event = stream.get(timeout_s=1.0)              # one; TimeoutError; None: cancelled
-#     for event in stream.events(timeout_s=5.0): ... # those that come within five seconds
+#     for event in stream.events(timeout_s=5.0): ... # those that arrive within five seconds
 #     stream.cancel()                                # from any thread: loops over it end
 #
-# Any number of threads may take from one stream: each item reaches one of them, the end reaches all.
+# Any number of threads may consume one stream: each item is returned to one of them, the end to all.
 
 T = TypeVar("T")
 
 
 class Source(Protocol[T]):
-    """What lives on the loop's thread."""
+    """A source of items on the loop's thread."""
 
     async def next_batch(self) -> list[T]:
-        """Return the next items, at least one; none: it has ended."""
+        """Return the next items, at least one; an empty list: the source has ended."""
 
     def cancel(self) -> None:
-        """End it: who waits for a batch gets an empty one."""
+        """End the source; a waiting ``next_batch`` returns an empty list."""
 
 
 class Drawn(Generic[T]):
-    """A source that draws from an async generator, item by item. A wait that is given up does not end the generator."""
+    """A source that reads an async generator item by item. An aborted wait does not end the generator."""
 
     def __init__(self, items: AsyncIterator[T]) -> None:
         self._items = items
@@ -93,7 +93,7 @@ class Drawn(Generic[T]):
         return [] if item is _NOTHING else [item]
 
     def cancel(self) -> None:
-        """Stop drawing."""
+        """Stop reading the generator."""
         self._is_cancelled = True
         if self._drawing is not None:
             self._drawing.cancel()
@@ -106,12 +106,12 @@ _NOTHING: Final[Any] = object()
 
 
 class Stream(Generic[T]):
-    """A blocking iterator; a ``with`` block cancels it at its end.
+    """A blocking iterator; as a context manager, it cancels itself at the end of the block.
 
     Arguments:
-        owner: the client; it lives as long as this does.
-        loop: where the source lives.
-        source: gives out the items.
+        owner: client, which stays alive as long as this object.
+        loop: thread of the source.
+        source: source of the items.
     """
 
     def __init__(self, owner: object, loop: LoopThread, source: Source[T]) -> None:
@@ -132,13 +132,13 @@ class Stream(Generic[T]):
         return item
 
     def get(self, *, timeout_s: float | None = None) -> T | None:
-        """Take the next item; None: it was cancelled.
+        """Return the next item; None: the stream was cancelled.
 
         Arguments:
-            timeout_s: how long to wait for one; None: for ever.
+            timeout_s: time limit; None: no limit.
 
         Raises:
-            TimeoutError: nothing came.
+            TimeoutError: no item arrived in time.
         """
         timeout_s = limit(timeout_s, "timeout_s")
         while (item := self._take()) is _NOTHING:
@@ -147,7 +147,7 @@ class Stream(Generic[T]):
         return item
 
     def events(self, *, timeout_s: float) -> Iterator[T]:
-        """Iterate over what is there and what comes within ``timeout_s`` from now; later calls go on from there."""
+        """Iterate over the items that arrive within ``timeout_s`` from now; later calls continue after them."""
         deadline = time.monotonic() + seconds(timeout_s, "timeout_s")
         while True:
             try:
@@ -159,7 +159,7 @@ class Stream(Generic[T]):
             yield item
 
     def cancel(self) -> None:
-        """End it, from any thread; loops over it end, and what was not taken is dropped. Harmless when repeated."""
+        """End the stream, from any thread; loops over it end, and unread items are dropped. Safe to repeat."""
         self._is_cancelled = True
         self._batch.clear()
         self._loop.call_soon(self._source.cancel)
@@ -171,7 +171,7 @@ class Stream(Generic[T]):
         self.cancel()
 
     def _take(self) -> T:
-        """Return the next item that is here; ``_NOTHING``: none is."""
+        """Return the next available item, or ``_NOTHING``."""
         self._loop.check_usable()
         try:
             return self._batch.popleft()
@@ -180,15 +180,15 @@ class Stream(Generic[T]):
             return nothing
 
     def _fetch(self, timeout_s: float | None) -> bool:
-        """Get a batch, which another thread may take first; False: there will be none."""
+        """Fetch a batch, of which another thread may consume items first; return False at the end."""
         timeout_s = limit(timeout_s, "timeout_s")
-        # ``acquire`` takes -1 for no limit: a negative rest would wait for as long as another thread reads.
+        # ``acquire`` interprets -1 as no limit, so a negative remainder would wait for the other thread without limit.
         if not self._fetching.acquire(
             timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         ):
             raise _nothing_came(timeout_s)
         try:
-            if self._is_cancelled or self._batch:  # by another thread, meanwhile
+            if self._is_cancelled or self._batch:  # by another thread in the meantime
                 return not self._is_cancelled
             return self._loop.run(self._next_batch(timeout_s)) and not self._drop_if_cancelled()
         finally:
@@ -200,7 +200,7 @@ class Stream(Generic[T]):
         return self._is_cancelled
 
     async def _next_batch(self, timeout_s: float | None) -> bool:
-        """Put the next batch where it is taken from: there it stays if Ctrl-C comes before this returns."""
+        """Store the next batch in this object, so that it is not lost if Ctrl-C comes before this returns."""
         try:
             async with asyncio.timeout(timeout_s):
                 batch = await self._source.next_batch()
@@ -218,10 +218,10 @@ def _nothing_came(timeout_s: float | None) -> TimeoutError:
 
 
 def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
-    """Draw from an async generator, one call an item; it is closed with this one.
+    """Iterate over an async generator, with one call per item; closing this iterator closes the generator.
 
     Arguments:
-        loop: where the generator lives.
+        loop: thread of the generator.
         source: the generator.
     """
 
@@ -248,14 +248,14 @@ def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
 #
 #     with kv.watch("jobs/a") as watch:
 #         event = watch.get(timeout_s=5.0)                # TimeoutError if nothing came
-#         for event in watch.events(timeout_s=5.0): ...   # those that come within five seconds
+#         for event in watch.events(timeout_s=5.0): ...   # those that arrive within five seconds
 #
-# ``watch.cancel()`` from another thread ends the loop. What it guarantees is said in ``watch``: events come in order,
-# each once, none left out, whichever members die meanwhile; ``Compacted`` is raised if that is impossible.
+# ``watch.cancel()`` from another thread ends the loop. For the guarantees see ``watch``: events come in order, each
+# exactly once, even if members die; ``Compacted`` is raised if that is impossible.
 
 
 class Watch(Stream[Event]):
-    """One watch; made by ``Client.watch``."""
+    """One watch; created by ``Client.watch``."""
 
     def __init__(self, owner: object, loop: LoopThread, inner: aio_watch.Watch) -> None:
         super().__init__(owner, loop, inner)
@@ -267,12 +267,13 @@ class Watch(Stream[Event]):
 
     @property
     def revision(self) -> int:
-        """Everything up to this revision has been handed out: the place to go on from, plus one. 0: not known yet."""
+        """The revision up to which all events were returned; continue from the next one. 0: unknown."""
         return max(self._taken, self._inner.revision if not self._batch else 0)
 
     def _take(self) -> Event:
         event = super()._take()
-        # A revision is handed out with its last event: the next one, if it is here, tells whether this was it.
+        # A revision counts once its last event was returned: the next event, if available, shows whether that was the
+        # last.
         following = self._batch
         if event is not _NOTHING and (not following or following[0].revision > event.revision):
             self._taken = event.revision
@@ -284,16 +285,16 @@ Result = TypeVar("Result")
 P = ParamSpec("P")
 
 CHUNK = 16 * WINDOW
-"""Items of a bulk call that are handed over to the loop's thread at once."""
+"""Number of items of a bulk call that are passed to the loop's thread at once."""
 
 
 class Blocking(Generic[Inner]):
     """The blocking twin of an async object.
 
     Arguments:
-        owner: the client; it lives as long as this does.
-        loop: where the object lives.
-        inner: the object.
+        owner: client, which stays alive as long as this object.
+        loop: thread of the object.
+        inner: the async object.
     """
 
     def __init__(self, owner: object, loop: LoopThread, inner: Inner) -> None:
@@ -305,16 +306,16 @@ class Blocking(Generic[Inner]):
         return repr(self._inner)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: it stands for what this process holds."""
+        """Refuse to be pickled, because the object belongs to this process."""
         name = type(self).__name__
         raise TypeError(f"a {name} belongs to its process and cannot be pickled; send the client, and make one there")
 
     def target(self) -> tuple[LoopThread, Inner]:
-        """Return the loop and the object, for a call."""
+        """Return the loop and the async object, for a call."""
         return self._loop, self._inner
 
     def _ask(self, question: Callable[[Inner], Result]) -> Result:
-        """Ask the object something that only its loop's thread may ask."""
+        """Call a function with the async object on the loop's thread."""
 
         async def ask() -> Result:
             return question(self._inner)
@@ -325,7 +326,7 @@ class Blocking(Generic[Inner]):
     def _enter(
         self, enter: Callable[[], Coroutine[Any, Any, Result]], leave: Callable[[], Coroutine[Any, Any, object]]
     ) -> Result:
-        """Run what takes it; if Ctrl-C, or what a signal handler raises, comes in between, have it given back."""
+        """Run ``enter``; if Ctrl-C or a signal handler's exception interrupts it, run ``leave``."""
         is_taken = False
 
         async def take() -> Result:
@@ -335,7 +336,7 @@ class Blocking(Generic[Inner]):
             return result
 
         async def give_back() -> None:
-            if is_taken:  # else it was given up on the way, or has failed, and may be another thread's
+            if is_taken:  # otherwise it was aborted or failed, and another thread may hold the object
                 await leave()
 
         try:
@@ -346,7 +347,7 @@ class Blocking(Generic[Inner]):
 
 
 class Shown(Generic[Result]):
-    """A value of the async object that any thread may read, under the name that it has there; read-only."""
+    """A read-only attribute of the async object, with the same name, that any thread may read."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -369,7 +370,7 @@ class Shown(Generic[Result]):
 
 
 class Asked(Shown[Result]):
-    """A value that only the loop's thread may read."""
+    """A read-only attribute that only the loop's thread may read."""
 
     def _read(self, twin: Blocking[Any]) -> Result:
         result: Result = twin._ask(lambda inner: getattr(inner, self._name))
@@ -377,10 +378,10 @@ class Asked(Shown[Result]):
 
 
 def passing(method: Callable[Concatenate[Inner, P], Result]) -> Callable[Concatenate[Any, P], Result]:
-    """Make the twin of a method that waits for nothing, and that any thread may call.
+    """Return the twin of a method that never waits, and that any thread may call.
 
     Arguments:
-        method: of the async object.
+        method: method of the async object.
     """
 
     @functools.wraps(method)
@@ -391,13 +392,13 @@ def passing(method: Callable[Concatenate[Inner, P], Result]) -> Callable[Concate
 
 
 class Held(Blocking[Inner]):
-    """The twin of something that is taken and given back: a lease, a session, a lock, a term."""
+    """The twin of an object that is acquired and released: a lease, a session, a lock, a term."""
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on, ``Forked`` in a child of its process."""
+        """Raise ``LeaseLost`` or ``FenceLost`` if it is not safe to use, ``Forked`` in a child process."""
         self._loop.check_usable()
         inner: Any = self._inner
-        if self._loop.is_current:  # a call that relies on it, already over there
+        if self._loop.is_current:  # a call that uses it, already on the loop's thread
             inner.check()
         else:
             self._ask(lambda _: inner.check())
@@ -417,11 +418,11 @@ def taking(
     take: Callable[Concatenate[Any, P], Coroutine[Any, Any, object]],
     give_back: Callable[[Any], Coroutine[Any, Any, object]],
 ) -> Callable[Concatenate[Twin, P], Twin]:
-    """Make the blocking twin of a method that takes something; the twin returns its own object.
+    """Return the blocking twin of a method that acquires something; the twin returns its own object.
 
     Arguments:
-        take: of the async object.
-        give_back: of the async object, for a call that Ctrl-C ends between taking and returning.
+        take: method of the async object.
+        give_back: method that releases it, for a call that Ctrl-C interrupts before it returns.
     """
 
     @functools.wraps(take)
@@ -436,11 +437,11 @@ def blocking(
     method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
     run: Callable[[LoopThread, Coroutine[Any, Any, Result]], Result] = LoopThread.run,
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a coroutine method.
+    """Return the blocking twin of a coroutine method.
 
     Arguments:
-        method: of the async object.
-        run: how the loop runs it.
+        method: method of the async object.
+        run: how the loop thread runs it.
     """
 
     @functools.wraps(method)
@@ -454,14 +455,14 @@ def blocking(
 def taskless(
     method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a method that awaits nothing but futures (see ``LoopThread.run_taskless``)."""
+    """Return the blocking twin of a method that only awaits futures (see ``LoopThread.run_taskless``)."""
     return blocking(method, LoopThread.run_taskless)
 
 
 def iterates_like(
     method: Callable[Concatenate[Inner, P], AsyncGenerator[Result, None]],
 ) -> Callable[[Callable[..., Iterator[Result]]], Callable[Concatenate[Any, P], Iterator[Result]]]:
-    """Give a method the name, documentation and arguments of an async generator."""
+    """Return a decorator that copies the name, documentation and arguments of an async generator."""
     signature = inspect.signature(method)
     result = str(signature.return_annotation).replace("AsyncGenerator[", "Iterator[").replace(", None]", "]")
 
@@ -476,7 +477,7 @@ def iterates_like(
 def iterating(
     method: Callable[Concatenate[Inner, P], AsyncGenerator[Result, None]],
 ) -> Callable[Concatenate[Any, P], Iterator[Result]]:
-    """Make the blocking twin of an async generator."""
+    """Return the blocking twin of an async generator."""
 
     @iterates_like(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Result]:
@@ -489,7 +490,7 @@ def iterating(
 def chunked(
     method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, list[Result]]],
 ) -> Callable[Concatenate[Any, P], list[Result]]:
-    """Make the blocking twin of a method for many items: its first argument is drawn from on the caller's thread."""
+    """Return the blocking twin of a method for many items, whose first argument is consumed on the caller's thread."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)

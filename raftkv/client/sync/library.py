@@ -7,13 +7,13 @@
         kv.get("jobs/a").value
         for event in kv.watch("jobs/", prefix=True): ...
 
-The same methods as ``raftkv.aio``, without ``await``. One client may be used by any number of threads: their calls go
-over one connection, and leases are kept alive, by one event loop on a background thread, started at the first call.
+It has the same methods as ``raftkv.aio``, without ``await``. Any number of threads may use one client. An event loop on
+a background thread, which starts at the first call, makes their calls over one connection and keeps leases alive.
 
-After ``fork`` (training workers, ``multiprocessing``) the child may use the client as if nothing had happened: its
-first call opens a thread and a connection of its own. The parent's connection is neither written to nor shut down by
-the child. What is *held* stays the parent's: a lease, lock, term, session or watch used in the child raises ``Forked``,
-is not kept alive there, and not given back at the end of a block or of the process.
+After ``fork`` (training workers, ``multiprocessing``) the child may continue to use the client: its first call opens a
+separate thread and connection. The child neither writes to the parent's connection nor shuts it down. What the parent
+*holds* stays the parent's: a lease, lock, term, session or watch raises ``Forked`` when the child uses it; the child
+does not keep it alive, and does not release it at the end of a block or of the process.
 """
 
 from __future__ import annotations
@@ -83,21 +83,20 @@ Result = TypeVar("Result")
 #
 #     with kv.lease(ttl=10) as lease:                 # granted, kept alive by the client's thread, revoked at the end
 #         kv.put("workers/1", b"here", lease=lease)
-#         lease.check()                               # raises LeaseLost if it cannot be relied on any more
+#         lease.check()                               # raises LeaseLost if it is not safe to use any more
 #
-# A block is not interrupted when its lease is lost, as one with ``async`` is: a thread cannot be. So the loss shows
-# in
-# every call that relies on the lease (``lease=``), by ``check()``, by ``lost`` (a ``threading.Event``), by
-# ``on_lost`` callbacks, and in any case by ``LeaseLost`` at the end of the block.
+# Unlike a block with ``async``, this block is not interrupted when its lease is lost, because a thread cannot be
+# interrupted. The loss is reported by every call that uses the lease (``lease=``), by ``check()``, by ``lost`` (a
+# ``threading.Event``), by ``on_lost`` callbacks, and in any case by ``LeaseLost`` at the end of the block.
 #
-# After fork the child neither keeps alive nor gives back what its parent holds; using it there raises ``Forked``.
+# After fork, the child neither keeps alive nor releases what its parent holds; using it there raises ``Forked``.
 
 
 class Lease(Held[aio_lease.Lease]):
-    """One lease; made by ``Client.lease``, granted by ``with`` or ``grant()``.
+    """One lease; created by ``Client.lease``, granted by ``with`` or ``grant()``.
 
     Attributes:
-        lost: set when it is lost; wait for it from any thread.
+        lost: event that is set when the lease is lost; any thread may wait for it.
     """
 
     def __init__(self, owner: object, loop: LoopThread, inner: aio_lease.Lease) -> None:
@@ -106,16 +105,16 @@ class Lease(Held[aio_lease.Lease]):
         self._ask(lambda lease: lease.on_lost(lambda _: self.lost.set()))
 
     id = Shown[int]()
-    """Its id in the cluster; 0 until it is granted."""
+    """The lease id; 0 until it is granted."""
 
     ttl = Shown[int]()
-    """Seconds that the cluster has granted; until then those asked for."""
+    """The TTL in seconds that the cluster has granted; before the grant, the requested TTL."""
 
     remaining_s = Asked[float]()
-    """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
+    """Seconds for which the lease is certainly still valid, unless it is revoked; 0: none."""
 
     alive = Asked[bool]()
-    """Whether it can be relied on."""
+    """Whether the lease is safe to use."""
 
     grant = taking(aio_lease.Lease.grant, aio_lease.Lease.revoke)
 
@@ -123,11 +122,11 @@ class Lease(Held[aio_lease.Lease]):
     info = blocking(aio_lease.Lease.info)
 
     def stop(self, reason: str = "it is not kept alive any more") -> None:
-        """Keep it alive no longer, and leave it to its TTL."""
+        """Stop the keep-alives, and let the lease expire."""
         self._ask(lambda lease: lease.stop(reason))
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` if it cannot be relied on, ``Forked`` in a child of its process."""
+        """Raise ``LeaseLost`` if the lease is not safe to use, ``Forked`` in a child process."""
         if not self._inner.id:
             self._loop.check_usable()
             raise LeaseLost(0, "it was never granted: enter it by with, or call grant()")
@@ -136,9 +135,9 @@ class Lease(Held[aio_lease.Lease]):
     lose = passing(aio_lease.Lease.lose)
 
     def on_lost(self, callback: Callable[[Lease], Any]) -> Callable[[], None]:
-        """Call back when it is lost (at once if it is), on a thread of its own, so it may use the client.
+        """Call a function when the lease is lost (at once if it is), on a separate thread; it may use the client.
 
-        Returns how to take that back.
+        Returns a function to undo this.
         """
 
         function(callback, "on_lost")
@@ -161,26 +160,29 @@ class Lease(Held[aio_lease.Lease]):
 
 
 class Session(Held[aio_lease.Session]):
-    """A lease that comes back; made by ``Client.session``, established by ``with`` or ``establish()``."""
+    """A lease that is replaced after a loss.
+
+    Created by ``Client.session``, established by ``with`` or ``establish()``.
+    """
 
     id = Shown[int]()
-    """Id of the present lease."""
+    """Id of the current lease."""
 
     generation = Shown[int]()
-    """How many leases it has had; 0: none yet. Locks and terms do not survive a change of it."""
+    """Number of leases so far; 0: none yet. Locks and terms do not survive a change of it."""
 
     error = Shown[Exception | None]()
-    """Why it is not established at present; None while it is."""
+    """Why the session is not established at present; None while it is."""
 
     alive = Asked[bool]()
-    """Whether its present lease can be relied on."""
+    """Whether the current lease is safe to use."""
 
     @property
     def lease(self) -> Lease:
-        """The present lease, which may be lost already.
+        """The current lease, which may be lost already.
 
         Raises:
-            LeaseLost: it never had one.
+            LeaseLost: the session has not had a lease yet.
         """
         return Lease(self._owner, self._loop, self._inner.lease)
 
@@ -206,31 +208,31 @@ class Session(Held[aio_lease.Session]):
 #     with kv.lock("name", ttl=10) as lock:
 #         kv.put("x", b"y", fence=lock)               # written only while the lock is held
 #
-# A block is not interrupted when its lease is lost (as above): every call with ``fence=`` tells it,
-# ``check()`` does, ``lease.on_lost`` does, and the end of the block.
+# A block is not interrupted when its lease is lost (as above): the loss is reported by every call with ``fence=``, by
+# ``check()``, by ``lease.on_lost``, and at the end of the block.
 
 HeldInner = TypeVar("HeldInner", bound=aio_lock.Holder)
 
 
 class Holder(Held[HeldInner]):
-    """What a lock and a term have in common: a key in line that others wait behind."""
+    """The common part of a lock and a term: a key in a queue."""
 
     def __init__(self, owner: object, loop: LoopThread, inner: HeldInner) -> None:
         super().__init__(owner, loop, inner)
         self._lease: Lease | None = None
 
     key = Shown[bytes]()
-    """Its key, as the client sees it; empty while it is not held."""
+    """The key, as the client sees it; empty while not held."""
 
     guard_key = Shown[bytes]()
-    """Its key, as the store knows it; empty while it is not held."""
+    """The key, as the store knows it; empty while not held."""
 
     fence = Shown[int]()
-    """The fencing token: the create revision of its key; 0 while it is not held."""
+    """The fencing token: the create revision of the key; 0 while not held."""
 
     @property
     def lease(self) -> Lease:
-        """The lease that it lives by.
+        """The lease of the key.
 
         Raises:
             FenceLost: it is not held.
@@ -244,10 +246,10 @@ class Holder(Held[HeldInner]):
 
 
 class Lock(Holder[aio_lock.Lock]):
-    """One lock of one holder; made by ``Client.lock``. Not reentrant; threads that compete take one object each."""
+    """One lock of one holder; created by ``Client.lock``. Not reentrant; competing threads need one object each."""
 
     held = Asked[bool]()
-    """Whether it can be relied on, as far as this client knows."""
+    """Whether the lock is held and safe to use, as far as this client knows."""
 
     acquire = taking(aio_lock.Lock.acquire, aio_lock.Lock.release)
 
@@ -259,7 +261,7 @@ class Lock(Holder[aio_lock.Lock]):
 
 
 def plain_lease(lease: Any) -> Any:
-    """Return what the async part takes as ``lease``: the async object itself."""
+    """Return the ``lease`` argument for the async side: the async object itself."""
     return lease.target()[1] if isinstance(lease, Blocking) else lease
 
 
@@ -269,18 +271,18 @@ def plain_lease(lease: Any) -> Any:
 #
 # ::
 #
-#     with kv.campaign("leader", b"me") as term:      # waits until it leads
+#     with kv.campaign("leader", b"me") as term:      # waits until it is leader
 #         while work_is_left():
-#             kv.put("progress", step(), fence=term)  # raises TermLost or LeaseLost when it does not lead any more
+#             kv.put("progress", step(), fence=term)  # raises TermLost or LeaseLost when it is no longer leader
 #
 # A block is not interrupted when its lease is lost.
 
 
 class Term(Holder[aio_lock.Term]):
-    """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
+    """A candidacy, and the term that follows it; created by ``Client.campaign``."""
 
     leads = Asked[bool]()
-    """Whether it leads, as far as this client knows."""
+    """Whether this candidate is leader, as far as this client knows."""
 
     campaign = taking(aio_lock.Term.campaign, aio_lock.Term.resign)
 
@@ -297,24 +299,24 @@ class Term(Holder[aio_lock.Term]):
 
 
 class Txn(Blocking[aio_kv.Txn]):
-    """A transaction to be filled and committed; each method returns it again. Made by ``Client.txn``."""
+    """A transaction under construction; each method returns the same object. Created by ``Client.txn``."""
 
     def when(self, *conditions: Compare) -> Txn:
-        """Add conditions; all must hold. Without any, ``then`` is what happens.
+        """Add conditions; all must hold. Without conditions, ``then`` is executed.
 
         Raises:
-            TypeError: something that is no condition, as ``kv.version("a")`` without a relation.
+            TypeError: an argument is not a condition, for example ``kv.version("a")`` without a comparison.
         """
         self._inner.when(*conditions)
         return self
 
     def then(self, *operations: Operation | Txn) -> Txn:
-        """Add operations for the case that the conditions hold; a txn can be one."""
+        """Add operations, which may be txns, to execute if the conditions hold."""
         self._inner.then(*map(_plain, operations))
         return self
 
     def otherwise(self, *operations: Operation | Txn) -> Txn:
-        """Add operations for the other case."""
+        """Add operations to execute if a condition does not hold."""
         self._inner.otherwise(*map(_plain, operations))
         return self
 
@@ -340,22 +342,22 @@ def _plain(operation: Operation | Txn) -> Operation:
 
 
 class Transaction(Blocking[aio_kv.Transaction]):
-    """One attempt: what it has read, and what it will write."""
+    """One attempt: the keys read so far, and the pending writes."""
 
     get = blocking(aio_kv.Transaction.get)
     range = blocking(aio_kv.Transaction.range)
 
     def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
-        """Write a key, if and when the transaction is committed.
+        """Write a key when the transaction is committed.
 
         Arguments:
-            key, value: text is written as UTF-8.
-            lease: the key ends with it.
+            key, value: key and value; text is encoded as UTF-8.
+            lease: lease that the key is attached to.
         """
         self._inner.put(key, value, lease=lease)
 
     def delete(self, key: Text) -> None:
-        """Delete a key, if and when the transaction is committed."""
+        """Delete a key when the transaction is committed."""
         self._inner.delete(key)
 
 
@@ -366,7 +368,7 @@ class Transaction(Blocking[aio_kv.Transaction]):
 
 @dataclass(frozen=True)
 class _Of:
-    """Methods that are those of a part of a client."""
+    """The methods of a part of a client."""
 
     _client: Client
     _part: str
@@ -378,7 +380,7 @@ class _Of:
 
 
 class Users(_Of):
-    """Users, and whether they are asked for."""
+    """Methods for users and authentication."""
 
     enable_auth = blocking(admin.Users.enable_auth)
     disable_auth = blocking(admin.Users.disable_auth)
@@ -393,7 +395,7 @@ class Users(_Of):
 
 
 class Roles(_Of):
-    """Roles and their permissions."""
+    """Methods for roles and their permissions."""
 
     add = blocking(admin.Roles.add)
     delete = blocking(admin.Roles.delete)
@@ -410,20 +412,20 @@ class Roles(_Of):
 # ::
 #
 #     with kv.cache("jobs/") as jobs:
-#         jobs.get("jobs/a")                          # from memory, on the calling thread: no hop to the loop
+#         jobs.get("jobs/a")                          # from memory, on the calling thread, without using the loop
 #         for update in jobs.subscribe(): ...
 #
-# The loop's thread changes the copy under a lock that readers take, so those see whole revisions too.
+# The loop's thread changes the copy under a lock that readers also take, so they see whole revisions too.
 
 
 def _reading(
     method: Callable[Concatenate[aio_cache.Cache, P], Coroutine[Any, Any, Result]], read: Callable[..., Result]
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the twin of a read, which goes to the loop's thread only if it has to wait.
+    """Return the twin of a read, which uses the loop's thread only if it has to wait.
 
     Arguments:
-        method: of the async cache.
-        read: how its copy is read.
+        method: method of the async cache.
+        read: method that reads the copy.
     """
 
     def local(
@@ -444,16 +446,16 @@ def _reading(
 
 
 class Cache(Blocking[aio_cache.Cache]):
-    """A local copy of a prefix; made by ``Client.cache``, filled by ``with`` or ``start()``."""
+    """A local copy of a prefix; created by ``Client.cache``, filled by ``with`` or ``start()``."""
 
     revision = Shown[int]()
-    """The revision of the copy: all changes up to it are seen by reads. 0: it is not filled."""
+    """The revision of the copy: reads see all changes up to it. 0: the copy is not filled yet."""
 
     size_bytes = Shown[int]()
-    """What the keys take in memory, about; ``max_bytes`` limits it."""
+    """Approximate memory of the keys, limited by ``max_bytes``."""
 
     error = Shown[Exception | None]()
-    """Why the copy does not follow the cluster at present, or has ended; None: it does, as far as is known."""
+    """Why the copy has ended, or does not follow the cluster at present; None: it follows, as far as is known."""
 
     start = taking(aio_cache.Cache.start, aio_cache.Cache.close)
     close = blocking(aio_cache.Cache.close)
@@ -463,7 +465,7 @@ class Cache(Blocking[aio_cache.Cache]):
     select = _reading(aio_cache.Cache.select, aio_cache.Copy.select_items)
 
     def is_at(self, min_revision: int = 0, *, linearizable: bool = False) -> bool:
-        """Tell if a read with these arguments needs no ``wait``.
+        """Return whether a read with these arguments needs no ``wait``.
 
         Arguments:
             min_revision, linearizable: as for ``wait``.
@@ -472,7 +474,7 @@ class Cache(Blocking[aio_cache.Cache]):
         return self._inner.is_at(min_revision, linearizable=linearizable)
 
     def subscribe(self) -> Stream[aio_cache.CacheUpdate]:
-        """Follow the prefix: a snapshot, then every change; a ``Stream`` that ends with the cache."""
+        """Return a ``Stream`` of a snapshot, then every change, which ends with the cache."""
         return Stream(self, self._loop, Drawn(self._inner.subscribe()))
 
     def __enter__(self) -> Self:
@@ -497,7 +499,7 @@ class Cache(Blocking[aio_cache.Cache]):
 
 
 class Endpoints(Blocking[aio_endpoints.Endpoints]):
-    """The servers of one service; made by ``Client.endpoints``."""
+    """The servers of one service; created by ``Client.endpoints``."""
 
     def __init__(self, client: Client, service: str) -> None:
         loop, kv = client.target()
@@ -507,22 +509,22 @@ class Endpoints(Blocking[aio_endpoints.Endpoints]):
 
     @property
     def service(self) -> str:
-        """Its name."""
+        """The name of the service."""
         return self._service
 
     @contextmanager
     def register(self, addr: str, metadata: Any = None, *, name: str = "", ttl: float = 10) -> Iterator[Session]:
-        """Be an endpoint for a block, with a session of its own; clients lose sight of it at the end of the block.
+        """Register an endpoint for the block, with a separate session; the endpoint is removed at the end of the block.
 
         Arguments:
-            addr: where this server is, as clients dial it.
-            metadata: what it says of itself.
-            name: of its key below the service's; empty: the address.
-            ttl: seconds after which a server that has died, or is cut off, is one no more.
+            addr: address of this server for clients.
+            metadata: information about the server.
+            name: name of the key below the service's; empty: the address.
+            ttl: seconds after which a dead or partitioned server is removed.
 
         Raises:
-            StatusError: the cluster refused, or could not be reached to begin with.
-            ValueError: it has no address, or JSON cannot hold the metadata.
+            StatusError: the cluster refused, or could not be reached at the start.
+            ValueError: the address is empty, or the metadata cannot be encoded as JSON.
         """
         value = aio_endpoints.encode(Endpoint(addr, metadata))
         with self._client.session(ttl) as session:
@@ -535,19 +537,19 @@ class Endpoints(Blocking[aio_endpoints.Endpoints]):
     list = blocking(aio_endpoints.Endpoints.list)
 
     def watch(self) -> Stream[dict[str, Endpoint]]:
-        """Follow the endpoints: all of them at once, and again after each change; a ``Stream`` that never ends."""
+        """Return a ``Stream`` of all endpoints, now and after each change; it never ends by itself."""
         return Stream(self, self._loop, Drawn(self._inner.watch()))
 
 
 class _Target(NamedTuple):
-    """What calls go to: a thread, and the client that lives on it."""
+    """The target of calls: a thread, and the client that lives on it."""
 
     loop: LoopThread
     kv: library.Client
 
 
 class Client:
-    """A cluster, as programs see it; made by ``raftkv.connect`` and, for a part of its keys, by ``view``.
+    """A client of a cluster; created by ``raftkv.connect`` and, for a part of the keys, by ``view``.
 
     Usable by any thread, and in forked children. ``close()``, or the end of a ``with`` block, ends its thread.
     """
@@ -557,7 +559,7 @@ class Client:
         self._parent = parent
         self._prefix = prefix
         self._target: _Target | None = None
-        self._opening = threading.RLock()  # a signal handler may come while it is opened here, and use it
+        self._opening = threading.RLock()  # reentrant: a signal handler may use the client while it is being opened
         self._is_closed = False
         self._finish: weakref.finalize[[LoopThread, library.Client], Client] | None = None
         _clients.add(self)
@@ -581,7 +583,7 @@ class Client:
 
     @iterates_like(Bulk.scan)
     def scan(self, *args: Any, **kwargs: Any) -> Iterator[KeyValue]:
-        """Yield what ``Bulk.scan`` does: page by page over to this thread, key by key from there."""
+        """Yield the keys of ``Bulk.scan``: fetched in pages, yielded one by one."""
         return itertools.chain.from_iterable(page.items for page in self.pages(*args, **kwargs))
 
     # ---- transactions
@@ -593,7 +595,7 @@ class Client:
     lease_of = staticmethod(operations.lease_of)
 
     def txn(self, *, fence: FenceLike | None = None) -> Txn:
-        """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
+        """Return a new transaction; with ``fence``, it commits only while that lock or term is held."""
         loop, kv = self.target()
         return Txn(self, loop, kv.txn(fence=fence))
 
@@ -605,20 +607,20 @@ class Client:
         fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> T:
-        """Run a plain function as a transaction; returns what it returns. See ``raftkv.aio`` for what it guarantees.
+        """Run a plain function as a transaction; return its result. For the guarantees see ``raftkv.aio``.
 
         Arguments:
-            function: reads and writes through its argument, on this thread; it may be run several times, and an
-                exception of it ends the transaction without writes.
-            retries: attempts while others interfere.
+            function: reads and writes through its argument, on this thread; it may run several times, and if it raises,
+                nothing is written.
+            retries: maximum number of attempts when other writers interfere.
             fence: commit only while this lock or term is held.
-            timeout_s: of each commit; None: the client's.
+            timeout_s: limit of each commit; None: the client's.
 
         Raises:
-            TxnConflict: others interfered every time; nothing was written.
-            FenceLost: the lock or term is over; nothing was written.
-            StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
-            TypeError: the function is a coroutine function, nothing of which would be run.
+            TxnConflict: other writers interfered at every attempt; nothing was written.
+            FenceLost: the lock or term has ended; nothing was written.
+            StatusError: the cluster refused, or the outcome is unknown: see ``definite``.
+            TypeError: the function is a coroutine function, which would never run.
         """
         loop, kv = self.target()
         backoff = Backoff(base_s=0.001, max_s=0.1)
@@ -632,7 +634,7 @@ class Client:
                 if loop.run(attempt.commit(fence, timeout_s)):
                     return result
             except CompactedError:
-                pass  # it took longer to read than the cluster keeps history: from the start, then
+                pass  # the revision was compacted before all reads were done: start again
             loop.run(backoff.wait())
         raise TxnConflict(aio_kv.CONFLICT.format(retries))
 
@@ -653,21 +655,21 @@ class Client:
         queue_bytes: int = QUEUE_BYTES,
         timeout_s: float | None = None,
     ) -> Watch:
-        """Watch a key or an interval; returns when the cluster has confirmed it, so what is written then is seen.
+        """Watch a key or a range; returns when the cluster has confirmed the watch, so that later writes are seen.
 
         Arguments:
             key, end, prefix: as for ``range``.
-            start_revision: from then on; 0: from now on.
-            prev_kv: events carry the key as it was before.
-            no_put, no_delete: leave such events out.
-            keys_only: events carry no values; members of raftkv do not send them.
-            max_value_bytes: leave out puts of larger values, likewise; 0: none.
-            queue_bytes: what may wait for a slow reader.
-            timeout_s: for the confirmation; None: the client's.
+            start_revision: first revision; 0: from now on.
+            prev_kv: whether events carry the key as it was before.
+            no_put, no_delete: whether to leave such events out.
+            keys_only: whether to leave values out; raftkv members then do not send them.
+            max_value_bytes: leave out puts of larger values, in the same way; 0: no limit.
+            queue_bytes: limit of the queue for a slow reader.
+            timeout_s: time limit of the confirmation; None: the client's.
 
         Raises:
-            Compacted: its start revision is gone; some members say so only with the first event.
-            EndpointsFailed: no member confirmed it in time.
+            Compacted: the start revision is compacted; some members report this only with the first event.
+            EndpointsFailed: no member confirmed the watch in time.
         """
         loop, kv = self.target()
 
@@ -704,14 +706,14 @@ class Client:
         disconnect_grace_s: float = 0.0,
         patient: bool = False,
     ) -> Lease:
-        """Make a lease, to be granted by ``with`` or ``grant()``.
+        """Return a new lease, to be granted by ``with`` or ``grant()``.
 
         Arguments:
-            ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
-            id: 0: any.
-            on_lost: called with the lease when it is lost, on a thread of its own.
-            disconnect_grace_s: seconds that it may live on once this process is gone; 0: as long as its TTL.
-            patient: it is lost on the word of the cluster alone, never because that cannot be reached.
+            ttl: seconds without a keep-alive after which the lease expires; the cluster may grant more.
+            id: lease id; 0: any.
+            on_lost: called with the lease when it is lost, on a separate thread.
+            disconnect_grace_s: seconds after which the lease expires when this process is gone; 0: its TTL.
+            patient: whether the lease is lost only when the cluster says so, never because the cluster is unreachable.
         """
         loop, kv = self.target()
         inner = kv.lease(ttl, id=id, interrupt=False, disconnect_grace_s=disconnect_grace_s, patient=patient)
@@ -731,12 +733,12 @@ class Client:
         on_lost: Callable[[Session], Any] | None = None,
         on_established: Callable[[Session], Any] | None = None,
     ) -> Session:
-        """Make a session, to be established by ``with`` or ``establish()``.
+        """Return a new session, to be established by ``with`` or ``establish()``.
 
         Arguments:
-            ttl: of its leases, in seconds.
-            on_lost: called with the session when its lease is lost, on a thread of its own.
-            on_established: called after that, in order, when it has a new one and its keys are there again.
+            ttl: TTL of its leases, in seconds.
+            on_lost: called with the session when its lease is lost, on a separate thread.
+            on_established: called after that, in order, when the session has a new lease and its keys are put again.
         """
         loop, kv = self.target()
         callbacks = CallbackQueue()
@@ -751,22 +753,22 @@ class Client:
         return session
 
     def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
-        """Make a lock, to be taken by ``with`` or ``acquire()``.
+        """Return a new lock, to be acquired by ``with`` or ``acquire()``.
 
         Arguments:
-            name: those who use the same name exclude each other, also through other clients of etcd.
-            ttl: seconds after which a holder that has died, or is cut off, loses it.
-            lease: use this one instead of one of its own.
+            name: lock name; holders of the same name exclude each other, including other etcd clients.
+            ttl: seconds after which a dead or partitioned holder loses the lock.
+            lease: lease to use instead of a new one.
         """
         loop, kv = self.target()
         return Lock(self, loop, kv.lock(name, ttl=ttl, lease=plain_lease(lease), interrupt=False))
 
     def campaign(self, name: Text, value: Text = b"", *, ttl: float = 10, lease: Lease | Session | None = None) -> Term:
-        """Make a candidacy, to be run by ``with`` or ``Term.campaign()``.
+        """Return a new candidacy, to be run by ``with`` or ``Term.campaign()``.
 
         Arguments:
-            name: of the election.
-            value: shown to observers while it leads, e.g. its address.
+            name: name of the election.
+            value: value for observers during the term, e.g. the leader's address.
             ttl, lease: as for ``lock``.
         """
         loop, kv = self.target()
@@ -775,7 +777,7 @@ class Client:
     leader = blocking(Elections.leader)
 
     def observe(self, name: Text) -> Stream[KeyValue]:
-        """Follow who leads: the leader, every proclamation, every next leader; a ``Stream`` that never ends."""
+        """Return a ``Stream`` of the leader, each proclamation and each next leader; it never ends by itself."""
         loop, kv = self.target()
         return Stream(self, loop, Drawn(kv.observe(name)))
 
@@ -799,44 +801,44 @@ class Client:
 
     @property
     def users(self) -> Users:
-        """Users, and whether they are asked for: see ``raftkv.client.admin``."""
+        """Methods for users and authentication: see ``raftkv.client.admin``."""
         return Users(self, "users")
 
     @property
     def roles(self) -> Roles:
-        """Roles and what they may do."""
+        """Methods for roles and their permissions."""
         return Roles(self, "roles")
 
     # ---- the client itself
 
     def view(self, prefix: Text) -> Client:
-        """Return a client of the keys with a prefix, which it does not see; on the same connection."""
+        """Return a client for the keys with a prefix, which it adds and removes; it shares the connection."""
         return Client(self._make, self, prefix)
 
     def cache(
         self, prefix: Text, *, indexes: Mapping[str, IndexFunction] | None = None, max_bytes: int = MAX_BYTES
     ) -> Cache:
-        """Make a local copy of all keys with a prefix, to be filled by ``with`` or ``start()``.
+        """Return a local copy of all keys with a prefix, to be filled by ``with`` or ``start()``.
 
         Arguments:
-            prefix: ``""``: all keys.
-            indexes: functions by the names of the indexes; each returns the values under which a key is found. They
-                run on the client's thread, so they must not use the client.
-            max_bytes: of keys and values, and 400 more for each and for each of its indexes; a cache that would be
-                larger ends with ``CacheTooLarge``.
+            prefix: prefix of the keys; ``""``: all keys.
+            indexes: index functions by name; each returns the values under which a key is found. They run on the
+                client's thread, so they must not use the client.
+            max_bytes: limit of keys and values, plus 400 bytes for each key and for each of its index entries; a larger
+                cache ends with ``CacheTooLarge``.
         """
         loop, kv = self.target()
         return Cache(self, loop, kv.cache(prefix, indexes=indexes, max_bytes=max_bytes))
 
     def endpoints(self, service: str) -> Endpoints:
-        """Return where the servers of a service are: to register one, to list and to follow them."""
+        """Return the servers of a service, to register, list and follow them."""
         return Endpoints(self, service)
 
     def close(self) -> None:
-        """Close the connection and end the thread; leases, locks and watches that are left are lost.
+        """Close the connection and end the thread; remaining leases, locks and watches are lost.
 
-        Calls of other threads that are under way raise ``Closed``. In a forked child only what is the child's is
-        closed. Does nothing to a view. Harmless when repeated.
+        Calls in progress on other threads raise ``Closed``. In a forked child, only the child's own connection and
+        thread are closed. Does nothing for a view. Safe to repeat.
         """
         if self._parent is not None:
             return
@@ -852,13 +854,13 @@ class Client:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., Client], tuple[Any, ...]]:
-        """Let a copy sent to another process (``spawn``, ``forkserver``) connect anew, with the same settings."""
+        """Let a copy in another process (``spawn``, ``forkserver``) open a new connection with the same settings."""
         if self._parent is not None:
             return Client.view, (self._parent, self._prefix)
         return Client, (self._make,)
 
     def target(self) -> _Target:
-        """Return the thread and the client behind this one, in this process; for calls that are not wrapped here.
+        """Return the thread and the async client in this process, for calls without a blocking twin.
 
         Raises:
             Closed: the client is closed.
@@ -871,7 +873,7 @@ class Client:
                 opened = self._open_view() if self._parent is not None else self._open_root()
                 self._target = self._target or opened
             target = self._target
-        if self._is_closed:  # by another thread, meanwhile
+        if self._is_closed:  # by another thread in the meantime
             self.close()
             raise Closed("the client is closed")
         return target
@@ -904,10 +906,10 @@ class Client:
 
 
 def client_of(value: Client) -> Client:
-    """Return a blocking client that a caller gave.
+    """Return a blocking client after checking its type.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a blocking client.
     """
     if not hasattr(value, "target"):
         raise TypeError(f"kv is a client made by raftkv.connect, not {value!r}")
@@ -915,7 +917,7 @@ def client_of(value: Client) -> Client:
 
 
 def _drop(loop: LoopThread, kv: library.Client) -> None:
-    """End the thread of a client that was forgotten, not closed, without waiting for it."""
+    """End the thread of a client that was garbage-collected without ``close``; do not wait for it."""
     loop.close(kv.close(), wait=False)
 
 
@@ -925,14 +927,14 @@ def _connector(make: Callable[P, library.Client]) -> Callable[P, Client]:
         for name in kwargs:
             kwargs[name] = _repeatable(kwargs[name], name)
         bound = functools.partial(make, *map(_repeatable, args), **kwargs)
-        bound()  # complains now about settings that cannot be used; it opens nothing
+        bound()  # fails early on unusable settings; opens nothing
         return Client(bound)
 
     return connect
 
 
 def _repeatable(argument: Any, name: str = "") -> Any:
-    """Return an argument in a form to use again in a forked child: an iterator as a list, a password hidden."""
+    """Return an argument in a reusable form for a forked child: an iterator as a list, a password hidden."""
     if name in ("password", "token"):
         return Secret(argument)
     return list(argument) if isinstance(argument, Iterator) else argument
@@ -953,7 +955,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @atexit.register
 def _close_all() -> None:
-    """Threads must not run on into the end of the interpreter."""
+    """Close all clients, because their threads must not continue during the interpreter's shutdown."""
     begin_the_end()
     for client in list(_clients):
         client.close()

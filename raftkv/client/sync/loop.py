@@ -1,25 +1,25 @@
-"""One event loop on one background thread, and calls to it from any other thread.
+"""An event loop on a background thread, and calls to it from other threads.
 
-Owns the hand-over between threads, and what becomes of it in a forked child. It knows nothing of keys and values.
+Handles the hand-over between threads, and its state in a forked child. It knows nothing of keys and values.
 
     loop = LoopThread("raftkv")
-    loop.run(coroutine)        # runs it over there, returns its result or raises its exception here
+    loop.run(coroutine)        # runs it on the loop's thread; returns its result or raises its exception here
     loop.close()
 
-How a call travels: it is put into a queue; the loop is woken if it does not already know of something in the queue, so
-calls of many threads share one wake-up; a task runs the coroutine and, in the very step in which that ends, opens the
-lock on which the caller waits. No future, no condition, no callback in between: each would cost a turn of the loop.
-The usual calls (``run_taskless``) do without the task as well.
+The path of a call: the call is put into a queue. The loop is woken unless a wake-up is already pending, so calls of
+many threads share one wake-up. A task runs the coroutine and, in the same step in which the coroutine ends, releases
+the lock on which the caller waits. There is no future, condition or callback in between, because each would cost a turn
+of the loop. The usual calls (``run_taskless``) do not even need the task.
 
 Invariants:
 
-1. A caller never waits for ever: when the thread ends, every call that is queued or under way fails with ``Closed``.
-2. Ctrl-C in a waiting caller cancels its call and leaves, at the latest half a second after the signal. A signal
-   handler may make calls itself, wherever it interrupts the program.
-3. A forked child uses nothing of the parent (``LoopThread.disown``): its descriptors are replaced by ``/dev/null``
-   without a byte or a shutdown on the way. The kernel closes our copies; the parent's connections do not notice. Their
-   numbers stay taken, since Python objects that hold them will close them some day. The epoll instance is shared with
-   the parent, so unregistering anything there would be felt by it: it is replaced as well, never asked.
+1. A caller never waits for ever: when the thread ends, every queued or running call fails with ``Closed``.
+2. Ctrl-C in a waiting caller cancels its call, and the caller returns at most 0.5 s after the signal. A signal handler
+   may make calls itself, wherever it interrupts the program.
+3. A forked child uses nothing of the parent (``LoopThread.disown``). Its descriptors are replaced by ``/dev/null``,
+   without sending a byte or a shutdown. The kernel closes the child's copies; the parent's connections are not
+   affected. The descriptor numbers stay in use, because Python objects will close them some day. The epoll instance is
+   shared with the parent, so unregistering from it would affect the parent; it is replaced too, and never called.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from raftkv.rpc.client import channel
 T = TypeVar("T")
 
 IMPORTED_EARLY: Final = (channel, limits, ssl, encodings.idna, concurrent.futures.thread)
-"""Everything that the loop's thread would else import when it first needs it. If a fork fell into such an import, the
-child would wait for ever for the module's lock, whose holder does not exist there."""
+"""Modules that the loop's thread would otherwise import at their first use. If a fork happened during such an import,
+the child would wait for ever for the module's lock, whose holder does not exist there."""
 
 JOIN_TIMEOUT_S: Final = 5.0
 SIGNALS_SEEN_WITHIN_S: Final = 0.5
-"""A signal that comes just before a thread begins to wait for a lock is seen only when that wait ends."""
+"""Longest wait for a lock: a signal that arrives just before such a wait is handled only when the wait ends."""
 
 _CLOSED: Final = "the client is closed"
 
 
 class Closed(RaftKVError):
-    """A call on a client that is closed, or that was closed while the call was under way: its outcome is unknown."""
+    """A call on a client that is closed, or was closed during the call; the outcome of the call is then unknown."""
 
 
 class Forked(RaftKVError):
-    """Something of the parent process was used in a forked child."""
+    """An object of the parent process was used in a forked child."""
 
 
 class WrongThread(RaftKVError):
@@ -69,12 +69,12 @@ class WrongThread(RaftKVError):
 
 
 class _Call:
-    """One call: what to run, and where the answer goes."""
+    """One call: the coroutine, and the place for its outcome."""
 
     __slots__ = ("context", "coroutine", "done", "error", "result", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        # If the program traces, the caller's span has to be found on the loop's thread.
+        # For tracing: the caller's span must be available on the loop's thread.
         self.context = copy_context() if core.TRACING_API in core.loaded_modules else None
         self.coroutine = coroutine
         self.done = threading.Lock()
@@ -84,28 +84,28 @@ class _Call:
         self.done.acquire()
 
     async def drive(self) -> None:
-        """Run it and let the caller go on."""
+        """Run the coroutine and wake the caller."""
         try:
             self.result = await self.coroutine
-        except BaseException as error:  # of any kind: told to the caller
+        except BaseException as error:  # of any kind: passed to the caller
             self.error = error
         finally:
             self.done.release()
 
     def cancel(self) -> None:
-        """Cancel it, on the loop's thread, if it runs."""
+        """Cancel the call, on the loop's thread, if it is running."""
         if self.task is not None:
             self.task.cancel()
 
     def refuse(self, error: RaftKVError) -> None:
-        """Fail it: it was never run."""
+        """Fail the call, which was never run."""
         self.coroutine.close()
         self.error = error
         self.done.release()
 
 
 class _PostedCall(_Call):
-    """A call that no caller waits for, and so none holds: asyncio alone would let its task be collected."""
+    """A call without a waiting caller. It holds a reference to itself, because asyncio holds tasks only weakly."""
 
     __slots__ = ("under_way",)
 
@@ -114,7 +114,7 @@ class _PostedCall(_Call):
         self.under_way = under_way
 
     async def drive(self) -> None:
-        """Run it, and hold it for so long."""
+        """Run the coroutine, and keep a reference until it ends."""
         self.under_way.add(self)
         try:
             await super().drive()
@@ -123,9 +123,9 @@ class _PostedCall(_Call):
 
 
 class _TasklessCall(_Call):
-    """A call whose coroutine awaits plain futures only: driven by their callbacks, without a task.
+    """A call whose coroutine awaits only plain futures: driven by their callbacks, without a task.
 
-    That saves the task, and the turn of the loop after which a new task would begin.
+    This saves the task, and the turn of the loop after which a new task would start.
     """
 
     __slots__ = ("awaited", "loop", "under_way")
@@ -139,20 +139,20 @@ class _TasklessCall(_Call):
         self.awaited: asyncio.Future[Any] | None = None
 
     def step(self, _: object = None) -> None:
-        """Run it up to its next wait, on the loop's thread."""
+        """Run the coroutine to its next wait, on the loop's thread."""
         try:
             context = self.context
             awaited = self.coroutine.send(None) if context is None else context.run(self.coroutine.send, None)
         except StopIteration as stop:
             self.result = stop.value
-        except BaseException as error:  # of any kind: told to the caller
+        except BaseException as error:  # of any kind: passed to the caller
             self.error = error
         else:
             self.awaited = awaited
             if awaited is None:  # a bare yield: asyncio.sleep(0)
                 self.loop.call_soon(self.step)
             else:
-                awaited._asyncio_future_blocking = False  # as a task does: it has been seen to be awaited
+                awaited._asyncio_future_blocking = False  # as a task does: marks the future as awaited
                 awaited.add_done_callback(self.step)
             return
         self.awaited = None
@@ -160,26 +160,26 @@ class _TasklessCall(_Call):
         self.done.release()
 
     def cancel(self) -> None:
-        """Cancel what it waits for, on the loop's thread."""
+        """Cancel the awaited future, on the loop's thread."""
         if self.awaited is not None:
             self.awaited.cancel()
 
 
 class LoopThread:
-    """An event loop on a thread of its own, started at once.
+    """An event loop on a separate thread, which starts at once.
 
     Arguments:
-        name: of the thread.
+        name: name of the thread.
 
     Attributes:
-        is_disowned: this is a forked child, and the thread is the parent's.
+        is_disowned: whether this is a forked child, and the thread is the parent's.
     """
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         self._queue: deque[_Call] = deque()
-        # It looks into the queue for all callers: what the one who woke it has in its context is not the others'.
+        # The queue is processed for all callers, so the context of the caller that woke the loop must not be used.
         self._context = Context()
         self._taskless: set[_TasklessCall] = set()
         self._posted: set[_PostedCall] = set()
@@ -212,7 +212,7 @@ class LoopThread:
         return result
 
     def run_taskless(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that awaits nothing but futures (no timeouts, no task groups), and wait for it."""
+        """Run a coroutine that only awaits futures (no timeouts, no task groups), and wait for it."""
         result: T = self._finish(_TasklessCall(coroutine, self._loop, self._taskless))
         return result
 
@@ -227,7 +227,7 @@ class LoopThread:
         try:
             self._submit(call)
             while not call.done.acquire(timeout=SIGNALS_SEEN_WITHIN_S):
-                if self._queue:  # this is a signal handler's call, and who was interrupted has yet to wake the loop
+                if self._queue:  # the call of a signal handler; the interrupted caller has not woken the loop yet
                     self.call_soon(self._take_queued)
         except BaseException:  # Ctrl-C while waiting
             self.call_soon(self._cancel, call)
@@ -238,19 +238,19 @@ class LoopThread:
         try:
             raise _for_caller(call.error)
         finally:
-            del call  # it holds the error, whose traceback holds this frame
+            del call  # breaks a cycle: call -> error -> traceback -> this frame
 
     def check_usable(self) -> None:
-        """Raise ``Forked`` if the thread is that of a parent process."""
+        """Raise ``Forked`` if the thread belongs to a parent process."""
         if self.is_disowned:
             raise self._refusal()
 
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a plain function on the loop, some time soon; nothing if the loop is closed.
+        """Call a plain function on the loop soon; does nothing if the loop is closed.
 
         Arguments:
-            function: what to run.
-            arguments: for it.
+            function: function to call.
+            arguments: its arguments.
         """
         if self._is_closed:
             return
@@ -258,15 +258,15 @@ class LoopThread:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def post(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine some time soon and wait for nothing; it is dropped if the loop is closed."""
+        """Run a coroutine soon without waiting for it; it is dropped if the loop is closed."""
         self._submit(_PostedCall(coroutine, self._posted))
 
     def close(self, last: Coroutine[Any, Any, object] | None = None, *, wait: bool = True) -> None:
-        """End the thread; harmless when repeated.
+        """End the thread; safe to repeat.
 
         Arguments:
-            last: run before, on the loop, with all calls still under way.
-            wait: until it has ended.
+            last: coroutine to run first, on the loop, while calls are still in progress.
+            wait: whether to wait for the end of the thread.
         """
         if self._is_closed:
             if last is not None:
@@ -278,7 +278,7 @@ class LoopThread:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def disown(self) -> None:
-        """Let go, in a forked child, of all that belongs to the parent (invariant 3). Uses no lock and no loop."""
+        """Release, in a forked child, everything that belongs to the parent (invariant 3). Uses no lock and no loop."""
         self._is_closed = self.is_disowned = True
         self._queue.clear()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -300,7 +300,7 @@ class LoopThread:
             self._is_woken = True
             try:
                 self._loop.call_soon_threadsafe(self._take_queued, context=self._context)
-            except RuntimeError:  # it was closed just now
+            except RuntimeError:  # the loop was closed just now
                 self._refuse_queued()
 
     def _refusal(self) -> RaftKVError:
@@ -322,9 +322,9 @@ class LoopThread:
     # ---- on the loop's thread
 
     def _take_queued(self) -> None:
-        # First clear the flag, then look: a caller between the two wakes the loop again, so none is overlooked.
+        # Clear the flag before reading the queue: a caller in between wakes the loop again, so no call is overlooked.
         self._is_woken = False
-        if self._has_stopped:  # no caller would wait for a call that begins now
+        if self._has_stopped:  # no caller would wait for a call that starts now
             self._refuse_queued()
             return
         queue, create_task = self._queue, self._loop.create_task
@@ -341,7 +341,7 @@ class LoopThread:
             self._queue.remove(call)
             call.coroutine.close()
         call.cancel()
-        self._take_queued()  # Ctrl-C may have come before the loop was woken, while all others thought that it was
+        self._take_queued()  # Ctrl-C may have prevented a wake-up that all others relied on
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -381,7 +381,7 @@ class LoopThread:
     # ---- in a forked child
 
     def _descriptors(self) -> set[int]:
-        """Return every descriptor of the loop: what it selects on, connections that wait for nothing, its own."""
+        """Return every descriptor of the loop: its selector's, those of connections without a pending wait, its own."""
         found = {key.fd for key in list((self._selector.get_map() or {}).values())}
         found.update(getattr(self._loop, "_transports", ()))
         for name in ("_ssock", "_csock"):
@@ -394,16 +394,16 @@ class LoopThread:
 
 
 _end = threading.Event()
-"""Set when the interpreter ends."""
+"""Set when the interpreter shuts down."""
 
 
 def begin_the_end() -> None:
-    """Take note that the interpreter ends: the clients are about to be closed under the threads that still run."""
+    """Record that the interpreter shuts down: clients are about to be closed while other threads still run."""
     _end.set()
 
 
 def wait_for_the_end() -> None:
-    """Stop a daemon thread here if the interpreter ends: it would write a traceback, and be stopped all the same."""
+    """Block a daemon thread here during shutdown; otherwise it would print a traceback before it is stopped anyway."""
     thread = threading.current_thread()
     if _end.is_set() and thread.daemon and thread is not threading.main_thread():
         while True:
@@ -411,7 +411,7 @@ def wait_for_the_end() -> None:
 
 
 _inherited: list[LoopThread] = []
-"""Loops of parents, kept so that their finalisers do not run while the child lives."""
+"""Loops of parents, kept so that their finalisers do not run during the child's life."""
 
 
 def _for_caller(error: BaseException) -> BaseException:
@@ -422,10 +422,10 @@ def _for_caller(error: BaseException) -> BaseException:
 
 # -- callbacks ------------------------------------------------------------------------------------------------------
 #
-# Callbacks of the user, run away from the loop's thread: they may block, and may use the client.
+# Callbacks of the user, run outside the loop's thread: they may block, and may use the client.
 #
-# A ``CallbackQueue`` runs them one after the other, in order, on a thread that lives only while there are any. What a
-# callback raises goes to ``threading.excepthook``, as from any thread, and the next one is run all the same.
+# A ``CallbackQueue`` runs them one by one, in order, on a thread that exists only while callbacks are queued. An
+# exception of a callback goes to ``threading.excepthook``, as for any thread, and the next callback still runs.
 
 
 class CallbackQueue:
@@ -437,11 +437,11 @@ class CallbackQueue:
         self._is_running = False
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Queue a callback; returns at once.
+        """Queue a callback, and return at once.
 
         Arguments:
-            callback: what to call.
-            arguments: for it.
+            callback: function to call.
+            arguments: its arguments.
         """
         with self._lock:
             self._waiting.append((callback, arguments))
