@@ -1,23 +1,25 @@
-"""The checkpoint registry: a checkpoint exists whole, checked and findable on every member, or not at all.
+"""The checkpoint registry: a checkpoint is complete, verified and visible on every member, or does not exist.
 
 ::
 
     registry = raftkv.checkpoint.Registry(kv, "job", uri="/shared/checkpoints/job")
     registry.latest(), registry.at(100), registry.best("loss"), registry.tagged("release")
 
-Bytes lie in files, wherever fsspec reaches. The registry keeps what is small and must be right: which checkpoints exist
-and which writer may add the next one. User code begins with ``Registry`` (``aio.Registry`` for asyncio); developers
-read ``keys`` (the layout) and ``commit`` (how a checkpoint comes to exist).
+The bytes are files on any file system of fsspec. The registry keeps the small records that must be consistent: which
+checkpoints exist, and which writer may add the next one. User code starts with ``Registry`` (``aio.Registry`` for
+asyncio); developers should read ``keys`` (the layout) and ``commit`` (how a checkpoint is created).
 
     commit      claims, attempts in two phases, takeover      find       lookups, watches of commits and of the best
-    retention   what keeps a checkpoint, and what deletes it  storage    the bytes
-    exchange    exports, imports and copies                   saver      saves of a program of one process
+    retention   holds, policies and deletion                  storage    the files
+    copies      copies in the memory of nodes                 exchange   exports, imports and copies between runs
     positions   which samples were used                       trackers   files that name the newest for other tools
-    registry    all of it as one object; ``sync``: the same without an event loop
+    saver       saves of a single-process program             registry   all of it as one object
+    aio, sync   public names with and without an event loop
     keys, records, digest, errors: names, layout and values
 
-It is a client of the store like any other, so it runs on raftkv and on etcd. It imports no torch and knows no training
-runs; ``raftkv.training``, ``raftkv.torch`` and ``raftkv.integrations`` stand on it. Names are imported when first used.
+The package is an ordinary client of the store, so it runs on raftkv and on etcd. It does not import torch and does not
+depend on training runs; ``raftkv.training``, ``raftkv.torch`` and ``raftkv.integrations`` use it. Names are imported
+when first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registry of checkpoints for asyncio: the same names as ``raftkv.checkpoint``, to be awaited.
+"""The checkpoint registry for asyncio: the same names as ``raftkv.checkpoint``, with awaitable methods.
 
 registry = raftkv.checkpoint.aio.Registry(kv, "job", uri="s3://bucket/job")
 """

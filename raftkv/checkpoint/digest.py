@@ -1,18 +1,18 @@
-"""Digests of files, and of a whole checkpoint.
+"""Digests of files and of checkpoints.
 
-The digest of a checkpoint is the root of a Merkle tree over what its ranks prepared, in the order of ranks: the commit
-is of the same size for one rank and for a hundred thousand. Leaves and nodes are hashed with different first bytes, so
-that no node passes for a leaf (RFC 6962, section 2.1).
+The digest of a checkpoint is the root of a Merkle tree over what its ranks prepared, in rank order, so the size of a
+commit does not depend on the number of ranks. Leaves and nodes are hashed with different first bytes, so that a node
+cannot be taken for a leaf (RFC 6962, section 2.1).
 
 >>> of_bytes(b"")
 'sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'
 >>> root([b"rank 0", b"rank 1"]) == root([b"rank 1", b"rank 0"])
 False
 
-Text of a digest names its algorithm, and files may have any of ``ALGORITHMS``. MB/s of one core, measured on a server
-of 2023 (AMD, with the processor's own SHA-256): sha256 1,250, blake2b 840, crc32c 10,000 (and xxh3 14,600, a package
-more). sha256 is the default: no second file can be made for it, it costs a second core 0.8 s for each GB while the
-first one writes, and disks that take more than it can hash are rare. crc32c finds what a disk or a network damaged, no
+The text of a digest names its algorithm; files may use any of ``ALGORITHMS``. Speed in MB/s on one core of a server of
+2023 (AMD, with SHA-256 instructions): sha256 1,250, blake2b 840, crc32c 10,000 (and xxh3 14,600, which needs another
+package). sha256 is the default: no second file with the same digest can be made, it costs a second core 0.8 s per GB
+while the first one writes, and disks faster than that are rare. crc32c detects damage by disks or networks, but no
 forgery.
 """
 
@@ -35,14 +35,14 @@ _NODE: Final = b"\1"
 
 
 class Hasher(Protocol):
-    """A digest of bytes as they come."""
+    """An incremental digest of bytes."""
 
     def update(self, data: Any, /) -> None:
-        """Take more bytes; other threads run meanwhile."""
+        """Add bytes; releases the interpreter lock."""
         ...
 
     def hexdigest(self) -> str:
-        """Return the digest of what was taken."""
+        """Return the digest of all added bytes."""
         ...
 
 
@@ -66,13 +66,13 @@ ALGORITHMS: Final[dict[str, Callable[[], Hasher]]] = {SHA256: hashlib.sha256, BL
 
 
 class Digest:
-    """The digest of bytes that come one after the other.
+    """Incremental digest with its algorithm.
 
     Arguments:
-        algorithm: one of ``ALGORITHMS``.
+        algorithm: digest algorithm, one of ``ALGORITHMS``.
 
     Raises:
-        ConfigError: there is no such algorithm.
+        ConfigError: the algorithm is unknown.
     """
 
     def __init__(self, algorithm: str = SHA256) -> None:
@@ -84,7 +84,7 @@ class Digest:
 
     @classmethod
     def like(cls, text: str) -> Digest:
-        """Return an empty one of the algorithm of a digest. Raises ConfigError."""
+        """Return a new digest with the algorithm of another. Raises ConfigError."""
         return cls(text.partition(":")[0])
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Digest:
 
 
 def of_bytes(data: bytes) -> str:
-    """Return the digest of some bytes, with the name of its algorithm before it."""
+    """Return the digest of some bytes, prefixed with the name of its algorithm."""
     return f"{SHA256}:{hashlib.sha256(data).hexdigest()}"
 
 
@@ -106,5 +106,5 @@ def _root(hashes: list[bytes]) -> bytes:
         return hashlib.sha256(b"").digest()
     while len(hashes) > 1:
         pairs = [hashlib.sha256(_NODE + a + b).digest() for a, b in zip(hashes[::2], hashes[1::2], strict=False)]
-        hashes = pairs + hashes[len(pairs) * 2 :]  # an odd one goes up as it is, which gives RFC 6962's tree
+        hashes = pairs + hashes[len(pairs) * 2 :]  # an odd hash moves up unchanged, which gives RFC 6962's tree
     return hashes[0]

@@ -1,4 +1,4 @@
-"""The errors of checkpoints: one line each, saying what, where and what to do."""
+"""The errors of checkpoints, with one-line messages: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CheckpointError(RaftKVError):
 
 
 class CheckpointNotFound(CheckpointError, LookupError):
-    """There is no such checkpoint, or not any more."""
+    """The checkpoint does not exist (any more)."""
 
 
 class CheckpointExists(CheckpointError):
@@ -22,7 +22,7 @@ class CheckpointExists(CheckpointError):
 
 
 class StaleStep(CheckpointError):
-    """A step that is not above the newest was to be committed: ``latest`` never goes back."""
+    """The step is not above the newest committed step; ``latest`` never goes back."""
 
     definite = True
 
@@ -31,7 +31,7 @@ class FenceBroken(CheckpointError):
     """Another writer has claimed the checkpoints of the run since; nothing was written.
 
     Attributes:
-        generation: of the claim that is over.
+        generation: generation of the ended claim.
     """
 
     definite = True
@@ -46,13 +46,13 @@ class FenceBroken(CheckpointError):
 
 
 class AttemptOver(CheckpointError):
-    """An attempt to save a checkpoint was given up; or its checkpoint was deleted before this rank looked for it."""
+    """An attempt to save a checkpoint was aborted, or its checkpoint was deleted before this rank read the outcome."""
 
     definite = True
 
 
 class PrepareConflict(CheckpointError):
-    """The files of ranks do not fit together: two lists of one rank, or two ranks with the same file."""
+    """The files of ranks conflict: two different lists of one rank, or two ranks with the same file."""
 
     definite = True
 
@@ -61,7 +61,7 @@ class RanksMissing(CheckpointError, TimeoutError):
     """Some ranks did not prepare their part in time.
 
     Attributes:
-        missing: those ranks.
+        missing: missing ranks.
     """
 
     definite = True
@@ -76,11 +76,11 @@ class RanksMissing(CheckpointError, TimeoutError):
 
 
 class FilesChanged(CheckpointError):
-    """A file that a rank had prepared was gone or cut before the commit; nothing was committed.
+    """A prepared file was deleted or truncated before the commit; nothing was committed.
 
     Attributes:
-        name: of the file, below the checkpoint.
-        rank: whose it is.
+        name: file name below the checkpoint.
+        rank: rank that owns it.
     """
 
     definite = True
@@ -95,10 +95,10 @@ class FilesChanged(CheckpointError):
 
 
 class DigestMismatch(CheckpointError):
-    """A file is not what was prepared: it is missing, has another size, or other contents.
+    """A file differs from the prepared one: it is missing, or has another size or content.
 
     Attributes:
-        name: of the file, below the checkpoint.
+        name: file name below the checkpoint.
     """
 
     def __init__(self, where: str, name: str, why: str) -> None:
@@ -107,15 +107,15 @@ class DigestMismatch(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The place of the bytes could not be read or written."""
+    """The place of the files could not be read or written."""
 
 
 PRINTABLE_CHARACTERS: Final = 1500
-"""Limit of what is shown of a stranger's text."""
+"""Maximum length of untrusted text in messages."""
 
 
 class NotWhole(CheckpointError):
-    """A directory of another tool is no whole checkpoint, or cannot be read safely; nothing was registered.
+    """A directory of another tool is not a complete checkpoint, or cannot be read safely; nothing was registered.
 
     Attributes:
         why: what is missing or wrong, without the place.
@@ -129,12 +129,12 @@ class NotWhole(CheckpointError):
 
 
 def printable(text: str) -> str:
-    """Return text of strangers, as a name that a file names, so that it neither ends the line nor steers a terminal."""
+    """Escape untrusted text, such as a name in a file, so that it can neither end the line nor control a terminal."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
     return shown if len(shown) <= PRINTABLE_CHARACTERS else f"{shown[:PRINTABLE_CHARACTERS]}..."
 
 
 class PinLost(CheckpointError):
-    """A reader's pin has ended before the reader: the checkpoint may be deleted under it."""
+    """A reader's pin has ended before the reader released it, so the checkpoint may be deleted during the read."""
 
     definite = True

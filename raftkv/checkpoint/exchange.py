@@ -1,4 +1,4 @@
-"""Checkpoints come and go: exports to a directory, imports of one, copies between runs, directories that are adopted.
+"""Exchange of checkpoints: exports to a directory, imports, copies between runs, adoption of existing directories.
 
 ::
 
@@ -7,11 +7,12 @@
     await registry.copy_from(claim, checkpoint)                        # of another run
     await registry.adopt(claim, "/shared/old/step-100", 100, kind=TORCH_SAVE)
 
-An import is saved as any other checkpoint: begun, prepared when its bytes are durable, committed; so it exists whole
-or not at all, under the claim of the importing program. Files that a manifest lists are checked while they are copied.
-An import that was cut off leaves garbage of an attempt, and begins anew; an export goes on where it was.
+An import is saved like any other checkpoint (begun, prepared when its files are durable, committed), so it exists
+completely or not at all, under the claim of the importing program. Files of a manifest are verified while they are
+copied. An interrupted import leaves an attempt for the garbage collection and starts again; an interrupted export
+continues.
 
-An export is whole when its record is there, which is written last. Empty directories are not copied.
+An export is complete when its record, which is written last, exists. Empty directories are not copied.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from raftkv.loop.scheduler import on_thread
 T = TypeVar("T")
 
 ORIGIN: Final = "raftkv.origin"
-"""Name in the metadata of a checkpoint that was copied or imported: what it was there."""
+"""Metadata name for the origin of a copied or imported checkpoint."""
 PARTS_MAX: Final = PREPARED_TOTAL_MAX_BYTES // PREPARED_MAX_BYTES
 _DIGEST_CHARACTERS: Final = 140
 """More than any digest has."""
 
 
 Begin = Callable[..., Awaitable[Attempt]]
-"""Begins an attempt, as ``Registry.begin`` does: below the uri of the registry, or in the directory that comes in."""
+"""Begins an attempt like ``Registry.begin``: below the uri of the registry, or in the incoming directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A directory that is to become a checkpoint.
+    """A directory that will become a checkpoint.
 
     Attributes:
-        place: where its files lie.
-        files: which; the digest of each, or ``UNKNOWN``.
-        step, kind, parent, metadata, metrics: of the checkpoint.
+        place: place of the files.
+        files: its files, each with its digest or ``UNKNOWN``.
+        step, kind, parent, metadata, metrics: fields of the checkpoint.
     """
 
     place: Place
@@ -79,18 +80,18 @@ REFUSED: Final = "refused"
 
 @dataclass(frozen=True)
 class Imported:
-    """The outcome for one thing that ``Registry.import_directory`` found.
+    """The outcome for one candidate that ``Registry.import_directory`` found.
 
     Attributes:
-        path: below the directory.
-        tool: that wrote it.
-        kind: one of ``keys.KINDS``; empty: it is no checkpoint.
+        path: path below the directory.
+        tool: tool that wrote it.
+        kind: one of ``keys.KINDS``; empty: not a checkpoint.
         step: None: unknown.
-        action: ``imported``, ``skipped``, ``refused``, or ``found`` if nothing was to be registered.
+        action: ``imported``, ``skipped``, ``refused``, or ``found`` in a dry run.
         reason: why it was skipped or refused.
-        uri: where it lies now; empty: it was not imported.
-        file_count, size_bytes: of all its files.
-        metrics: that its tool noted.
+        uri: where the checkpoint is now; empty: not imported.
+        file_count, size_bytes: number and total size of its files.
+        metrics: metrics recorded by its tool.
     """
 
     path: str
@@ -105,7 +106,7 @@ class Imported:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as values for JSON."""
         return asdict(self)
 
 
@@ -116,17 +117,17 @@ OnResult = Callable[[Imported], None]
 
 
 async def export(checkpoint: Checkpoint, uri: str, on_progress: Progress | None = None) -> None:
-    """Copy a checkpoint to a directory; after an interruption call it again. Its bytes must be pinned meanwhile.
+    """Copy a checkpoint to a directory; after an interruption, call this again. It must be pinned meanwhile.
 
     Arguments:
-        checkpoint: which.
-        uri: of the directory.
-        on_progress: told of bytes, on several threads.
+        checkpoint: checkpoint to copy.
+        uri: directory.
+        on_progress: called with numbers of bytes, on several threads.
 
     Raises:
-        DigestMismatch: a file is not what was committed.
-        StorageError: one could not be read or written.
-        ConfigError: another checkpoint lies there.
+        DigestMismatch: a file differs from the committed one.
+        StorageError: a file could not be read or written.
+        ConfigError: the directory has another checkpoint.
     """
     stop = threading.Event()
     await on_thread(lambda: _export(checkpoint, Place(uri), on_progress, stop), stop.set)
@@ -142,7 +143,7 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
     manifest = decode_manifest(source.uri, data, checkpoint.manifest)
     if target.exists(MANIFEST) and target.read(MANIFEST) != data:
         raise ConfigError(f"another checkpoint lies at {target.uri}; export to an empty directory")
-    target.write(MANIFEST, data)  # first: it says whose files these are, should this be cut off
+    target.write(MANIFEST, data)  # first, so that an interrupted copy shows whose files these are
     files = [file for _, file in manifest.files]
     copy_files(source, files, target, resume=True, on_progress=on_progress, stop=stop)
     target.write(RECORD, record)
@@ -152,15 +153,15 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
 
 
 def read_export(uri: str) -> tuple[Checkpoint, Incoming]:
-    """Return what an export holds: its record, and what it would become.
+    """Return the record of an export, and the checkpoint that it would become.
 
     Arguments:
-        uri: of the directory.
+        uri: directory.
 
     Raises:
-        ConfigError: there is no export, or it was cut off.
-        DigestMismatch: its manifest is not the one of its record.
-        StorageError: it cannot be read.
+        ConfigError: there is no export, or it is incomplete.
+        DigestMismatch: the manifest does not match the record.
+        StorageError: the export cannot be read.
     """
     place = Place(uri)
     if not place.exists(RECORD):
@@ -174,28 +175,29 @@ def read_export(uri: str) -> tuple[Checkpoint, Incoming]:
 
 
 def incoming(checkpoint: Checkpoint, place: Place, files: Sequence[FileRecord]) -> Incoming:
-    """Return what a copy of a checkpoint becomes: the same but for its parent, and with a note of where it is from."""
+    """Return the fields of a copy of a checkpoint: the same except for the parent, and with its origin in the
+    metadata."""
     metadata = {name: value for name, value in checkpoint.metadata.items() if name != ADOPTED}
     metadata[ORIGIN] = str(checkpoint.reference)
     return Incoming(place, files, checkpoint.step, checkpoint.kind, None, metadata, checkpoint.metrics)
 
 
 async def read_checkpoint(checkpoint: Checkpoint) -> Incoming:
-    """Return what a copy of a committed checkpoint becomes. Raises DigestMismatch, StorageError."""
+    """Return the fields of a copy of a committed checkpoint. Raises DigestMismatch, StorageError."""
     manifest = await asyncio.to_thread(load_manifest, checkpoint)
     return incoming(checkpoint, Place(checkpoint.uri), [file for _, file in manifest.files])
 
 
 async def read_directory(uri: str, step: int, kind: str = FILES) -> Incoming:
-    """Return what a directory becomes that no registry knows.
+    """Return the checkpoint that a directory outside the registry would become.
 
     Arguments:
-        uri: of the directory.
-        step, kind: of the checkpoint.
+        uri: directory.
+        step, kind: step and kind of the checkpoint.
 
     Raises:
-        ConfigError: there are no files, or one has a name that cannot be used.
-        StorageError: it cannot be read.
+        ConfigError: there are no files, or a file has a name that is not valid.
+        StorageError: the directory cannot be read.
     """
     place = Place(uri)
     files = await asyncio.to_thread(list_files, place, without=(MANIFEST, RECORD))
@@ -203,21 +205,21 @@ async def read_directory(uri: str, step: int, kind: str = FILES) -> Incoming:
 
 
 async def save_copy(begin: Begin, claim: Claim, what: Incoming, on_progress: Progress | None = None) -> Checkpoint:
-    """Copy what comes in below the uri of a registry, and commit it.
+    """Copy an incoming directory below the uri of a registry, and commit it.
 
     Arguments:
-        begin: of the registry.
-        claim: under which.
+        begin: ``begin`` of the registry.
+        claim: current claim.
         what: comes in.
-        on_progress: told of bytes, on several threads.
+        on_progress: called with numbers of bytes, on several threads.
 
     Raises:
         ConfigError: there are too many files.
         CheckpointExists, StaleStep: the step, or a later one, is committed.
         CheckpointNotFound: the parent does not exist.
-        DigestMismatch: a file is not what it should be.
-        StorageError: one could not be read or written.
-        FenceBroken, GenerationOver: the claim is over.
+        DigestMismatch: a file has a wrong digest.
+        StorageError: a file could not be read or written.
+        FenceBroken, GenerationOver: the claim has ended.
     """
 
     def copy(attempt: Attempt, stop: threading.Event) -> list[FileRecord]:
@@ -229,14 +231,14 @@ async def save_copy(begin: Begin, claim: Claim, what: Incoming, on_progress: Pro
 async def save_in_place(
     begin: Begin, claim: Claim, what: Incoming, *, owned: bool, on_progress: Progress | None = None
 ) -> Checkpoint:
-    """Commit a directory where it lies. A manifest is written there; its files must not change from now on.
+    """Commit a directory in place. A manifest is written there; its files must not change from now on.
 
     Arguments:
-        begin: of the registry, with the uri of the directory.
-        claim: under which.
+        begin: ``begin`` of the registry, with the uri of the directory.
+        claim: current claim.
         what: comes in.
-        owned: whether the files go when the checkpoint is deleted.
-        on_progress: told of bytes, on several threads.
+        owned: whether the files are deleted with the checkpoint.
+        on_progress: called with numbers of bytes, on several threads.
 
     Raises:
         ConfigError: the directory has links, or is a checkpoint of a registry.
@@ -265,7 +267,7 @@ def _check_in_place(place: Place) -> None:
 async def _save(
     begin: Begin, claim: Claim, what: Incoming, bring: Callable[[Attempt, threading.Event], list[FileRecord]]
 ) -> Checkpoint:
-    """Begin, bring the bytes, prepare, commit; what fails on the way is given up."""
+    """Begin, copy the files, prepare, commit; abort the attempt on a failure."""
     parts = in_parts(what.files)
     if len(parts) > PARTS_MAX:  # before a byte is copied
         raise ConfigError(
@@ -288,7 +290,7 @@ async def _save(
 
 
 def in_parts(files: Sequence[FileRecord]) -> list[list[FileRecord]]:
-    """Return files in parts that one rank can prepare each: as few as possible, at least one."""
+    """Split files into parts that one rank can prepare each: as few as possible, at least one."""
     limit = PREPARED_MAX_BYTES - 100
     parts: list[list[FileRecord]] = [[]]
     size_bytes = 0

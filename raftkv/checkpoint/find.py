@@ -1,4 +1,4 @@
-"""How committed checkpoints are found, and how programs hear of new ones.
+"""Lookups of committed checkpoints, and watches of new ones.
 
 ::
 
@@ -6,12 +6,12 @@
     await lookup.latest("job", DCP), await lookup.best("job", "loss", MIN, count=3), await lookup.latest_of_all()
     async for commit in Commits(control, "job", start_revision=last + 1):
         evaluate(commit.checkpoint)
-        last = commit.revision                                  # go on from here after a restart
+        last = commit.revision                                  # continue from here after a restart
     async for checkpoint in Bests(lookup, control, "job", "loss"):
         serve(checkpoint)
 
-Everything here only reads. A checkpoint may be deleted a moment after it was found: a reader takes a pin before it
-loads it (``retention.holds``).
+This module only reads. A checkpoint may be deleted after it was found, so a reader takes a pin before it loads one
+(``retention.holds``).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ MIN: Final = "min"
 MAX: Final = "max"
 PAGE: Final = 500
 READS_MAX: Final = 100
-"""Limit of one txn: etcd admits 128 operations."""
+"""Maximum reads of one txn; etcd allows 128 operations."""
 LINEAGE_MAX: Final = 10_000
 BEST_TRIES: Final = 10
-"""Reads of an index that changes meanwhile; the last one takes what it finds."""
+"""Maximum reads of an index that changes meanwhile; the last one accepts the result as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class RunLatest:
 
 
 class Lookup:
-    """Reads of the registry, across runs.
+    """Lookups in the registry, across runs.
 
     Arguments:
         control: the store.
@@ -83,11 +83,11 @@ class Lookup:
         self._control = control
 
     async def summary(self, run_id: str, kind: str = "") -> list[RunLatest]:
-        """Return the summaries of a run's kinds; empty: it has no checkpoints.
+        """Return the summaries of a run's kinds; empty: the run has no checkpoints.
 
         Arguments:
-            run_id: of the run.
-            kind: only of this one; empty: of all durable ones.
+            run_id: run id.
+            kind: only this kind; empty: all durable kinds.
         """
         keys = RegistryKeys(run_id)
         operation = get_range(keys.latest(kind)) if kind else get_range(keys.latest_all, prefix=True)
@@ -95,15 +95,15 @@ class Lookup:
         return [_summary(item) for item in found.items if kind_of(item.key) not in ("", "" if kind else MEMORY)]
 
     async def latest_of_all(self) -> list[RunLatest]:
-        """Return the summaries of all runs and kinds, in the order of run ids; the log names what cannot be read."""
+        """Return the summaries of all runs and kinds, in the order of run ids; unreadable ones are logged."""
         return _readable([item async for item in self._pages(LATEST)])
 
     async def latest(self, run_id: str, kind: str = "") -> Checkpoint:
         """Return the newest checkpoint.
 
         Arguments:
-            run_id: of the run.
-            kind: empty: of the kind that has the highest step, the first by name.
+            run_id: run id.
+            kind: kind of the checkpoint; empty: the kind with the highest step, the first by name.
 
         Raises:
             CheckpointNotFound: there is none.
@@ -116,19 +116,19 @@ class Lookup:
             except CheckpointNotFound:
                 if newest.latest.step <= before:
                     raise  # the key of the record was deleted
-            before = newest.latest.step  # else a later one came, and this was deleted, between the two reads
+            before = newest.latest.step  # else this one was deleted after a later commit between the two reads
         raise CheckpointNotFound(f"run {run_id!r} has no checkpoint{f' of kind {kind}' if kind else ''}")
 
     async def at(self, run_id: str, step: int, kind: str = "") -> Checkpoint:
         """Return the checkpoint of a step.
 
         Arguments:
-            run_id, step: of the checkpoint.
-            kind: empty: the first by name that has the step.
+            run_id, step: run and step of the checkpoint.
+            kind: kind of the checkpoint; empty: the first kind by name that has the step.
 
         Raises:
-            CheckpointNotFound: there is none, or not any more.
-            ConfigError: it can be no step.
+            CheckpointNotFound: the checkpoint does not exist (any more).
+            ConfigError: the step is not valid.
         """
         step = check_step(step)
         kinds = [kind] if kind else [found.kind for found in await self.summary(run_id)]
@@ -140,10 +140,10 @@ class Lookup:
         raise CheckpointNotFound(f"run {run_id!r} has no checkpoint of step {step}{f' of kind {kind}' if kind else ''}")
 
     async def tagged(self, run_id: str, name: str) -> Checkpoint:
-        """Return the checkpoint that a tag is on.
+        """Return the checkpoint with a tag.
 
         Raises:
-            CheckpointNotFound: there is no such tag.
+            CheckpointNotFound: the tag does not exist.
         """
         (item,) = await self._read([get(RegistryKeys(run_id).tag(name))])
         if item is None:
@@ -155,11 +155,11 @@ class Lookup:
         """Return the best checkpoints by a metric, the best first; of equal ones the newer first for the maximum.
 
         Arguments:
-            run_id: of the run.
-            metric: its name.
+            run_id: run id.
+            metric: metric name.
             mode: ``MIN`` or ``MAX``: which values are better.
-            kind: empty: of the kind whose best is the best.
-            count: how many, at most.
+            kind: kind of the checkpoints; empty: the kind with the best value.
+            count: maximum number.
 
         Raises:
             CheckpointNotFound: no checkpoint has such a metric.
@@ -184,11 +184,13 @@ class Lookup:
     async def _best_once(
         self, keys: RegistryKeys, kind: str, metric: str, mode: str, count: int, *, last_try: bool
     ) -> list[Checkpoint] | None:
-        """Read the index until there are enough; None: it changed between two pages, so a checkpoint may have moved
-        from one that was not read yet to one that was.
+        """Read the index until there are enough checkpoints; None: it changed meanwhile.
 
-        The index is a hint, the record decides: a metric may change, and a checkpoint go, between the two reads. A
-        checkpoint counts once its own value is at least as good as the last place that was read.
+        A change between two pages may move a checkpoint from an unread page to one that was already read.
+
+        The index is only a hint, because a metric may change, or a checkpoint be deleted, between the two reads: the
+        record decides. A checkpoint counts if the value in its record is at least as good as the last one that was
+        read.
         """
         found: dict[int, Checkpoint] = {}
         start, end = keys.metric_of(kind, metric).encode(), prefix_end(keys.metric_of(kind, metric).encode())
@@ -218,10 +220,10 @@ class Lookup:
         """Return the best checkpoints of all runs by a metric, at most one of each run and kind, the best first.
 
         Arguments:
-            metric: its name.
+            metric: metric name.
             mode: ``MIN`` or ``MAX``.
-            kind: empty: of all kinds.
-            count: how many, at most.
+            kind: kind of the checkpoints; empty: all kinds.
+            count: maximum number.
 
         Raises:
             CheckpointNotFound: no checkpoint has such a metric.
@@ -248,14 +250,14 @@ class Lookup:
             if best is not None:
                 found.append(best)
                 continue
-            # A summary is a hint, and another run's: the record decides. The run's own index has its best of now.
+            # A summary is only a hint: the record decides. The current best is in the run's index.
             for best in await self._best(RegistryKeys(run_id), name, metric, mode, 1):
                 known[run_id, name] = best
                 heapq.heappush(ranked, (sign * best.metrics[metric], run_id, name, sign * best.step))
         return found
 
     async def _if_best(self, run_id: str, kind: str, metric: str, value: float, step: int) -> Checkpoint | None:
-        """Return the checkpoint of a step if its metric has this value; None: deleted since, changed, or damaged."""
+        """Return the checkpoint of a step if its metric has this value; None: deleted, changed, or damaged."""
         with contextlib.suppress(CheckpointNotFound, RecordError):
             found = await self.at(run_id, step, kind)
             return found if found.metrics.get(metric) == value else None
@@ -267,10 +269,10 @@ class Lookup:
         """Return the checkpoints of a run by kind and step.
 
         Arguments:
-            run_id: of the run.
-            kind: only of this one; empty: of all.
+            run_id: run id.
+            kind: only this kind; empty: all kinds.
             newest_first: the highest step first.
-            limit: how many of each kind, at most; 0: all.
+            limit: maximum number of each kind; 0: all.
         """
         keys = RegistryKeys(run_id)
         found: list[Checkpoint] = []
@@ -284,7 +286,7 @@ class Lookup:
         return found
 
     async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Return the checkpoint and those it descends from, the nearest first, as far as they still exist."""
+        """Return a checkpoint and its ancestors, nearest first, as far as they still exist."""
         found, seen = [checkpoint], {checkpoint.reference}
         while (parent := found[-1].parent) is not None and parent not in seen and len(found) < LINEAGE_MAX:
             seen.add(parent)
@@ -372,8 +374,9 @@ def _readable(items: Sequence[KeyValue]) -> list[RunLatest]:
 
 # ---- commits: a watch that reports each checkpoint once, through outages and compactions
 #
-# A commit is the creation of a record; a later change, as of a metric, is none. If the history from ``start_revision``
-# on is compacted, the commits that still exist are listed: those deleted meanwhile are left out, and none comes twice.
+# A commit is the creation of a record; a later change, such as a new metric, is not a commit. If the history from
+# ``start_revision`` on is compacted, the existing commits are listed: those deleted meanwhile are omitted, and none is
+# reported twice.
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,8 +384,8 @@ class Commit:
     """A checkpoint, as it was committed.
 
     Attributes:
-        revision: of the store at the commit: go on from the next one.
-        checkpoint: which.
+        revision: store revision of the commit; continue a watch from the next one.
+        checkpoint: checkpoint.
     """
 
     revision: int
@@ -394,8 +397,8 @@ class Commits:
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        kind: only of this one; empty: of all.
+        run_id: run id.
+        kind: only this kind; empty: all kinds.
         start_revision: the first that comes; 0: what is committed from now on, 1: all that there are.
     """
 
@@ -491,15 +494,15 @@ class Bests:
     """Follow the best checkpoint; see the module. End it with ``cancel``.
 
     Arguments:
-        lookup: of the store.
+        lookup: lookup on the store.
         control: the store.
-        run_id: of the run.
-        metric: its name.
+        run_id: run id.
+        metric: metric name.
         mode: ``min`` or ``max``: which values are better.
-        kind: only of this one; empty: of all.
+        kind: only this kind; empty: all kinds.
 
     Raises:
-        ConfigError: there is no such mode.
+        ConfigError: the mode is unknown.
     """
 
     def __init__(
@@ -540,7 +543,7 @@ class Bests:
             except CheckpointNotFound:
                 continue
             except BaseException:
-                self._news.set()  # the waiting caller has given up, or was refused, and knows of no change
+                self._news.set()  # the waiting caller was cancelled or refused, and has not seen the change
                 raise
             if (best.kind, best.id) != self._last:
                 self._last = best.kind, best.id

@@ -1,25 +1,25 @@
-"""Where the registry keeps what: the layout of its keys, and which names can be part of one.
+"""The layout of the registry's keys, and the valid names in them.
 
 ::
 
     /raftkv/checkpoint/latest/<run>/<kind>                     newest step, number, bytes, best of each metric
-    /raftkv/checkpoint/run/<run>/fence                         who may write: a generation
-    /raftkv/checkpoint/run/<run>/begun                         which attempt was begun last
-    /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/head      what is being saved, until it is committed
+    /raftkv/checkpoint/run/<run>/fence                         the generation that may write
+    /raftkv/checkpoint/run/<run>/begun                         the attempt that began last
+    /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/head      an open attempt, until it is committed or aborted
     /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/rank/<r>  what rank r has prepared
     /raftkv/checkpoint/run/<run>/record/<kind>/<step>          a committed checkpoint
     /raftkv/checkpoint/run/<run>/metric/<kind>/<metric>/<value>/<step>   index for the best
-    /raftkv/checkpoint/run/<run>/tag/<name>                    which checkpoint a tag is on
-    /raftkv/checkpoint/run/<run>/hold/<kind>/<step>/<why>/<name>    why it must stay: a pin (leased), a tag, a child
-    /raftkv/checkpoint/run/<run>/deleting/<kind>/<attempt>     whose bytes are to be deleted
-    /raftkv/checkpoint/run/<run>/mark                          what marks the places that the run writes to
-    /raftkv/checkpoint/run/<run>/manifest/<kind>/<step>        the list of files of a checkpoint that has no directory
+    /raftkv/checkpoint/run/<run>/tag/<name>                    the checkpoint with this tag
+    /raftkv/checkpoint/run/<run>/hold/<kind>/<step>/<why>/<name>    a reason to keep it: a pin (leased), a tag, a child
+    /raftkv/checkpoint/run/<run>/deleting/<kind>/<attempt>     files to delete
+    /raftkv/checkpoint/run/<run>/mark                          content of the run's marker files
+    /raftkv/checkpoint/run/<run>/manifest/<kind>/<step>        the list of files of a checkpoint without a directory
     /raftkv/checkpoint/run/<run>/holder/<holder>               a node that keeps copies in its memory (leased)
     /raftkv/checkpoint/run/<run>/copy/<kind>/<step>/<file>/<attempt>/<holder>   a copy of a file (leased by its holder)
 
-``<run>`` is the run id, quoted, so that it is one part; ``<attempt>`` is ``<step>.<generation>.<number>``. Everything
-of one run lies below two prefixes (``prefixes``), to which access can be granted. ``latest/`` of all runs is one
-interval, so that a search across runs is one read.
+``<run>`` is the run id, quoted so that it has no slash; ``<attempt>`` is ``<step>.<generation>.<number>``. All keys of
+a run are below two prefixes (``prefixes``), on which permissions can be granted. ``latest/`` of all runs is one
+interval, so a search across runs is one read.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ LATEST: Final = f"{ROOT}latest/"
 NAME_BYTES_MAX: Final = 200
 STEP_MAX: Final = 10**12 - 1
 METRICS_MAX: Final = 60
-"""Limit of one checkpoint. A change of one is two operations of a txn, of which etcd admits 128."""
+"""Maximum metrics of one checkpoint. Changing one takes two operations of a txn; etcd allows 128."""
 WORLD_SIZE_MAX: Final = 10**6
 RANDOM_DIGITS: Final = 10**5
-"""Behind the revision in the number of an attempt; with them it stays below 2**53, where every program can read it."""
+"""Random digits after the revision in an attempt's number; it stays below 2**53, which every JSON reader can
+represent."""
 
 PIN: Final = "pin"
 TAG: Final = "tag"
@@ -58,7 +59,7 @@ _WORD: Final = struct.Struct(">Q")
 
 
 def check_name(what: str, name: str) -> str:
-    """Return a name of the user's that can be used: of a tag, a metric, a reader.
+    """Return a valid name of a tag, metric or reader unchanged.
 
     Raises:
         ConfigError: it is empty, too long, ``.`` or ``..``, or has slashes or control characters.
@@ -74,7 +75,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def _size(text: str) -> int:
-    """Length in UTF-8; -1: it has none, as half of a surrogate pair."""
+    """Return the length in UTF-8; -1: not encodable, as a lone surrogate."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -83,7 +84,7 @@ def _size(text: str) -> int:
 
 @lru_cache(4096)
 def quoted(text: str) -> str:
-    """Return a name as one part of a key."""
+    """Quote a name as one part of a key."""
     try:
         return quote(text, safe="")
     except UnicodeEncodeError:
@@ -97,7 +98,7 @@ def _text(value: str, name: str) -> str:
 
 
 def check_metric(name: str) -> str:
-    """Return the name of a metric that can be used, as ``loss`` or ``eval/loss``.
+    """Return a valid metric name unchanged, as ``loss`` or ``eval/loss``.
 
     Raises:
         ConfigError: it is empty, too long, or has control characters.
@@ -108,10 +109,10 @@ def check_metric(name: str) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return a run id that can be used: names between slashes.
+    """Return a valid run id unchanged: names separated by slashes.
 
     Raises:
-        ConfigError: it is empty or too long, or one of its names cannot be used.
+        ConfigError: it is empty or too long, or one of its names is not valid.
     """
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(f"a run id is a text, not {run_id!r}")
@@ -125,10 +126,10 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_file_name(name: str) -> str:
-    """Return the name of a file below a checkpoint: relative, with slashes only between names.
+    """Return a valid file name below a checkpoint unchanged: relative, with slashes only between names.
 
     Raises:
-        ConfigError: it could lie outside of the checkpoint, or cannot be a name.
+        ConfigError: it could be outside of the checkpoint, or is not valid.
     """
     parts = _text(name, "a file name").split("/")
     if not 0 <= _size(name) <= 1024 or not all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts):
@@ -140,10 +141,10 @@ def check_file_name(name: str) -> str:
 
 
 def check_step(step: int) -> int:
-    """Return a step that can be used, as a number of Python's: numpy, torch and JAX have others.
+    """Return a valid step as a Python int; also accepts integers of numpy, torch and JAX.
 
     Raises:
-        ConfigError: it is negative or too large, or no whole number.
+        ConfigError: it is negative, too large, or not an integer.
     """
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
@@ -155,7 +156,7 @@ def check_step(step: int) -> int:
 
 
 def ordered(value: float) -> str:
-    """Return a number as text of 16 characters that sorts as numbers do.
+    """Encode a number as 16 characters that sort like the numbers.
 
     >>> ordered(-1.5) < ordered(-0.0) == ordered(0.0) < ordered(1e-300) < ordered(2.0) < ordered(math.inf)
     True
@@ -165,7 +166,7 @@ def ordered(value: float) -> str:
 
 
 def from_ordered(text: str) -> float:
-    """Return the number that ``ordered`` has written. Raises ValueError."""
+    """Decode a result of ``ordered``. Raises ValueError."""
     if not _ORDERED.fullmatch(text):
         raise ValueError(f"{text!r} is no ordered number")
     word = int(text, 16)
@@ -177,12 +178,12 @@ def from_ordered(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptId:
-    """Which attempt to save which step: unique in a run and kind, and in the path of its bytes.
+    """Identity of an attempt: unique in a run and kind, and part of the path of its files.
 
     Attributes:
-        step: of training.
-        generation: of the claim under which it is made.
-        number: never given twice in a run; grows with every attempt.
+        step: training step.
+        generation: generation of the claim under which it is made.
+        number: unique in a run; increases with every attempt.
     """
 
     step: int
@@ -194,12 +195,12 @@ class AttemptId:
 
     @property
     def began_revision(self) -> int:
-        """The revision of the store when it began; a later one began after it."""
+        """Store revision when the attempt began; later attempts have higher ones."""
         return self.number // RANDOM_DIGITS
 
     @classmethod
     def parse(cls, text: str) -> AttemptId:
-        """Read what ``str`` has written. Raises ValueError."""
+        """Parse the text of ``str``. Raises ValueError."""
         step, generation, number = map(int, text.split("."))
         found = cls(step, generation, number)
         if str(found) != text:
@@ -208,12 +209,12 @@ class AttemptId:
 
     @property
     def directory(self) -> str:
-        """Name of the directory of its bytes: no two attempts ever write to the same."""
+        """Name of the directory of its files, different for every attempt."""
         return f"step-{self.step:012d}.g{self.generation}.{self.number}"
 
     @classmethod
     def of_directory(cls, name: str) -> AttemptId | None:
-        """Return whose bytes a directory of this name holds; None: it is no name that ``directory`` gives."""
+        """Return the attempt of a directory with this name; None: not a name that ``directory`` returns."""
         found = _DIRECTORY.fullmatch(name)
         if found is None:
             return None
@@ -229,16 +230,16 @@ class AttemptKeys:
 
     @property
     def head(self) -> str:
-        """The checkpoint that is being saved."""
+        """Key of the head of the attempt."""
         return f"{self.base}head"
 
     @property
     def ranks(self) -> str:
-        """Prefix of what ranks have prepared."""
+        """Prefix of the ranks' prepared parts."""
         return f"{self.base}rank/"
 
     def rank(self, rank: int) -> str:
-        """Return the key of what one rank has prepared."""
+        """Return the key of one rank's prepared part."""
         return f"{self.ranks}{rank:06d}"
 
 
@@ -250,22 +251,22 @@ class RegistryKeys:
 
     @property
     def base(self) -> str:
-        """Before everything of the run but ``latest``."""
+        """Prefix of all keys of the run except ``latest``."""
         return f"{ROOT}run/{quoted(self.run_id)}/"
 
     @property
     def prefixes(self) -> Sequence[str]:
-        """All prefixes of the run: what to grant access to."""
+        """All prefixes of the run, on which to grant permissions."""
         return (self.base, self.latest_all)
 
     @property
     def fence(self) -> str:
-        """The present claim; its mod_revision is the fence."""
+        """Key of the current claim; its mod_revision is the fence."""
         return f"{self.base}fence"
 
     @property
     def begun(self) -> str:
-        """Which attempt was begun last; written with every head, so that no copy of a beginning takes effect later."""
+        """Key of the attempt that began last; written with every head, so that a late copy of a begin has no effect."""
         return f"{self.base}begun"
 
     @property
@@ -300,7 +301,7 @@ class RegistryKeys:
         return f"{self.records}{kind}/"
 
     def record(self, kind: str, step: int) -> str:
-        """Return the key of a committed checkpoint: it exists as long as the checkpoint may be loaded."""
+        """Return the key of a committed checkpoint, which exists as long as the checkpoint may be loaded."""
         return f"{self.records}{kind}/{step:012d}"
 
     def metric_of(self, kind: str, metric: str) -> str:
@@ -322,35 +323,35 @@ class RegistryKeys:
 
     @property
     def holds(self) -> str:
-        """Prefix of the reasons for which checkpoints must stay."""
+        """Prefix of the holds on all checkpoints."""
         return f"{self.base}hold/"
 
     def holds_of(self, kind: str, step: int) -> str:
-        """Prefix of the reasons for which one checkpoint must stay."""
+        """Return the prefix of the holds on one checkpoint."""
         return f"{self.holds}{kind}/{step:012d}/"
 
     def hold(self, kind: str, step: int, why: str, name: str) -> str:
-        """Return the key of a reason for which a checkpoint must stay.
+        """Return the key of a hold on a checkpoint.
 
         Arguments:
-            kind, step: of the checkpoint.
+            kind, step: kind and step of the checkpoint.
             why: ``PIN``, ``TAG`` or ``CHILD``.
-            name: of the reader, the tag, or the child.
+            name: name of the reader, the tag, or the child.
         """
         return f"{self.holds_of(kind, step)}{why}/{quoted(name)}"
 
     @property
     def deletings(self) -> str:
-        """Prefix of those whose bytes are to be deleted."""
+        """Prefix of the attempts whose files are to be deleted."""
         return f"{self.base}deleting/"
 
     def deleting(self, kind: str, attempt: AttemptId) -> str:
-        """Return the key of one whose bytes are to be deleted."""
+        """Return the key of an attempt whose files are to be deleted."""
         return f"{self.deletings}{kind}/{attempt}"
 
     @property
     def mark(self) -> str:
-        """The mark in the places that the run writes to."""
+        """Key of the run's marker, which is also in the places that the run writes to."""
         return f"{self.base}mark"
 
     def manifests_of(self, kind: str) -> str:
@@ -380,11 +381,11 @@ class RegistryKeys:
 
 
 def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
-    """Return kind, attempt and what follows in a key; None: the key is foreign.
+    """Return kind, attempt and the rest of a key; None: the key has another form.
 
     Arguments:
-        key: below ``attempts`` or ``deletings``.
-        prefix: which of them.
+        key: key below ``attempts`` or ``deletings``.
+        prefix: prefix of the keys.
     """
     try:
         kind, attempt, *rest = key.decode().removeprefix(prefix).split("/", 2)
@@ -405,23 +406,23 @@ def run_of(key: bytes) -> str:
 
 
 def kind_of(key: bytes) -> str:
-    """Return the kind in the key of a summary, ``latest/<run>/<kind>``; empty: the key is foreign."""
+    """Return the kind in the key of a summary, ``latest/<run>/<kind>``; empty: the key has another form."""
     _, *kind = key.decode(errors="replace").removeprefix(LATEST).split("/")
     return kind[0] if len(kind) == 1 else ""
 
 
 def step_of(key: bytes) -> int | None:
-    """Return the step at the end of a key of a record or of the index of a metric; None: the key is foreign."""
+    """Return the step at the end of a record's or metric index' key; None: the key has another form."""
     last = key.rpartition(b"/")[2]
     return int(last) if len(last) == 12 and last.isdigit() else None
 
 
 def is_comparable(value: float) -> bool:
-    """Return whether a metric's value has a place among others: not NaN, which is neither better nor worse."""
+    """Return whether a metric's value can be compared: not NaN."""
     return not math.isnan(value)
 
 
-# ---- kinds: what the files of a checkpoint are, so that a reader finds what it can load
+# ---- kinds: the format of a checkpoint's files, so that a reader finds what it can load
 #
 # Each kind of a run has its own ``latest``: a server loads a graph with its variables, a resumed job the variables.
 
@@ -453,15 +454,15 @@ KINDS: Final = {
 """Name and meaning of each durable kind."""
 
 MEMORY: Final = "memory"
-"""The kind without files: its bytes are in the memory of nodes alone, and a commit replaces the one before. Questions
-for checkpoints of any kind do not mean it."""
+"""The kind without files: its bytes are only in the memory of nodes, and a commit replaces the previous one. Lookups of
+any kind do not return it."""
 
 
 def check_kind(kind: str) -> str:
-    """Return the name of a kind.
+    """Return a valid kind unchanged.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the kind does not exist.
     """
     if kind not in KINDS and kind != MEMORY:
         raise ConfigError(f"{kind!r} is no kind of checkpoint; there are {', '.join(KINDS)}")
@@ -469,10 +470,10 @@ def check_kind(kind: str) -> str:
 
 
 def check_durable(kind: str) -> str:
-    """Return the name of a kind whose checkpoints stay until they are deleted.
+    """Return a valid durable kind unchanged.
 
     Raises:
-        ConfigError: those of this kind are replaced by the next one.
+        ConfigError: the kind is not durable (``MEMORY``).
     """
     if kind == MEMORY:
         raise ConfigError(

@@ -1,23 +1,22 @@
-"""Which samples were used: the part of a checkpoint that makes data exactly-once over changing worlds and crashes.
+"""The used samples, saved in a checkpoint, so that each sample is used exactly once over changing worlds and crashes.
 
 ::
 
-    position = Position.begin(len(files))                     # ranks that step together: one count says all
+    position = Position.begin(len(files))                     # ranks that step together: one count is enough
     mine = position.share(batch_size=32, rank=rank, world_size=world_size)
     position = position.step(batch_size=32, world_size=world_size)
     save(saving, position)                                    # a file of the checkpoint: one commit with the model
-    position = load(resumed, Position)                        # any world goes on from there
+    position = load(resumed, Position)                        # a world of any size continues from there
 
-    ledger = Ledger(registry, "train")                        # ranks that do not; ``AsyncLedger`` for asyncio
+    ledger = Ledger(registry, "train")                        # other ranks; ``AsyncLedger`` for asyncio
     ledger.open(claim, used or Used.begin(length), range_size=1000)    # every rank; the first one does it
     while (taken := ledger.take(claim, rank)) is not None:
         for sample in range(taken.first, taken.end): ...
         ledger.mark(claim, taken, taken.end)                  # they are in the model, and in the next checkpoint
     save(saving, ledger.used())                               # at a barrier
 
-Exactly once means: in the history of a committed checkpoint, each sample of an epoch was used once, for all world
-sizes and crashes. Samples used after the last commit are used again, as their steps are done again: one commit has
-both.
+Exactly once means: in the history of a committed checkpoint, each sample of an epoch was used once, for all world sizes
+and crashes. Samples used after the last commit are used again, because their steps are repeated.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.sync import Registry
 
 
-# ---- sets of whole numbers, as sorted intervals that neither touch nor overlap
+# ---- sets of integers, as sorted intervals that neither touch nor overlap
 
 Interval = tuple[int, int]
-"""First number, and the first that does not belong."""
+"""First number, and the first number after the interval."""
 Intervals = tuple[Interval, ...]
 
 
@@ -81,12 +80,12 @@ def without(intervals: Sequence[Interval], length: int) -> Intervals:
 
 
 def size(intervals: Iterable[Interval]) -> int:
-    """Return how many numbers there are."""
+    """Return the number of integers in the intervals."""
     return sum(end - first for first, end in intervals)
 
 
 def overlaps(intervals: Iterable[Interval]) -> bool:
-    """Return whether two of them have a number in common."""
+    """Return whether two intervals overlap."""
     ordered = sorted(intervals)
     return any(later[0] < earlier[1] for earlier, later in pairwise(ordered))
 
@@ -96,12 +95,12 @@ def overlaps(intervals: Iterable[Interval]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Position(Record):
-    """How far a pass has come, as one number, in worlds of any size. It never changes; ``step`` returns the next one.
+    """The progress of a pass as one number, for worlds of any size. Immutable; ``step`` returns the next position.
 
     A step of ``world_size`` ranks uses the next ``batch_size * world_size`` numbers, a part for each rank. The next
-    step begins behind them, in any world: a new world divides what is left of the epoch anew. The last step divides
-    the rest evenly, so a rank may have one sample less, or none. The numbers are places in an order of the epoch
-    (``raftkv.dataset.Permutation``), a function of seed and epoch.
+    step begins after them, in a world of any size, so a new world divides the rest of the epoch again. The last step
+    divides the rest evenly, so a rank may have one sample less, or none. The numbers are positions in an order of the
+    epoch (``raftkv.dataset.Permutation``), which depends on seed and epoch.
 
     >>> position = Position.begin(10)
     >>> [list(position.share(2, rank, 3)) for rank in range(3)]
@@ -113,17 +112,17 @@ class Position(Record):
     True
 
     Attributes:
-        epoch: from 0.
+        epoch: epoch, from 0.
         length: samples of the epoch.
-        consumed: of these, how many were used.
-        seed: of the order.
-        dataset: what the numbers are of, as the version and root of a manifest; for the program that resumes.
+        consumed: number of used samples among these.
+        seed: seed of the order.
+        dataset: identity of the data, as version and root of a manifest, for the program that resumes.
     """
 
     NAME: ClassVar[str] = "position"
     epoch: int
     length: int
-    consumed: int  # without a default, so that it is in every file: another record is no position
+    consumed: int  # no default, so that every file has it, and other records are not taken for positions
     seed: int = 0
     dataset: str = ""
     SIGNED: ClassVar[frozenset[str]] = frozenset(("seed",))
@@ -141,7 +140,7 @@ class Position(Record):
 
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """Implement ``Record.from_plain``: numbers that cannot be are refused as any other damage."""
+        """Implement ``Record.from_plain``: impossible numbers are refused like any other damage."""
         try:
             return super(Position, cls).from_plain(plain)
         except ConfigError as error:
@@ -149,24 +148,24 @@ class Position(Record):
 
     @property
     def remaining(self) -> int:
-        """Samples of the epoch that were not used."""
+        """Number of unused samples of the epoch."""
         return self.length - self.consumed
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch has none left."""
+        """Whether all samples of the epoch were used."""
         return self.consumed == self.length
 
     def steps(self, batch_size: int, world_size: int) -> int:
-        """Return how many steps are left in a world of this size."""
+        """Return the number of remaining steps in a world of this size."""
         return -(-self.remaining // _checked(batch_size, world_size))
 
     def share(self, batch_size: int, rank: int, world_size: int) -> range:
         """Return the numbers of a rank in the next step.
 
         Arguments:
-            batch_size: of each rank.
-            rank, world_size: of the present world.
+            batch_size: batch size of each rank.
+            rank, world_size: rank and size in the current world.
 
         Raises:
             ConfigError: there is no such rank, or a size is not positive.
@@ -184,20 +183,20 @@ class Position(Record):
         return self.after(min(_checked(batch_size, world_size), self.remaining))
 
     def after(self, samples: int) -> Position:
-        """Return the position after so many samples of all ranks together."""
+        """Return the position after a number of samples of all ranks together."""
         return replace(self, consumed=self.consumed + whole(samples, "samples"))
 
     def next_epoch(self, length: int | None = None) -> Position:
         """Return the beginning of the next epoch.
 
         Arguments:
-            length: of it; None: as long as this.
+            length: length of the dataset; None: unchanged.
         """
         return replace(self, epoch=self.epoch + 1, consumed=0, length=self.length if length is None else length)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Epoch and samples, for ``metadata=`` of a checkpoint, where people see them."""
+        """Epoch and samples, for ``metadata=`` of a checkpoint, for people."""
         return {"epoch": str(self.epoch), "samples": f"{self.consumed}/{self.length}"}
 
 
@@ -210,21 +209,21 @@ def _checked(batch_size: int, world_size: int) -> int:
 
 # ---- ranks that do not step together: ranges are taken, marked as used, and taken again after a crash
 #
-#     state          epoch, length, what is free, what is done             one key
-#     taken/<first>  a range, its rank, how far it is used                 one key for each range under way
+#         state          epoch, length, free and used samples                  one key
+#     taken/<first>  a range, its rank, how far it is used                 one key for each taken range
 #
-# Every write stands under the claim of the run's generation. A new generation opens the ledger with the checkpoint that
-# it goes on from: uncommitted marks are forgotten with their steps, ranges of dead ranks are free again, and a rank of
-# the old generation changes nothing any more (``FenceBroken``).
+# Every write carries the claim of the run's generation. A new generation opens the ledger from the checkpoint with
+# which it resumes: uncommitted marks are dropped with their steps, ranges of dead ranks are free again, and writes of
+# ranks of the old generation are refused (``FenceBroken``).
 #
 # Invariant: free, taken and done ranges never overlap, and together are the whole epoch.
 
 INTERVALS_MAX: Final = 20_000
-"""In one record: about as many ranges may be under way at a checkpoint."""
+"""Maximum intervals of one record; about this many ranges may be taken at a checkpoint."""
 
 
 class RangeLost(CheckpointError):
-    """A range is not this rank's any more: it was given back, or the ledger was opened anew."""
+    """A range does not belong to this rank any more: it was given back, or the ledger was opened again."""
 
     definite = True
 
@@ -252,19 +251,19 @@ def _is_interval(found: tuple[Any, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Used(_Ranges):
-    """Which samples of an epoch were used: what a checkpoint saves of a ledger.
+    """The used samples of an epoch; a checkpoint saves this from a ledger.
 
     Attributes:
-        epoch: from 0.
+        epoch: epoch, from 0.
         length: samples of the epoch.
-        done: those that were used.
-        dataset: what the numbers are of; for the program that resumes.
+        done: used samples.
+        dataset: identity of the data, for the program that resumes.
     """
 
     NAME: ClassVar[str] = "used samples"
     epoch: int
     length: int
-    done: Intervals  # without a default, so that it is in every file: another record is none of these
+    done: Intervals  # no default, so that every file has it, and other records are not taken for this one
     dataset: str = ""
 
     def __post_init__(self) -> None:
@@ -286,7 +285,7 @@ class Used(_Ranges):
 
     @property
     def remaining(self) -> int:
-        """Samples of the epoch that were not used."""
+        """Number of unused samples of the epoch."""
         return self.length - size(self.done)
 
 
@@ -297,9 +296,9 @@ class State(_Ranges):
     Attributes:
         epoch, length, dataset: as of ``Used``.
         range_size: samples of a range.
-        generation: of the claim that opened it.
+        generation: generation of the claim that opened it.
         free: samples that no rank has taken.
-        done: what was used.
+        done: used samples.
     """
 
     NAME: ClassVar[str] = "ledger of positions"
@@ -324,9 +323,9 @@ class TakenRange(Record):
     Attributes:
         first, end: the numbers from ``first`` to ``end`` - 1.
         done: the numbers before this one are used.
-        epoch: of the pass.
-        rank: its owner.
-        id: of the taking.
+        epoch: epoch of the pass.
+        rank: rank that owns it.
+        id: id of this take.
     """
 
     NAME: ClassVar[str] = "taken range"
@@ -357,15 +356,15 @@ class _Seen(NamedTuple):
 
 
 class AsyncLedger:
-    """The ranges of one dataset of one run; see the module. A call that was cut off can be made again.
+    """The ranges of one dataset of one run; see the module. An interrupted call can be repeated.
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        name: of the dataset.
+        run_id: run id.
+        name: name of the dataset.
 
     Raises:
-        ConfigError: a name cannot be used.
+        ConfigError: a name is not valid.
     """
 
     def __init__(self, control: Control, run_id: str, name: str = "train") -> None:
@@ -380,16 +379,16 @@ class AsyncLedger:
         self._settling: dict[str, bool] = {}
 
     async def open(self, claim: Claim, used: Used, *, range_size: int) -> None:
-        """Begin a generation with what its checkpoint says. All ranks call it with the same; the first does it.
+        """Begin a generation from its checkpoint. All ranks call this alike; the first call has the effect.
 
         Arguments:
-            claim: of the generation.
-            used: of the checkpoint that all go on from, or of the beginning.
-            range_size: samples that are taken at once: some seconds of work.
+            claim: claim of the generation.
+            used: used samples of the checkpoint with which all resume, or ``Used.begin``.
+            range_size: samples per range; choose some seconds of work.
 
         Raises:
             ConfigError: a range has no samples.
-            FenceBroken, GenerationOver: the claim is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         instance(used, Used, "used")
         range_size = whole(range_size, "range_size")
@@ -411,14 +410,14 @@ class AsyncLedger:
             )
 
     async def take(self, claim: Claim, rank: int) -> TakenRange | None:
-        """Take the next range; None: none is free (others may be at work: see ``is_over``).
+        """Take the next range; None: none is free (other ranks may still work: see ``is_over``).
 
         Arguments:
-            claim: of the generation.
-            rank: its new owner.
+            claim: claim of the generation.
+            rank: rank that takes it.
 
         Raises:
-            FenceBroken, GenerationOver: the claim is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         rank, taking = whole(rank, "rank"), os.urandom(8).hex()
         try:
@@ -452,14 +451,14 @@ class AsyncLedger:
                 return taken
 
     async def mark(self, claim: Claim, taken: TakenRange, done: int) -> TakenRange:
-        """Say that the numbers before ``done`` are in the model; at the end of the range it is done.
+        """Record that the numbers before ``done`` are in the model; at the end of the range, the range is done.
 
-        Returns the range to go on with.
+        Returns the range with which to continue.
 
         Raises:
             ConfigError: that is outside of the range, or before the last mark.
             RangeLost: the range is not this rank's any more.
-            FenceBroken, GenerationOver: the claim is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         done = whole(done, "done")
         if not taken.done <= done <= taken.end:
@@ -481,11 +480,11 @@ class AsyncLedger:
             await under(self._control, claim, [mod_revision(key) == _revision(found)], [put(key, after.encode())])
 
     async def give_back(self, claim: Claim, taken: TakenRange) -> None:
-        """Let others have what is not marked of a range. Errors as ``mark``."""
+        """Give the unmarked rest of a range back. Errors as ``mark``."""
         await self._settle(claim, taken, is_done=False)
 
     async def _settle(self, claim: Claim, taken: TakenRange, *, is_done: bool) -> None:
-        """End a taken range: from now on its numbers are done, or free as far as they are not marked."""
+        """End a taken range: its marked numbers are done, the others are free."""
         key = self._key_of(taken)
         while True:
             seen = await self._read(claim)
@@ -493,7 +492,7 @@ class AsyncLedger:
             mine = self._own(there, taken)
             if mine is None:
                 if self._settling.get(taken.id) is is_done and (there is None or there.id != taken.id):
-                    break  # a txn of before was answered late, or not at all: no other rank settles this range
+                    break  # an earlier copy of this txn succeeded: no other rank ends this range
                 raise self._lost(taken)
             middle = mine.end if is_done else mine.done
             done, free = (mine.first, middle), (middle, mine.end)
@@ -511,7 +510,7 @@ class AsyncLedger:
         self._marking.pop(taken.id, None)
 
     def _own(self, there: TakenRange | None, taken: TakenRange) -> TakenRange | None:
-        """Return the range that is there if it is the taken one, perhaps as a mark that was cut off has left it."""
+        """Return the stored range if it is the taken one, possibly with an interrupted mark."""
         return there if there is not None and there in (taken, self._marking.get(taken.id)) else None
 
     def _lost(self, taken: TakenRange) -> RangeLost:
@@ -521,7 +520,7 @@ class AsyncLedger:
         )
 
     async def used(self) -> Used:
-        """Return what was used, marks of ranges under way included: to be saved while no rank changes the model."""
+        """Return the used samples, including marks of taken ranges; save it while no rank changes the model."""
         seen = await self._look(lambda reads: until_answered(lambda: self._control.txn((), reads)))
         state, partly = seen.state, [(taken.first, taken.done) for taken in seen.taken]
         return Used(state.epoch, state.length, united(state.done, *partly), state.dataset)
@@ -531,17 +530,17 @@ class AsyncLedger:
         return (await self.used()).remaining == 0
 
     async def next_epoch(self, claim: Claim, epoch: int, length: int | None = None, dataset: str = "") -> None:
-        """Begin an epoch, after the one before it is over. All ranks call it; the first does it.
+        """Begin the next epoch when the previous one is complete. All ranks call this; the first call has the effect.
 
         Arguments:
-            claim: of the generation.
+            claim: claim of the generation.
             epoch: the new one.
-            length: of it; None: as the one before.
-            dataset: what the numbers are of; empty: the same.
+            length: length of the dataset; None: unchanged.
+            dataset: identity of the data; empty: unchanged.
 
         Raises:
-            ConfigError: samples of the epoch before are left.
-            FenceBroken, GenerationOver: the claim is over.
+            ConfigError: the previous epoch has unused samples.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         epoch, given = whole(epoch, "epoch"), None if length is None else whole(length, "length")
         while True:
@@ -596,7 +595,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Writes(Protocol):
-    """The target of a file: a saving of ``run.checkpoint``, files of a rank."""
+    """Target of a file: a saving of ``run.checkpoint``, or files of a rank."""
 
     def write(self, name: str, data: bytes, /) -> object:
         """Write a whole file."""
@@ -604,7 +603,7 @@ class Writes(Protocol):
 
 
 class Reads(Protocol):
-    """The source of a file: a resumed checkpoint."""
+    """Source of a file: a resumed checkpoint."""
 
     def read(self, name: str, /) -> bytes:
         """Return a whole file, verified."""
@@ -612,12 +611,12 @@ class Reads(Protocol):
 
 
 def save(files: Writes, position: Record, name: str = FILE) -> None:
-    """Write a position; one rank does.
+    """Write a position, on one rank.
 
     Arguments:
-        files: of the checkpoint that is being saved.
-        position: a ``Position``, or what a ``Ledger`` says was used.
-        name: of the file; another for each of several datasets.
+        files: files of the checkpoint that is being saved.
+        position: a ``Position``, or ``Ledger.used()``.
+        name: file name; use different names for several datasets.
     """
     files.write(name, position.encode())
 
@@ -627,12 +626,12 @@ def load(files: Reads | Checkpoint, kind: type[R], name: str = FILE) -> R:
 
     Arguments:
         files: a resumed checkpoint, or the record of one.
-        kind: what was saved: ``Position`` or ``Used``.
-        name: of the file.
+        kind: saved class: ``Position`` or ``Used``.
+        name: file name.
 
     Raises:
-        DigestMismatch, StorageError: the file is not what was committed, or there is none.
-        RecordError: it holds something else.
+        DigestMismatch, StorageError: the file differs from the committed one, or is missing.
+        RecordError: the file has another kind of content.
     """
     data = read_verified(files, name) if isinstance(files, Checkpoint) else files.read(name)
     return kind.decode(data)
@@ -642,11 +641,11 @@ class Ledger(Blocking[AsyncLedger]):
     """``AsyncLedger`` for programs without an event loop.
 
     Arguments:
-        registry: of the checkpoints of the run.
-        name: of the dataset.
+        registry: registry of the run's checkpoints.
+        name: name of the dataset.
 
     Raises:
-        ConfigError: the name cannot be used.
+        ConfigError: the name is not valid.
     """
 
     def __init__(self, registry: Registry, name: str = "train") -> None:

@@ -1,4 +1,4 @@
-"""What the keys of the registry hold; see ``client.records`` for how records are read.
+"""The records in the registry's keys; ``client.records`` describes how records are read.
 
 ``time`` is the writer's wall clock in seconds, for people to read: no decision to commit depends on it.
 """
@@ -27,7 +27,7 @@ from raftkv.client.records import Record, RecordError
 from raftkv.errors import ConfigError
 
 GENERATION_MAX: Final = 2**48
-"""No run comes so far."""
+"""Highest generation."""
 _KIND: Final = re.compile(r"[\w.-]{1,100}")
 
 
@@ -36,10 +36,10 @@ class FenceRecord(Record):
     """The writer that may add checkpoints to the run.
 
     Attributes:
-        generation: grows by at least one with every claim; that of the run, unless another claimed in between.
-        source: what the claim stands on: a generation of the run, or the claim's own name.
+        generation: increases with every claim; equal to the run's generation unless another program claimed in between.
+        source: what the claim is based on: a generation of the run, or the claim's own name.
         holder: who made it, for people.
-        time: of the claim.
+        time: time of the claim.
     """
 
     NAME: ClassVar[str] = "fence"
@@ -49,7 +49,7 @@ class FenceRecord(Record):
     time: float = 0.0
 
     def check(self) -> None:
-        """Implement ``Record.check``: the next claim has a number above it, which must be readable too."""
+        """Implement ``Record.check``: the number of the next claim, which is higher, must be valid too."""
         if self.generation > GENERATION_MAX:
             raise RecordError(self.NAME, f"generation is {self.generation}")
 
@@ -59,8 +59,8 @@ class FileRecord(Record):
     """One file of a checkpoint.
 
     Attributes:
-        name: below the directory of the checkpoint, with slashes.
-        size_bytes: its length.
+        name: file name below the directory of the checkpoint, with slashes.
+        size_bytes: file size.
         digest: ``<algorithm>:<hexadecimal>``.
     """
 
@@ -70,13 +70,13 @@ class FileRecord(Record):
     digest: str
 
     def check(self) -> None:
-        """Implement ``Record.check``: a name that could lie outside of the checkpoint is refused."""
+        """Implement ``Record.check``: refuses names that could be outside of the checkpoint."""
         check_file_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference(Record):
-    """A checkpoint, named from elsewhere: by a tag, or by one that descends from it."""
+    """A reference to a checkpoint, from a tag or from a checkpoint that descends from it."""
 
     NAME: ClassVar[str] = "reference"
     run_id: str
@@ -99,12 +99,12 @@ class AttemptRecord(Record):
     Attributes:
         step, generation, number: see ``AttemptId``.
         kind: one of ``keys.KINDS``.
-        world_size: how many ranks prepare a part.
-        uri: of the directory of its bytes, of this attempt alone.
-        parent: what it descends from; None: the run's own beginning.
-        metadata: of the user, for people and programs.
+        world_size: number of ranks that prepare.
+        uri: directory of the files, used only by this attempt.
+        parent: checkpoint that it descends from; None: the run started from scratch.
+        metadata: user metadata, for people and programs.
         holder: who saves, for people.
-        time: of its beginning.
+        time: when it began.
     """
 
     NAME: ClassVar[str] = "attempt"
@@ -122,7 +122,7 @@ class AttemptRecord(Record):
 
     @property
     def id(self) -> AttemptId:
-        """Which attempt."""
+        """Identity of the attempt."""
         return AttemptId(self.step, self.generation, self.number)
 
     def check(self) -> None:
@@ -140,8 +140,8 @@ class Prepared(Record):
 
     Attributes:
         rank: whose.
-        files: all of the rank.
-        metrics: of the checkpoint, as far as this rank knows them: so a later claim that commits it has them too.
+        files: all files of the rank.
+        metrics: metrics known to this rank, so that a later claim that commits the attempt has them too.
     """
 
     NAME: ClassVar[str] = "prepared"
@@ -170,20 +170,20 @@ class Checkpoint(Record):
     """A committed checkpoint.
 
     Attributes:
-        run_id: of the run.
-        step, generation, number: of the attempt that was committed; see ``AttemptId``.
+        run_id: run id.
+        step, generation, number: committed attempt; see ``AttemptId``.
         kind: one of ``keys.KINDS``.
-        world_size: how many ranks saved it.
-        uri: of the directory of its bytes.
+        world_size: number of ranks that saved it.
+        uri: directory of the files.
         manifest: digest of its manifest, which lists all files.
-        root: of the Merkle tree over what the ranks prepared.
-        file_count, size_bytes: of all files.
-        parent: what it descends from.
+        root: root of the Merkle tree over what the ranks prepared.
+        file_count, size_bytes: number and total size of all files.
+        parent: checkpoint that it descends from.
         metrics: name to value, as given at the commit or later.
-        metadata: of the user.
+        metadata: user metadata.
         holder: who saved it, for people.
-        time: of the commit.
-        duration_s: from the beginning of the attempt to the commit.
+        time: time of the commit.
+        duration_s: time from the beginning of the attempt to the commit.
     """
 
     NAME: ClassVar[str] = "checkpoint"
@@ -208,12 +208,12 @@ class Checkpoint(Record):
 
     @property
     def id(self) -> AttemptId:
-        """Which attempt it was."""
+        """Identity of the committed attempt."""
         return AttemptId(self.step, self.generation, self.number)
 
     @property
     def reference(self) -> Reference:
-        """Its name for others."""
+        """Reference to this checkpoint."""
         return Reference(self.run_id, self.kind, self.step)
 
     def check(self) -> None:
@@ -229,7 +229,7 @@ class Checkpoint(Record):
 
 @dataclass(frozen=True, slots=True)
 class Extremes(Record):
-    """The smallest and the largest value of a metric, and at which steps."""
+    """The smallest and the largest value of a metric, and their steps."""
 
     NAME: ClassVar[str] = "extremes"
     min_value: float
@@ -243,7 +243,7 @@ class Extremes(Record):
         check_step(self.max_step)
 
     def with_value(self, value: float, step: int) -> Extremes:
-        """Return these with one more value; of equal ones the newer step counts."""
+        """Return the extremes with one more value; of equal values the newer step counts."""
         low = (self.min_value, self.min_step) if self.min_value < value else (value, step)  # also over a NaN
         high = (self.max_value, self.max_step) if self.max_value > value else (value, step)
         return Extremes(*low, *high)
@@ -254,10 +254,10 @@ class Latest(Record):
     """The newest checkpoint of a kind, and a summary of all of them.
 
     Attributes:
-        step, generation: of the newest; the step never goes back.
-        count, size_bytes: of all that are committed and not deleted.
+        step, generation: of the newest checkpoint; the step never decreases.
+        count, size_bytes: number and size of all committed checkpoints that are not deleted.
         best: metric to its extremes.
-        time: of the newest.
+        time: time of the newest checkpoint.
     """
 
     NAME: ClassVar[str] = "latest"
@@ -285,13 +285,14 @@ class Hold(Record):
 
 @dataclass(frozen=True, slots=True)
 class Deleting(Record):
-    """Bytes that are to be deleted: no key names them any more.
+    """Files to delete, which no other key names any more.
 
     Attributes:
-        uri: of the directory; it is deleted whole if its name is that of the attempt.
-        reason: for people.
-        time: of the decision.
-        manifest: digest of a manifest there: of any other directory, the files that it lists are deleted; empty: none.
+        uri: directory; deleted as a whole if its name is that of the attempt.
+        reason: human-readable reason.
+        time: time of the decision.
+        manifest: digest of the manifest whose files are deleted if the directory is not deleted as a whole; empty:
+            none.
         collector: a unique name of the collector that decided.
     """
 
@@ -305,13 +306,13 @@ class Deleting(Record):
 
 
 TIERS: Final = ("memory", "disk", "shared")
-"""Where copies lie, the quickest first: the memory of a node, its local disk, storage that all nodes share."""
+"""Locations of copies, fastest first: memory of a node, its local disk, storage shared by all nodes."""
 COPY_BYTES_MAX: Final = 1 << 40
-"""Limit of one copy, beside the limit of its holder."""
+"""Maximum size of one copy, besides the limit of its holder."""
 _ADDRESS: Final = re.compile(r"[\w.:%\[\]-]{1,255}:[0-9]{1,5}")
 _TOKEN: Final = re.compile(r"[0-9a-f]{64}")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|blake2b:[0-9a-f]{128}")
-"""Digests of copies, which are found by them: no other bytes can be made for one."""
+"""Digests of copies; copies are requested by digest, so only cryptographic digests are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +320,11 @@ class HolderRecord(Record):
     """A node that keeps copies in its memory.
 
     Attributes:
-        holder: name of it; of the node's incarnation.
+        holder: name of this incarnation of the node.
         host: name of the machine.
-        address: ``host:port``; it is only ever connected to.
-        token: without it the holder answers nothing.
-        topology: where the machine stands, as ``row1/rack7``.
+        address: ``host:port``; only used to connect.
+        token: secret that clients must present to the holder.
+        topology: location of the machine, as ``row1/rack7``.
     """
 
     NAME: ClassVar[str] = "holder"
@@ -344,12 +345,12 @@ class HolderRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class CopyRecord(Record):
-    """A copy of a file of a checkpoint: the claim of its holder, which the reader checks.
+    """A copy of a file of a checkpoint, as announced by its holder; the reader verifies it.
 
     Attributes:
-        kind, step, generation, number: of the attempt.
-        file: its name in the checkpoint.
-        digest, size_bytes: of the bytes.
+        kind, step, generation, number: identity of the attempt.
+        file: file name in the checkpoint.
+        digest, size_bytes: digest and size of the bytes.
         holder, host, address, token, topology: see ``HolderRecord``.
         tier: one of ``TIERS``.
     """
@@ -371,7 +372,7 @@ class CopyRecord(Record):
 
     @property
     def id(self) -> AttemptId:
-        """Which attempt."""
+        """Identity of the attempt."""
         return AttemptId(self.step, self.generation, self.number)
 
     def check(self) -> None:
@@ -401,8 +402,8 @@ def _check_metrics(metrics: Mapping[str, float]) -> None:
 
 
 def _check_attempt(kind: str, step: int, world_size: int = 1) -> None:
-    """Check what becomes a part of keys, and what is counted up to. Raises ConfigError."""
-    if not _KIND.fullmatch(kind):  # no '@' either, which parts run, kind and step in the name of a child's hold
+    """Check values that become parts of keys or limits of loops. Raises ConfigError."""
+    if not _KIND.fullmatch(kind):  # no '@', which separates run, kind and step in the name of a child's hold
         raise ConfigError(f"kind is {reprlib.repr(kind)}")
     check_step(step)
     if not 1 <= world_size <= WORLD_SIZE_MAX:

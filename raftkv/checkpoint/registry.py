@@ -1,4 +1,4 @@
-"""The registry of a run's checkpoints, for asyncio: what ``commit``, ``find`` and ``retention`` do, in one object.
+"""The registry of a run's checkpoints, for asyncio: ``commit``, ``find`` and ``retention`` as one object.
 
 ::
 
@@ -9,8 +9,8 @@
     checkpoint = await attempt.commit()
     await registry.latest()
 
-It stands on the client library alone, so it works with raftkv and with etcd. ``raftkv.checkpoint.Registry`` is the same
-for programs without an event loop.
+It uses only the client library, so it works with raftkv and with etcd. ``raftkv.checkpoint.Registry`` is the same for
+programs without an event loop.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 UNMEASURED_MAX: Final = 3
-"""Checkpoints without the metric whose best is kept, before a warning: the first validation may come later."""
+"""Number of checkpoints without a metric of ``keep_best`` before a warning; the first validation may come later."""
 
 
 class Registry:
     """The checkpoints of one run.
 
     Arguments:
-        kv: a client of the cluster; whole, not a view.
-        run_id: of the run; it need not be one of ``raftkv.training``.
-        uri: of the directory below which its checkpoints lie; empty: this registry only finds them.
+        kv: a client of the cluster, not a view of one.
+        run_id: run id, which need not be a run of ``raftkv.training``.
+        uri: directory below which checkpoints are stored; empty: this registry is only for lookups.
 
     Raises:
-        ConfigError: the run id cannot be used, or the client is a view.
+        ConfigError: the run id is not valid, or the client is a view.
     """
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
@@ -80,10 +80,10 @@ class Registry:
 
     @classmethod
     def from_parts(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
-        """Make a registry of its means, for a program without a client: the simulator.
+        """Make a registry without a client, for the simulator.
 
         Arguments:
-            means: what it works with.
+            means: store, files and clock to use.
             run_id, uri: as for ``Registry``.
         """
         registry = cls.__new__(cls)
@@ -107,11 +107,12 @@ class Registry:
     # ---- who may write
 
     async def claim(self, name: str = "") -> Claim:
-        """Claim the checkpoints of the run for this program: all claims before end.
+        """Claim the checkpoints of the run for this program; this ends all previous claims.
 
         Arguments:
-            name: the same name gives the same claim again, as to other ranks; empty: a new claim. A program that starts
-                again needs another: under the claim of its dead self it would neither end nor take over anything.
+            name: the same name returns the same claim, also to other ranks; empty: a new claim. A restarted program
+                needs a new name: the old claim would not end the writes of its previous process or take over its
+                attempts.
 
         Raises:
             StatusError: the cluster refused.
@@ -123,11 +124,11 @@ class Registry:
         """Claim the checkpoints for a generation of the run: all its ranks get the same claim.
 
         Arguments:
-            generation, revision: of the generation (``run.world``).
-            fence: its fence (``run.fence``).
+            generation, revision: number and revision of the generation (``run.world``).
+            fence: fence of the generation (``run.fence``).
 
         Raises:
-            GenerationOver: it has ended.
+            GenerationOver: the generation has ended.
             StatusError: the cluster refused.
         """
         if not hasattr(fence, "conditions"):
@@ -138,15 +139,15 @@ class Registry:
         )  # fmt: skip
 
     async def take_over(self, claim: Claim) -> list[Taken]:
-        """Decide the attempts of all generations before: commit what all ranks have prepared, give up the rest.
+        """Resolve open attempts of all previous generations: commit those that all ranks have prepared, abort the rest.
 
-        To be called by one rank, before it looks for the latest checkpoint to go on from.
+        Call this on one rank, before looking up the checkpoint to resume from.
 
         Arguments:
-            claim: of the present generation.
+            claim: claim of the current generation.
 
         Raises:
-            FenceBroken, GenerationOver: it is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         return await attempts.take_over(self._means, claim, self.foreign_place)
 
@@ -162,20 +163,20 @@ class Registry:
         parent: Reference | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Attempt:
-        """Begin to save a checkpoint; one rank does, the others ``join``.
+        """Begin to save a checkpoint, on one rank; the others call ``join``.
 
         Arguments:
-            claim: under which.
-            step: of training; above the latest.
-            world_size: how many ranks will prepare a part.
+            claim: current claim.
+            step: training step, above the latest.
+            world_size: number of ranks that will prepare.
             kind: one of ``keys.KINDS``.
-            parent: what it descends from, as the checkpoint of another run that was fine-tuned.
-            metadata: of the user.
+            parent: checkpoint that it descends from, as one of another run that was fine-tuned.
+            metadata: user metadata.
 
         Raises:
-            ConfigError: the registry has no place for bytes, or an argument cannot be used: ranks, metadata, names.
+            ConfigError: the registry has no ``uri``, or an argument is not valid: ranks, metadata, names.
             CheckpointExists, StaleStep: the step, or a later one, is committed.
-            FenceBroken, GenerationOver: the claim is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         if kind == MEMORY:
             record = self._record(step, world_size, kind, parent, metadata)
@@ -190,7 +191,7 @@ class Registry:
         return await attempts.begin(self._means, claim, record, self._uri_of)
 
     async def _mark(self) -> None:
-        """Leave the mark of the run in its place, once: only there its files are ever deleted."""
+        """Write the run's marker file to its place, once; files are only deleted in places with this marker."""
         if not self._is_marked and self._means.leave_mark is not None:
             await ownership.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
             self._is_marked = True
@@ -217,14 +218,14 @@ class Registry:
 
         Arguments:
             claim: the coordinator's, or one of the same generation.
-            step, kind: of the checkpoint.
+            step, kind: step and kind of the checkpoint.
             timeout_s: None: as long as the claim lasts.
             after, who: see ``commit.attempt.join``.
 
         Raises:
-            ConfigError: the coordinator saves another step, or elsewhere than below the uri of this registry.
-            FenceBroken, GenerationOver: the claim is over.
-            TimeoutError: nothing was begun in time.
+            ConfigError: the coordinator saves another step, or not below the uri of this registry.
+            FenceBroken, GenerationOver: the claim has ended.
+            TimeoutError: the coordinator did not begin in time.
         """
         kind, step = check_kind(kind), check_step(step)
         attempt = await attempts.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
@@ -233,27 +234,27 @@ class Registry:
         return attempt
 
     async def set_metrics(self, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
-        """Add metrics to a committed checkpoint, or replace those of the same names, as an evaluator does.
+        """Add metrics to a committed checkpoint, or replace those of the same names, for example after an evaluation.
 
         Arguments:
-            step, kind: of the checkpoint.
-            metrics: name to number; NaN is kept, but is neither the best nor the worst.
+            step, kind: step and kind of the checkpoint.
+            metrics: name to number; NaN is stored, but is never the best or worst.
 
         Returns:
-            the checkpoint with all its metrics.
+            The checkpoint with all its metrics.
 
         Raises:
-            CheckpointNotFound: there is no such checkpoint, or not any more.
-            ConfigError: there are too many metrics, or one cannot be used.
+            CheckpointNotFound: the checkpoint does not exist (any more).
+            ConfigError: there are too many metrics, or one is not valid.
         """
         return await summary.set_metrics(self.control, self.run_id, step, kind, metrics)
 
     def attempt(self, claim: Claim, record: AttemptRecord) -> Attempt:
-        """Return an attempt that another rank has begun, as that rank has described it.
+        """Return an attempt that another rank has begun, from its record.
 
         Arguments:
-            claim: the same, or one of the same generation.
-            record: the attempt's own.
+            claim: claim of that rank, or one of the same generation.
+            record: head of the attempt.
         """
         return Attempt(self._means, claim, record)
 
@@ -261,20 +262,21 @@ class Registry:
         return f"{self.uri}/{attempt.directory}"
 
     async def foreign_place(self, head: AttemptRecord) -> str:
-        """Return why nothing is written where the record of an attempt says that its bytes lie; empty: it may be.
+        """Return why this registry must not write to the directory in an attempt's record; empty: it may.
 
-        The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
+        The record is not trusted. The directory must be that of the attempt, or one below the uri that no other attempt
+        has created.
         """
         what = f"step {head.step} of run {self.run_id!r} ({head.kind})"
         if head.kind == MEMORY:
-            return ""  # nothing is ever written there
+            return ""  # no files are written there
         if not self.uri:
             return printable(f"{what} is not saved: this registry has no place; name it (Registry(uri=), --place)")
         if head.uri == self._uri_of(head.id):
             return ""
         with suppress(ConfigError):
             name = await asyncio.to_thread(lambda: Place(self.uri).real_name_below(head.uri))
-            # Not the directory of another attempt, nor one inside of it, however the record spells that.
+            # Not the directory of another attempt, nor one inside it, in any spelling.
             if name and all(AttemptId.of_directory(part) in (None, head.id) for part in name.split("/")):
                 return ""
         if ownership.ADOPTED in head.metadata:
@@ -298,7 +300,7 @@ class Registry:
         return await self.lookup.at(self.run_id, step, kind)
 
     async def tagged(self, name: str) -> Checkpoint:
-        """Return the checkpoint that a tag is on. Errors as ``Lookup.tagged``."""
+        """Return the checkpoint with a tag. Errors as ``Lookup.tagged``."""
         return await self.lookup.tagged(self.run_id, name)
 
     async def best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Checkpoint:
@@ -314,16 +316,16 @@ class Registry:
     async def nearest(
         self, step: int, file: str, *, to: str = "", topology: str = "", kind: str = MEMORY
     ) -> list[Copy]:
-        """Return the copies of a file of a checkpoint, the nearest first: in memory, on disks, in shared storage.
+        """Return the copies of a file of a checkpoint, nearest first: in memory, on disks, in shared storage.
 
         Arguments:
-            step, kind: of the checkpoint.
-            file: its name in the checkpoint.
-            to: name of the reader's machine; empty: this one's.
-            topology: where that stands, as ``row1/rack7``.
+            step, kind: step and kind of the checkpoint.
+            file: file name in the checkpoint.
+            to: name of the reader's machine; empty: this machine.
+            topology: location of the host, as ``row1/rack7``.
 
         Raises:
-            CheckpointNotFound: there is no such checkpoint, or not any more.
+            CheckpointNotFound: the checkpoint does not exist (any more).
         """
         spot = Spot(to or socket.gethostname(), topology)
         return (await catalogue.nearest(self.control, self.keys, step, file, spot, check_kind(kind))).copies
@@ -331,13 +333,13 @@ class Registry:
     async def fetch(
         self, checkpoint: Checkpoint, file: str, *, to: str = "", topology: str = "", limit_bytes: int = 0
     ) -> memoryview:
-        """Return the bytes of a file from the nearest copy whose digest is right.
+        """Return the bytes of a file from the nearest copy with the right digest.
 
         Arguments:
-            checkpoint: in memory, or one that lies below the uri of the registry.
-            file: its name in the checkpoint.
+            checkpoint: checkpoint in memory, or below the uri of the registry.
+            file: file name in the checkpoint.
             to, topology: as for ``nearest``.
-            limit_bytes: of what is allocated; 0: half of this machine's memory.
+            limit_bytes: limit of allocated memory; 0: half of this machine's memory.
 
         Raises:
             CheckpointNotFound, DigestMismatch, StorageError, ConfigError: as ``copies.reading.read_nearest``.
@@ -354,12 +356,12 @@ class Registry:
         return await catalogue.holders(self.control, self.keys)
 
     async def has_all_copies(self, checkpoint: Checkpoint) -> bool:
-        """Return whether holders claim a copy of as many files as a checkpoint in memory has."""
+        """Return whether holders announce a copy of every file of a checkpoint in memory."""
         copies = await catalogue.copies_of(self.control, self.keys, checkpoint)
         return len({copy.file for copy in copies}) >= checkpoint.file_count
 
     async def forget_memory(self, claim: Claim) -> None:
-        """Forget the checkpoint in memory. Arguments and errors as ``commit.attempt.forget_memory``."""
+        """Delete the checkpoint in memory. Arguments and errors as ``commit.attempt.forget_memory``."""
         await attempts.forget_memory(self._means, claim)
 
     # ---- taking in
@@ -376,11 +378,11 @@ class Registry:
         on_result: OnResult | None = None,
         on_progress: Progress | None = None,
     ) -> list[Imported]:
-        """Register the checkpoints that another tool has left in a directory, oldest first.
+        """Register existing checkpoints of another tool in a directory, oldest first.
 
         Arguments and errors as for ``integrations.importers.importing.import_directory``.
         """
-        importing = import_module("raftkv.integrations.importers.importing")  # by name: it stands on this module
+        importing = import_module("raftkv.integrations.importers.importing")  # by name: it imports this module
         found: list[Imported] = await importing.import_directory(
             self, uri, step=step, kind=kind, claim=claim, dry_run=dry_run, in_place=in_place, on_result=on_result,
             on_progress=on_progress,
@@ -396,11 +398,11 @@ class Registry:
         return await self.lookup.latest_of_all()
 
     def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
-        """Watch commits: each once, resumable. Arguments as ``Commits``."""
+        """Watch commits, each once; can be resumed. Arguments as ``Commits``."""
         return Commits(self.control, self.run_id, kind, start_revision=start_revision)
 
     def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
-        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``Bests``."""
+        """Watch the best checkpoint: the current one, then each new one. Arguments as ``Bests``."""
         return Bests(self.lookup, self.control, self.run_id, metric, mode, kind=kind)
 
     # ---- keeping and deleting
@@ -413,16 +415,16 @@ class Registry:
         *,
         on_lost: Callable[[Pin], Any] | None = None,
     ) -> Pin:
-        """Make a pin, to be taken by ``await`` or ``async with``: the checkpoint is not deleted while it is held.
+        """Make a pin; ``await`` or ``async with`` takes it. The checkpoint is not deleted while the pin is held.
 
         Arguments:
-            checkpoint: of any run.
-            reader: name of who reads it.
-            ttl_s: how long it outlives a process that is gone.
-            on_lost: called on the loop when it is lost.
+            checkpoint: checkpoint of any run.
+            reader: name of the reader.
+            ttl_s: how long it outlives a dead process.
+            on_lost: called on the loop when the pin is lost.
 
         Raises:
-            ConfigError: the name cannot be used.
+            ConfigError: the name is not valid.
         """
         return Pin(
             self.control, checkpoint, reader, ttl_s, holder=self._holder, time=self._means.now(), on_lost=on_lost
@@ -433,7 +435,7 @@ class Registry:
         await holds.pin_for(self.control, checkpoint, reader, duration_s, self._hold())
 
     async def unpin(self, checkpoint: Checkpoint | Reference, reader: str) -> int:
-        """Take all pins of a reader on a checkpoint away; returns how many there were."""
+        """Remove all pins of a reader on a checkpoint; return their number."""
         reference = (
             checkpoint
             if isinstance(checkpoint, Reference)
@@ -442,7 +444,7 @@ class Registry:
         return await holds.unpin(self.control, reference, reader)
 
     async def holds(self) -> list[HoldInfo]:
-        """Return why checkpoints of the run stay: pins, tags, and children in other runs; by kind and step."""
+        """Return the reasons to keep checkpoints of the run (pins, tags, children in other runs), by kind and step."""
         return await holds.holds(self.control, self.run_id)
 
     async def pins(self) -> list[HoldInfo]:
@@ -450,29 +452,29 @@ class Registry:
         return [info for info in await self.holds() if info.why == PIN]
 
     async def tag(self, name: str, checkpoint: Checkpoint) -> None:
-        """Put a tag on a checkpoint, or move it there. Errors as ``holds.tag``."""
+        """Set a tag on a checkpoint, or move it there. Errors as ``holds.tag``."""
         await holds.tag(self.control, self.run_id, name, checkpoint, self._hold())
 
     async def untag(self, name: str) -> bool:
-        """Take a tag away; False: there was none."""
+        """Remove a tag; False: it did not exist."""
         return await holds.untag(self.control, self.run_id, name)
 
     async def tags(self) -> dict[str, Reference]:
-        """Return the tags of the run by name, and what they are on."""
+        """Return the tags of the run by name, with their checkpoints."""
         return await holds.tags(self.control, self.run_id)
 
     async def collect(
         self, policy: Policy = NO_POLICY, *, dry_run: bool = False, on_progress: Progress | None = None
     ) -> Collected:
-        """Delete the checkpoints that a policy does not keep, and what dead attempts have left.
+        """Delete the checkpoints that a policy does not keep, and the remains of dead attempts.
 
         Arguments:
-            policy: the rules; empty: only what dead attempts have left is deleted.
-            dry_run: nothing is changed; what would be is returned.
-            on_progress: told of the bytes of checkpoints, as they are deleted; on the loop.
+            policy: the rules; empty: only remains of dead attempts are deleted.
+            dry_run: change nothing, and return what would be deleted.
+            on_progress: called on the loop with the bytes of deleted checkpoints.
 
         Raises:
-            StatusError: the cluster refused; the next collection goes on.
+            StatusError: the cluster refused; the next collection continues.
         """
         instance(policy, Policy, "policy")
         collector = Collector(
@@ -493,16 +495,16 @@ class Registry:
     async def collect_forever(
         self, policy: Policy, *, every_s: float = 600.0, on_collected: Callable[[Collected], Any] | None = None
     ) -> None:
-        """Collect on and on, until this is cancelled; what fails is tried again by the next collection.
+        """Collect periodically until cancelled; the next collection repeats what failed.
 
         Arguments:
             policy: the rules.
             every_s: pause between two collections.
-            on_collected: called after each, on the loop.
+            on_collected: called on the loop after each collection.
 
         Raises:
             StatusError: the cluster refused.
-            ValueError: there is no pause.
+            ValueError: the pause is not positive.
         """
         if seconds(every_s, "every_s") <= 0:
             raise ValueError(f"every_s must be positive, not {every_s:g}")
@@ -515,18 +517,18 @@ class Registry:
     # ---- from elsewhere, and to elsewhere
 
     async def export(self, checkpoint: Checkpoint, uri: str, *, on_progress: Progress | None = None) -> None:
-        """Copy a checkpoint to a directory that no registry knows; after an interruption call it again.
+        """Copy a checkpoint to a directory outside the registry; after an interruption, call this again.
 
         Arguments:
-            checkpoint: of any run; it is pinned meanwhile.
-            uri: of the directory, which is empty or holds the same export.
-            on_progress: told of bytes, on several threads.
+            checkpoint: checkpoint of any run; pinned during the call.
+            uri: directory, which is empty or holds the same export.
+            on_progress: called with numbers of bytes, on several threads.
 
         Raises:
             CheckpointNotFound: the checkpoint is deleted.
-            DigestMismatch: a file is not what was committed.
-            StorageError: one could not be read or written.
-            ConfigError: another checkpoint lies there.
+            DigestMismatch: a file differs from the committed one.
+            StorageError: a file could not be read or written.
+            ConfigError: the directory has another checkpoint.
         """
         async with self.pin(checkpoint, f"export by {self._holder}"):
             await exchange.export(checkpoint, uri, on_progress)
@@ -543,14 +545,14 @@ class Registry:
         """Copy an export into this run, with its kind, metrics and metadata.
 
         Arguments:
-            claim: under which; above all that were made before.
-            uri: of the directory.
-            step: instead of the one that it had.
-            parent: what it descends from, in this cluster.
-            on_progress: told of bytes, on several threads.
+            claim: current claim, under which the copy is saved.
+            uri: directory.
+            step: new step; None: the step of the export.
+            parent: checkpoint in this cluster that it descends from.
+            on_progress: called with numbers of bytes, on several threads.
 
         Raises:
-            ConfigError: it is no export, or one that was cut off.
+            ConfigError: the directory has no export, or an incomplete one.
             CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
         """
         _, what = await asyncio.to_thread(exchange.read_export, uri)
@@ -568,11 +570,11 @@ class Registry:
         """Copy a checkpoint of another run into this one, with its kind, metrics and metadata.
 
         Arguments:
-            claim: under which.
-            checkpoint: of the other run; it is pinned meanwhile.
-            step: instead of the one that it had.
-            is_parent: whether the copy descends from it, so that it stays as long as the copy does.
-            on_progress: told of bytes, on several threads.
+            claim: claim under which the copy is saved.
+            checkpoint: checkpoint of the other run; pinned during the call.
+            step: new step; None: the step of the original.
+            is_parent: whether the copy descends from it, so that it is kept as long as the copy.
+            on_progress: called with numbers of bytes, on several threads.
 
         Raises:
             CheckpointNotFound: the checkpoint is deleted.
@@ -602,21 +604,20 @@ class Registry:
         metrics: Mapping[str, float] | None = None,
         on_progress: Progress | None = None,
     ) -> Checkpoint:
-        """Make a checkpoint of a directory that another program has written.
+        """Register a directory that another program has written as a checkpoint.
 
         Arguments:
-            claim: under which.
-            uri: of the directory; its files must not change any more.
+            claim: current claim.
+            uri: directory, whose files must not change any more.
             step, kind, parent, metadata: as for ``begin``.
             in_place: leave the files where they are, and write a manifest beside them; else they are copied.
-            owned: of files in place, below the uri of the registry: they go when the checkpoint is deleted; else they
-                stay.
+            owned: for files in place, below the uri of the registry: delete them with the checkpoint; False: they stay.
             metrics: as for ``Attempt.commit``.
-            on_progress: told of bytes, on several threads.
+            on_progress: called with numbers of bytes, on several threads.
 
         Raises:
-            ConfigError: there are no files, or they cannot be taken in as they are, or they are handed over and do not
-                lie below the uri of the registry.
+            ConfigError: there are no files, they cannot be registered as they are, or ``owned`` is set and they are not
+                below the uri of the registry.
             CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
         """
         if in_place and owned and not (self.uri and Place(self.uri).contains(uri)):
@@ -645,8 +646,8 @@ async def write_manifest(uri: str, data: bytes) -> None:
     """Write the manifest of an attempt, durably.
 
     Raises:
-        PrepareConflict: that of another attempt lies there, as in a directory that two runs take in where it is.
-        StorageError: it could not be written.
+        PrepareConflict: the directory has the manifest of another attempt, as when two runs register it in place.
+        StorageError: the manifest could not be written.
     """
 
     def write() -> None:
@@ -657,11 +658,11 @@ async def write_manifest(uri: str, data: bytes) -> None:
             raise PrepareConflict(
                 f"{uri} is the directory of another checkpoint by now; nothing was committed: take in a copy"
             )
-        place.write(MANIFEST, data)  # of this attempt, by who died then: maybe not whole, maybe not durable
+        place.write(MANIFEST, data)  # one of this attempt may be incomplete or not durable after a crash
 
     await asyncio.to_thread(write)
 
 
 async def check_files(uri: str, manifest: Manifest) -> None:
-    """Look whether the files of an attempt lie there as they were prepared. Raises FilesChanged, StorageError."""
+    """Check that the files of an attempt exist with their prepared sizes. Raises FilesChanged, StorageError."""
     await asyncio.to_thread(check_there, Place(uri), manifest)

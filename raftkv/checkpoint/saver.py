@@ -1,16 +1,16 @@
-"""One process that saves the checkpoints of a program: rank 0 of a framework that knows when all have written.
+"""Saves checkpoints from one process: a single-process program, or rank 0 of a framework that synchronises its ranks.
 
 ::
 
     saver = Saver(registry, policy=Policy(keep_last=3))
-    newest = saver.newest()                          # of before; what dead writers have left is decided first
+    newest = saver.newest()                          # commits or aborts attempts of dead writers first
     saver.save_directory(400, "out/checkpoint-400", kind=SAFETENSORS, metrics={"loss": 0.1})
     with saver.saving(800, kind=TORCH_SAVE) as saving:
         torch.save(state, f"{saving.uri}/model.pt")  # all files below the uri at the end are the checkpoint
 
-It claims the checkpoints when it is first used: every writer that was there before is fenced out. The callbacks for
-frameworks (``raftkv.torch.transformers``, ``raftkv.torch.lightning``, ``raftkv.jax``) stand on it. Blocking. Leaves out
-ranks that prepare parts of their own: ``run.checkpoint`` and ``raftkv.torch.checkpoint``.
+The first use claims the checkpoints, which fences out every earlier writer. The callbacks for frameworks
+(``raftkv.torch.transformers``, ``raftkv.torch.lightning``, ``raftkv.jax``) use it. Blocking. If ranks prepare separate
+parts, use ``run.checkpoint`` or ``raftkv.torch.checkpoint``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Saving:
     """A checkpoint that is being saved.
 
     Attributes:
-        uri: of the directory of its bytes, which is this attempt's alone.
-        metrics: what is in it at the end of the block counts.
-        checkpoint: what was committed; None before the end of the block.
+        uri: directory of the files, used only by this attempt.
+        metrics: metrics; the content at the end of the block is saved.
+        checkpoint: committed checkpoint; None before the end of the block.
     """
 
     uri: str
@@ -54,13 +54,13 @@ class Saving:
 
 
 class Saver:
-    """Save and find checkpoints of a program of one process.
+    """Saves and finds checkpoints of a program from one process.
 
     Arguments:
-        registry: of the run.
-        claim: under which is written; None: a new one, with the first use.
-        policy: what is kept after each commit; None: everything.
-        monitor: the metric whose best checkpoint the program asks for at its end: it is kept too.
+        registry: registry of the run.
+        claim: claim under which it writes; None: a new one, at the first use.
+        policy: which checkpoints are kept after each commit; None: all.
+        monitor: metric whose best checkpoint the program loads at its end, and which is therefore kept too.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Saver:
         self.keep_best(monitor)
 
     def keep_best(self, monitor: Best | None) -> None:
-        """Keep the best checkpoint by a metric from now on, besides what the policy keeps."""
+        """From now on also keep the best checkpoint by a metric, besides those of the policy."""
         self.monitor = monitor
         if monitor is not None and self.policy is not None:
             self.policy = self.policy.with_best(monitor)
@@ -99,10 +99,10 @@ class Saver:
         return [*([self.monitor] if self.monitor else []), *(self.policy.keep_best if self.policy else ())]
 
     def claim(self) -> Claim:
-        """Return the claim under which this writes; what dead writers have left is decided the first time.
+        """Return the claim for writing; the first call commits or aborts the attempts of dead writers.
 
         Raises:
-            FenceBroken, GenerationOver: it is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         if self._claim is None:
             self._claim = self.registry.claim()
@@ -112,7 +112,7 @@ class Saver:
         return self._claim
 
     def newest(self, kind: str = "") -> Checkpoint | None:
-        """Return the newest checkpoint, to go on from; None: there is none. Errors as for ``claim``."""
+        """Return the newest checkpoint, to resume from; None: there is none. Errors as for ``claim``."""
         self.claim()
         try:
             self._last = self.registry.latest(kind)
@@ -132,15 +132,15 @@ class Saver:
         """Save all files below ``uri`` at the end of the block; a block that raises commits nothing.
 
         Arguments:
-            step: of training; above the latest.
+            step: training step, above the latest.
             kind: one of ``keys.KINDS``.
-            metrics: by which the best is found.
-            metadata: of the user.
+            metrics: metrics by which the best is found.
+            metadata: user metadata.
 
         Raises:
             CheckpointExists, StaleStep: the step, or a later one, is committed.
-            FenceBroken, GenerationOver: the claim is over; nothing was committed.
-            StorageError: the bytes could not be read again, or the manifest not be written.
+            FenceBroken, GenerationOver: the claim has ended; nothing was committed.
+            StorageError: the files could not be read again, or the manifest could not be written.
         """
         attempt = self.registry.begin(self.claim(), step, kind=kind, metadata=metadata)
         saving = Saving(attempt.uri, dict(metrics or {}))
@@ -160,11 +160,11 @@ class Saver:
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Checkpoint:
-        """Save a local directory that is written; it is moved below the uri of the registry.
+        """Save a completely written local directory by moving it below the uri of the registry.
 
         Arguments:
             step, kind, metrics, metadata: as for ``saving``; so are the errors.
-            directory: it is gone afterwards; as it was, if the disk fails, or what is given cannot be used.
+            directory: moved away by this call; unchanged if the disk fails or an argument cannot be used.
         """
         metrics = checked_metrics(metrics, step)  # before anything is moved
         attempt = self.registry.begin(self.claim(), step, kind=kind, metadata=metadata)
@@ -175,13 +175,13 @@ class Saver:
         return done
 
     def chosen(self, step: int, given: Mapping[str, object]) -> dict[str, float]:
-        """Return those of a framework's many values that a checkpoint gets as metrics; the log names the rest once.
+        """Choose the metrics of a checkpoint among a framework's values; the omitted ones are logged once.
 
-        Those that ``monitor`` or the policy name come first: there is room for 60.
+        Values that ``monitor`` or the policy name come first; a checkpoint has at most 60.
 
         Arguments:
-            step: of the checkpoint; values that were measured at another one (``Measured``) are left out.
-            given: name to anything.
+            step: step of the checkpoint; values measured at another step (``Measured``) are omitted.
+            given: name to any value.
         """
         named = {best.metric for best in self._bests()}
         there = set(self._last.metrics) if self._last is not None and self._last.step == step else set()
@@ -202,41 +202,43 @@ class Saver:
         return found
 
     def add_metrics(self, step: int, given: Mapping[str, object]) -> None:
-        """Add what was measured at a step after its checkpoint was committed, unless a later one is there by now."""
+        """Add values measured at a step after its checkpoint was committed, unless there is a later checkpoint."""
         if self._last is not None and self._last.step == step:
             found = self.chosen(step, given)
             if found.items() - self._last.metrics.items():
-                with suppress(CheckpointNotFound):  # it was deleted meanwhile
+                with suppress(CheckpointNotFound):  # deleted meanwhile
                     self._last = self.registry.set_metrics(step, self._last.kind, found)
 
     def _collect(self) -> None:
         if self.policy is not None:
-            with suppress(StatusError):  # the next collection goes on
+            with suppress(StatusError):  # the next collection continues
                 self.registry.collect(self.policy)
 
 
 @contextmanager
 def _aborting(attempt: Attempt) -> Iterator[None]:
-    """Give an attempt up if the block raises; if that fails too, the next claim does it."""
+    """Abort an attempt if the block raises; if that fails too, the next claim does it."""
     try:
         yield
     except BaseException as error:
-        with suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
+        with suppress(RaftKVError):  # as when the client is closed: report the first error
             attempt.give_up(error)
         raise
 
 
 class Termination:
-    """SIGTERM, held back until the program has saved; a second one ends it at once, the first one its forked children.
+    """Delays SIGTERM until the program has saved; a second SIGTERM ends it at once.
+
+    Forked children end at the first SIGTERM.
 
     ::
 
-        told.hold()                      # on the main thread; elsewhere nothing is held back
+        told.hold()                      # on the main thread; elsewhere it does nothing
         if told.is_asked: save()
-        told.deliver()                   # to the handler that was there before: the program ends as it would have
+        told.deliver()                   # to the previous handler: the program ends as it would have
 
     Attributes:
-        is_asked: the program was told to end.
+        is_asked: whether the program received SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -245,7 +247,7 @@ class Termination:
         self._process_id = 0
 
     def hold(self) -> None:
-        """Hold the signal back from now on, unless it is ignored."""
+        """Delay the signal from now on, unless it is ignored."""
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGTERM)
         if is_main and self._before is None and before not in (signal.SIG_IGN, None):
@@ -258,7 +260,7 @@ class Termination:
         self.is_asked = True
 
     def let_go(self) -> None:
-        """Put the handler back that was there before, on the main thread."""
+        """Restore the previous handler, on the main thread."""
         before, is_main = self._before, threading.current_thread() is threading.main_thread()
         self._before = None
         if is_main and before is not None and signal.getsignal(signal.SIGTERM) == self._note:

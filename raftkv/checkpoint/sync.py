@@ -1,4 +1,4 @@
-"""The registry of checkpoints for programs without an event loop.
+"""The checkpoint registry for programs without an event loop.
 
 ::
 
@@ -9,7 +9,7 @@
         checkpoint = attempt.commit()
         for commit in registry.watch(start_revision=1): ...
 
-This wraps ``raftkv.checkpoint.aio``, whose objects live on the client's own loop thread.
+This wraps ``raftkv.checkpoint.aio``, whose objects run on the client's loop thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Attempt(Blocking[attempts.Attempt]):
 
 
 class Commits(Stream[find.Commit]):
-    """The commits of a run, as they come; made by ``Registry.watch``."""
+    """The commits of a run, as they happen; made by ``Registry.watch``."""
 
 
 class Bests(Stream[Checkpoint]):
@@ -61,10 +61,10 @@ class Bests(Stream[Checkpoint]):
 
 
 class Pin(Held[holds.Pin]):
-    """A checkpoint that stays while it is held; made by ``Registry.pin``, taken by ``with`` or ``take()``.
+    """A pin, which keeps a checkpoint while it is held; made by ``Registry.pin``, taken by ``with`` or ``take()``.
 
     Attributes:
-        lost: set when it is lost; wait for it from any thread.
+        lost: event that is set when the pin is lost; any thread may wait for it.
     """
 
     def __init__(self, owner: object, loop: LoopThread, inner: holds.Pin, lost: threading.Event) -> None:
@@ -75,7 +75,7 @@ class Pin(Held[holds.Pin]):
     """The pinned checkpoint."""
 
     def take(self) -> Pin:
-        """Take it, without a ``with`` block.
+        """Take the pin without a ``with`` block.
 
         Raises:
             CheckpointNotFound: the checkpoint is deleted, or about to be.
@@ -87,8 +87,8 @@ class Pin(Held[holds.Pin]):
     release = blocking(holds.Pin.release)
 
     def let_go(self) -> None:
-        """Give it back some time soon, and wait for nothing: for finalizers."""
-        with contextlib.suppress(Exception):  # the client may be closed, and the lease with it
+        """Release the pin soon, without waiting; for finalizers."""
+        with contextlib.suppress(Exception):  # the client may be closed, and the lease has ended with it
             self._loop.post(self._inner.release())
 
     def __enter__(self) -> Self:
@@ -100,12 +100,12 @@ class Registry(Blocking[aio.Registry]):
     """The checkpoints of one run.
 
     Arguments:
-        kv: a client of the cluster (``raftkv.connect``); whole, not a view.
-        run_id: of the run; it need not be one of ``raftkv.training``.
-        uri: of the directory below which its checkpoints lie; empty: this registry only finds them.
+        kv: a client of the cluster (``raftkv.connect``), not a view of one.
+        run_id: run id, which need not be a run of ``raftkv.training``.
+        uri: directory below which checkpoints are stored; empty: this registry is only for lookups.
 
     Raises:
-        ConfigError: the run id cannot be used.
+        ConfigError: the run id is not valid.
     """
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
@@ -159,24 +159,24 @@ class Registry(Blocking[aio.Registry]):
         return Attempt(self, self._loop, self._inner.attempt(claim, record))
 
     def pin(self, checkpoint: Checkpoint, reader: str, ttl_s: int = PIN_TTL_S) -> Pin:
-        """Make a pin, to be taken by ``with``: the checkpoint is not deleted while it is held.
+        """Make a pin; ``with`` takes it. The checkpoint is not deleted while the pin is held.
 
         Arguments:
-            checkpoint: of any run.
-            reader: name of who reads it.
-            ttl_s: how long it outlives a process that is gone.
+            checkpoint: checkpoint of any run.
+            reader: name of the reader.
+            ttl_s: how long it outlives a dead process.
 
         Raises:
-            ConfigError: the name cannot be used.
+            ConfigError: the name is not valid.
         """
         lost = threading.Event()
         pin = self._ask(lambda inner: inner.pin(checkpoint, reader, ttl_s, on_lost=lambda _: lost.set()))
         return Pin(self, self._loop, pin, lost)
 
     def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
-        """Watch commits: each once, resumable. Arguments as ``find.Commits``."""
+        """Watch commits, each once; can be resumed. Arguments as ``find.Commits``."""
         return Commits(self, self._loop, self._ask(lambda inner: inner.watch(kind, start_revision=start_revision)))
 
     def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
-        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``find.Bests``."""
+        """Watch the best checkpoint: the current one, then each new one. Arguments as ``find.Bests``."""
         return Bests(self, self._loop, self._ask(lambda inner: inner.watch_best(metric, mode, kind=kind)))

@@ -1,20 +1,20 @@
-"""Tracker files: how DeepSpeed and Megatron find the newest checkpoint, written after the commit and never before.
+"""Tracker files, by which DeepSpeed and Megatron find the newest checkpoint; written only after the commit.
 
 ::
 
     trackers = Trackers(registry, (DEEPSPEED, MEGATRON))
-    await trackers.write()                       # after a commit, and at a start: brings the files to the newest
+    await trackers.write()                       # after a commit, and at a start: updates the files to the newest
     engine.load_checkpoint(directory)            # DeepSpeed reads ``latest``: the name of a directory below
     python train.py --load directory             # Megatron reads ``latest_checkpointed_iteration.txt``: a number
 
-``Writer(trackers=...)`` of ``raftkv.torch.checkpoint`` and ``run.checkpoint(step, trackers=...)`` do so. The registry
-is the truth, the files follow it: a process that dies between commit and tracker leaves the file of the
-step before, which exists too, and the next program writes the right one. A file is replaced at once (a new one,
-synced, is renamed over it), so no reader sees half a name. A frozen process may wake up between its look at the
-registry and its rename; it looks again after each rename, and writes again if the registry has gone on.
+``Writer(trackers=...)`` of ``raftkv.torch.checkpoint`` and ``run.checkpoint(step, trackers=...)`` write them. The
+registry is authoritative: if a process dies between the commit and the tracker, the file names the previous step, which
+still exists, and the next program corrects it. A file is replaced atomically (a new file is synced and renamed over
+it), so a reader never sees half a name. A process may be frozen between reading the registry and the rename, so it
+reads the registry again after each rename, and writes again if there is a newer commit.
 
-Megatron asks for a directory called ``iter_0000100``: a link of that name leads to the attempt's own. Both tools read
-local disks, or what is mounted like one.
+Megatron needs a directory named ``iter_0000100``: a link of that name points to the attempt's directory. Both tools
+read only local or mounted file systems.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 DEEPSPEED: Final = "deepspeed"
 MEGATRON: Final = "megatron"
 FILES: Final = {DEEPSPEED: "latest", MEGATRON: "latest_checkpointed_iteration.txt"}
-"""Tool to the name of its file, in the directory of the run's checkpoints."""
+"""Name of each tool's file in the directory of the run's checkpoints."""
 
 
 def check_tools(tools: Sequence[str]) -> tuple[str, ...]:
-    """Return which tools are to find the checkpoints.
+    """Return the valid names of tools.
 
     Raises:
-        ConfigError: one is not known.
+        ConfigError: a tool is unknown.
     """
     unknown = [tool for tool in tools if tool not in FILES]
     if unknown or isinstance(tools, str):
@@ -57,12 +57,12 @@ class Trackers:
     """The tracker files of a run.
 
     Arguments:
-        registry: of the run; its ``uri`` is where the tools look.
+        registry: registry of the run; the tools look below its ``uri``.
         tools: ``DEEPSPEED``, ``MEGATRON``.
-        kind: of the checkpoints that they are to find; empty: of the kind of the newest.
+        kind: kind of checkpoint that the tools look for; empty: the kind of the newest.
 
     Raises:
-        ConfigError: a tool is not known, or the checkpoints lie on no disk.
+        ConfigError: a tool is unknown, or the checkpoints are not on a mounted file system.
     """
 
     def __init__(self, registry: Registry, tools: Sequence[str], *, kind: str = "") -> None:
@@ -73,7 +73,7 @@ class Trackers:
             raise ConfigError(f"{' and '.join(self._tools)} read no tracker at {registry.uri}: use a local directory")
 
     async def write(self) -> Checkpoint | None:
-        """Make the files name the newest checkpoint; returns it. None: there is none, and nothing is written.
+        """Update the files to the newest checkpoint and return it; None: there is none, and nothing is written.
 
         Raises:
             StorageError: they could not be written.
@@ -95,16 +95,16 @@ class Trackers:
 
 
 def write_all(uri: str, tools: Sequence[str], checkpoint: Checkpoint) -> None:
-    """Make the files of some tools name a checkpoint.
+    """Update the files of some tools to a checkpoint.
 
     Arguments:
-        uri: of the directory of the run's checkpoints.
-        tools: whose.
-        checkpoint: committed.
+        uri: directory of the run's checkpoints.
+        tools: tools whose files are written.
+        checkpoint: committed checkpoint.
 
     Raises:
         StorageError: they could not be written.
-        ConfigError: the checkpoint lies elsewhere.
+        ConfigError: the checkpoint is not below that directory.
     """
     place = Place(uri)
     directory = os.path.relpath(Place(checkpoint.uri).root, place.root)
@@ -123,7 +123,7 @@ def write_all(uri: str, tools: Sequence[str], checkpoint: Checkpoint) -> None:
 
 
 def _link(path: str, target: str) -> None:
-    """Have a link lead somewhere, replaced at once."""
+    """Set the target of a link atomically."""
     if os.path.islink(path) and os.readlink(path) == target:
         return
     new = f"{path}.part-{os.urandom(4).hex()}"
@@ -138,7 +138,8 @@ def _link(path: str, target: str) -> None:
 
 
 def _remove_dangling(directory: str) -> None:
-    """Remove the links to checkpoints that were deleted; another program's may lead to a disk that is away just now."""
+    """Remove links to deleted checkpoints, but keep links of other programs, whose disk may be temporarily
+    unavailable."""
     for entry in os.scandir(directory):
         if entry.name.startswith("iter_") and entry.is_symlink() and not os.path.exists(entry.path):
             with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The manifest cache: which files a dataset has, known to every rank without a server that keeps state for each file.
+"""Manifests of datasets: the list of files, cached by every rank, without server state for each file.
 
 ::
 
@@ -9,16 +9,17 @@
     for entry in files: ...
 
 A manifest is cut into chunks of thousands of entries, each stored under the digest of its bytes. A chunk never changes,
-so a copy of one is never wrong, its end concerns no other program, and the store keeps one watch for each client:
-that of the head. Publishing writes the chunks that are new, and then one key.
+so a cached copy is always valid and can be dropped at any time, and the store keeps only one watch per client: that of
+the head. Publishing writes the new chunks, and then one key.
 
-    entry       what is known of a file, and what is refused        codec      chunks and index nodes as bytes
-    keys        names, layout and values of keys                    tree       how entries become chunks and an index
-    publish     the way of a new version into the store             collect    what nothing needs any more
-    source      chunks out of the store, and the head               cache      copies in memory, and of a whole machine
-    snapshot    one version, read        dataset    all of it       shuffle    orders that keep to few chunks at a time
+    entry       the entry of a file, and its limits                 codec      chunks and index nodes as bytes
+    keys        names, layout and values of keys                    tree       chunks and an index from entries
+    publish     writes a new version; collects old versions         source     reads chunks and the head from the store
+    cache       copies in memory and for a whole machine            shuffle    orders that need few chunks at a time
+    dataset     ``Dataset``, and ``Snapshot``: one version
 
-It is a client of the store like any other, so it runs on raftkv and on etcd. A name is imported when it is first used.
+The package is an ordinary client of the store, so it runs on raftkv and on etcd. A name is imported when it is first
+used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies of chunks: in the memory of a process, and in a directory that the processes of a machine share.
 
-    memory      bounded by bytes, least recently used goes first
+    memory      limited in bytes; the least recently used chunk is dropped first
     directory   files named by digest; the first process reads the store, the others wait for the file
 
 Cached bytes never change, so nothing is ever invalidated.
@@ -24,20 +24,20 @@ from typing import Final, Generic, TypeVar
 from raftkv.dataset.codec import BLOB_BYTES_MAX, digest_of, is_digest
 from raftkv.errors import ConfigError
 
-# ---- in memory: bounded by bytes, the least recently used goes first; any thread may use it
+# ---- in memory: limited in bytes, the least recently used value is dropped first; usable from any thread
 
 V = TypeVar("V")
 
 
 class Memory(Generic[V]):
-    """Keep chunks in memory, the least recently used least long.
+    """A cache of chunks in memory that drops the least recently used first.
 
     Arguments:
-        limit_bytes: of all values together; a value that alone is larger is not kept.
+        limit_bytes: limit for all values together; a larger value is not cached.
 
     Attributes:
-        size_bytes: of the values that are kept.
-        hits, misses: of ``get``.
+        size_bytes: size of the cached values.
+        hits, misses: calls of ``get`` with and without a result.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -55,7 +55,7 @@ class Memory(Generic[V]):
         return key in self._items
 
     def get(self, key: str) -> V | None:
-        """Return a value, which is now the most recently used; None: it is not here."""
+        """Return a value and mark it as used; None: absent."""
         with self._lock:
             found = self._items.get(key)
             if found is None:
@@ -66,7 +66,7 @@ class Memory(Generic[V]):
             return found[0]
 
     def put(self, key: str, value: V, size_bytes: int) -> None:
-        """Keep a value, and drop others until it fits."""
+        """Add a value, and drop others until it fits."""
         with self._lock:
             replaced = self._items.pop(key, None)
             if replaced is not None:
@@ -82,38 +82,38 @@ class Memory(Generic[V]):
 
 # ---- in a directory: the processes of a machine read each chunk from the store once
 #
-# A file is named by the digest of its content, appears whole (written beside, then renamed), and is verified when it
-# is read: a file that was cut off or planted is deleted and read from the store. A process that finds no file takes a
-# lock, so that the others wait for its file, at most ``WAIT_S``; the kernel frees the lock if the holder dies. The
-# oldest files go when there are too many bytes; an open file stays readable. On tmpfs or a local disk the calls take
-# microseconds to a few milliseconds, so they run on the loop.
+# A file is named by the digest of its content, created atomically (written under another name, then renamed), and
+# verified when it is read: a truncated or forged file is deleted, and the chunk is read from the store. A process that
+# finds no file takes a lock, so that the others wait for its file, at most ``WAIT_S``; the kernel frees the lock if the
+# holder dies. The oldest files are deleted when there are too many bytes; an open file stays readable. On tmpfs or a
+# local disk the calls take microseconds to a few milliseconds, so they run on the loop.
 
 _log = logging.getLogger(__name__)
 
 WAIT_S: Final = 5.0
-"""For the process that reads a chunk from the store; then it is read here too."""
+"""How long to wait for another process that reads a chunk from the store; then this process reads it too."""
 _POLL_S: Final = 0.005
 _LEFT_OVER_S: Final = 3600.0
-"""After so long a file that was not renamed is that of a process that died."""
+"""Age after which a file that was not renamed belongs to a dead process."""
 _TRIM_SHARE: Final = 16
-"""The directory is looked through whenever a process has written this share of its limit."""
+"""The directory is trimmed whenever a process has written one part in this many of its limit."""
 
 
 class SharedDirectory:
-    """Keep chunks as files that processes of a node share.
+    """A cache of chunks as files, shared by the processes of a node.
 
     Arguments:
-        path: of the directory; it is made, for this user alone, if it does not exist.
-        limit_bytes: of all files together; passed by at most a sixteenth for each process that writes.
+        path: directory; created, accessible only to this user, if it does not exist.
+        limit_bytes: limit for all files together; each writing process may exceed it by at most a sixteenth.
 
     Raises:
-        ConfigError: it cannot be made or written.
+        ConfigError: the directory cannot be created or written.
     """
 
     def __init__(self, path: str | os.PathLike[str], limit_bytes: int) -> None:
         self.path = Path(path)
         self.limit_bytes = limit_bytes
-        self._written_bytes = limit_bytes  # look through it at the first write
+        self._written_bytes = limit_bytes  # trim the directory at the first write
         self._failure = ""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,11 +124,11 @@ class SharedDirectory:
             ) from None
 
     async def once(self, digest: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the bytes of a digest: from its file, else by ``read``, called by one process at a time.
+        """Return the bytes of a digest from its file, or from ``read``, which only one process at a time calls.
 
         Arguments:
-            digest: of the bytes.
-            read: reads them from the store, verified.
+            digest: digest of the bytes.
+            read: reads the verified bytes from the store.
         """
         if not is_digest(digest):  # no other name is ever opened, written or deleted here
             return await read()
@@ -148,10 +148,10 @@ class SharedDirectory:
         return blob
 
     def get(self, digest: str) -> bytes | None:
-        """Return the verified bytes of a file; None: there is none that can be used."""
+        """Return the verified bytes of a file; None: there is no valid file."""
         path = self.path / digest
         try:
-            # A pipe or device in its place must not hold the loop up.
+            # A pipe or device in its place must not block the loop.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
@@ -171,7 +171,7 @@ class SharedDirectory:
         return blob
 
     def put(self, digest: str, blob: bytes) -> None:
-        """Keep the bytes of a digest; without room they are not kept."""
+        """Write the bytes of a digest to a file, if there is space."""
         beside = self.path / f".{digest}.{os.getpid()}-{os.urandom(4).hex()}"  # of containers each has its own numbers
         try:
             with beside.open("xb") as file:
@@ -188,7 +188,7 @@ class SharedDirectory:
             self.trim()
 
     def trim(self) -> None:
-        """Delete the files that were not used for longest, until the rest fits; and what dead processes have left."""
+        """Delete the least recently used files until the rest fits, and files of dead processes."""
         now = time.time()
         found: list[tuple[float, int, str]] = []
         with contextlib.suppress(OSError), os.scandir(self.path) as items:
@@ -213,7 +213,8 @@ class SharedDirectory:
 
     @contextlib.contextmanager
     def _lock_file(self, digest: str) -> Iterator[int]:
-        """Open the file whose lock stands for a digest, and for others; -1: it cannot be opened, go on without."""
+        """Open the lock file for a digest, which is shared with other digests; -1: it cannot be opened, continue
+        without."""
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(self.path / "locks" / digest[:3], flags, 0o600)

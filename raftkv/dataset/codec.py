@@ -1,6 +1,6 @@
 """Chunks and index nodes as bytes: ``blob`` (compressed, under its digest), ``chunk`` (entries), ``node`` (the index).
 
-Invariant: no bytes make a reader use more memory than ``RAW_BYTES_MAX`` and some, or fail otherwise than with
+Invariant: no input makes a reader use much more memory than ``RAW_BYTES_MAX``, or raise anything but
 ``ChunkCorrupted``.
 """
 
@@ -27,12 +27,12 @@ from raftkv.dataset.errors import ChunkCorrupted
 #     digest, blob = seal(raw)
 #     raw = unseal(digest, blob)         # ChunkCorrupted: not what the digest says, or more than a chunk may be
 #
-# The digest is that of the compressed bytes, so nothing is handed to zlib that was not verified before.
+# The digest is that of the compressed bytes, so zlib only gets verified bytes.
 
 BLOB_BYTES_MAX: Final = 512 * 1024
-"""Stored: a third of what one request of etcd admits."""
+"""Maximum stored size: a third of etcd's limit for a request."""
 RAW_BYTES_MAX: Final = BLOB_BYTES_MAX - 1024
-"""Unpacked; less, so that the worst that zlib makes of it can be stored."""
+"""Maximum unpacked size; smaller, so that even incompressible data fits after zlib."""
 DIGEST_CHARACTERS: Final = 64
 LEVEL: Final = 6
 _DIGEST: Final = re.compile("[0-9a-f]" * DIGEST_CHARACTERS)
@@ -44,7 +44,7 @@ def digest_of(blob: bytes) -> str:
 
 
 def is_digest(text: object) -> bool:
-    """Return whether something has the form of a digest, so that it can be a part of a key, and the name of a file."""
+    """Return whether a value has the form of a digest, so that it is safe as part of a key and as a file name."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
@@ -58,7 +58,7 @@ def check(digest: str, blob: bytes) -> bytes:
     """Return the stored bytes of a digest.
 
     Raises:
-        ChunkCorrupted: they are others.
+        ChunkCorrupted: the bytes do not have this digest.
     """
     if len(blob) > BLOB_BYTES_MAX or digest_of(blob) != digest:
         raise ChunkCorrupted(
@@ -69,10 +69,10 @@ def check(digest: str, blob: bytes) -> bytes:
 
 
 def unseal(digest: str, blob: bytes) -> bytes:
-    """Return what was sealed.
+    """Return the unpacked bytes of a blob.
 
     Raises:
-        ChunkCorrupted: the bytes are not those of the digest, or no publisher has made them.
+        ChunkCorrupted: the bytes do not have this digest, or were not made by a publisher.
     """
     unpacking = zlib.decompressobj()
     try:
@@ -85,7 +85,7 @@ def unseal(digest: str, blob: bytes) -> bytes:
 
 
 def foreign(digest: str, why: str) -> ChunkCorrupted:
-    """Make the error for bytes that are those of the digest, and still none that raftkv publishes."""
+    """Make the error for bytes that have the right digest but that raftkv does not publish."""
     return ChunkCorrupted(
         f"chunk {digest[:16]} holds what raftkv does not publish: {why}; find out who may write below /raftkv/data/"
     )
@@ -95,9 +95,9 @@ def foreign(digest: str, why: str) -> ChunkCorrupted:
 #
 #     C {"count": 2, "shards": ["a.tar"], ...}\n | shared: 0 6 | sizes | shards | gaps | digests | train/ \0 1.jpg
 #
-# Columns compress better than rows, and are read by C: an array each, of the narrowest width that holds it; a column of
-# zeros is left out. Of a path there is the number of characters that it shares with the one before, and the rest. Of an
-# offset there is the gap behind the end of the file before.
+# Columns compress better than rows, and are read by C code: each is an array of the narrowest width that fits; a column
+# of zeros is omitted. A path is stored as the number of characters that it shares with the previous path, and the rest.
+# An offset is stored as the gap after the end of the previous file.
 
 ENTRIES_MAX: Final = 16384
 _CHUNK_MARK: Final = b"C"
@@ -106,13 +106,13 @@ _SIGNED: Final = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31), ("q", 1 << 63))
 _HEAD_BYTES: Final = 512
 _GAPS: Final = 3
 _CONTROL: Final = bytes([*range(1, 32), 127])
-"""Octets that no path has; a zero stands between two paths."""
+"""Octets that paths must not contain; a zero separates two paths."""
 _ENTRY_BYTES: Final = 4 + 8 + 2 + 8 + 1 + 1
-"""Upper bound of an entry's columns but path and digest: shared, size, shard, gap, length of the digest, separator."""
+"""Upper bound of an entry's columns except path and digest: shared, size, shard, gap, digest length, separator."""
 
 
 class Columns:
-    """The entries of a chunk that is being made. ``raw_bytes`` is an upper bound of what ``encode`` returns."""
+    """The entries of a chunk under construction. ``raw_bytes`` is an upper bound of the size of ``encode()``."""
 
     def __init__(self) -> None:
         self.first = ""
@@ -131,7 +131,7 @@ class Columns:
         return len(self._sizes)
 
     def add(self, entry: Entry) -> None:
-        """Take the next entry; it has been checked, and is greater than the last."""
+        """Add the next entry, which was checked and is greater than the last."""
         path, size, shard, offset, digest = entry
         shared = shared_length(self.last, path)
         suffix = path[shared:]
@@ -151,7 +151,7 @@ class Columns:
         self.last = path
 
     def encode(self) -> bytes:
-        """Return the chunk, to be sealed."""
+        """Return the chunk, ready for ``seal``."""
         lengths = [len(digest) for digest in self._digests]
         ends = map(operator.add, self._offsets, self._sizes)
         gaps = list(map(operator.sub, self._offsets, [0, *ends]))
@@ -174,10 +174,10 @@ class Columns:
 
 
 class Chunk:
-    """The entries of a chunk, to be read.
+    """The entries of a chunk, for reading.
 
     Attributes:
-        size_bytes: of memory, about.
+        size_bytes: approximate memory.
     """
 
     __slots__ = ("_digests", "_offsets", "_shard_names", "_shards", "_sizes", "paths", "size_bytes")
@@ -218,13 +218,13 @@ class Chunk:
         return map(Entry._make, zip(self.paths, self._sizes, shards, self._offsets, digests, strict=True))
 
     def find(self, path: str) -> Entry | None:
-        """Return the entry of a path; None: it has none."""
+        """Return the entry of a path; None: absent."""
         position = bisect.bisect_left(self.paths, path)
         return self[position] if position < len(self.paths) and self.paths[position] == path else None
 
 
 def shared_length(one: str, other: str) -> int:
-    """Return how many characters two texts share at their beginning."""
+    """Return the length of the common prefix of two strings."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -236,7 +236,7 @@ def shared_length(one: str, other: str) -> int:
 
 
 def decode_chunk(digest: str, raw: bytes) -> Chunk:
-    """Read a chunk.
+    """Decode a chunk.
 
     Arguments:
         digest: of its bytes, for errors.
@@ -296,7 +296,7 @@ def _paths(shared: Sequence[int], suffixes: list[str]) -> list[str]:
         if total > 64 * 1024 * 1024:  # 16,384 paths of 4 KiB
             raise ValueError("its paths are too long")
         paths.append(path)
-    # Programs open files by these paths: none may lead out of a folder, and lookups need the order.
+    # Programs open files by these paths, so none may lead out of a folder; lookups need the order.
     text = "/" + "/\0/".join(paths) + "/"
     if any(part in text for part in ("//", "/./", "/../")):
         raise ValueError("a path that leads elsewhere")
@@ -339,7 +339,7 @@ def _unpacked(code: str, admitted: str, count: int, data: memoryview) -> tuple[S
     return column, used
 
 
-# ---- index nodes: what lies below, in order; nodes of level 1 have chunks below them, others nodes
+# ---- index nodes: their children, in order; the children of level 1 are chunks, those of other levels are nodes
 #
 #     N {"level": 1, "digests": ["ab..", ...], "first": ["a/1", ...], "counts": [8192, ...], "sizes": [...]}
 
@@ -352,10 +352,10 @@ class Child(NamedTuple):
     """A chunk or node below an index node.
 
     Attributes:
-        digest: of its blob.
+        digest: digest of its blob.
         first: path of its first entry.
-        entries: how many are below it.
-        size_bytes: of the files that they name.
+        entries: number of entries below it.
+        size_bytes: total size of the files that they name.
     """
 
     digest: str
@@ -372,7 +372,7 @@ class Node:
     children: tuple[Child, ...]
 
     def encode(self) -> bytes:
-        """Return the node, to be sealed."""
+        """Return the node, ready for ``seal``."""
         names = ("digests", "first", "counts", "sizes")
         columns = zip(*self.children, strict=True) if self.children else ((),) * 4
         plain = {"level": self.level, **dict(zip(names, columns, strict=True))}
@@ -380,7 +380,7 @@ class Node:
 
 
 def decode_node(digest: str, raw: bytes) -> Node:
-    """Read a node.
+    """Decode a node.
 
     Arguments:
         digest: of its bytes, for errors.

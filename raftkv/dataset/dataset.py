@@ -1,4 +1,4 @@
-"""A dataset: publish its versions, read them, and keep what is read. For programs without an event loop.
+"""A dataset: publishes, reads and caches versions. For programs without an event loop.
 
 ::
 
@@ -8,14 +8,14 @@
         for epoch in range(90):
             files = data.next_pass()           # the newest version, the same until the end of the pass
             for entry in files: ...
-        data.collect()                         # what nothing needs any more
+        data.collect()                         # deletes versions and chunks that are not needed any more
 
-A pinned version stays readable while the cluster is away, as far as its chunks are cached. A version counts as the
-newest only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
-answer in time ``StaleHead`` is raised. ``follow=True`` moves ``current`` as soon as a version is published.
+Cached chunks of a pinned version stay readable while the cluster is unavailable. A version counts as the newest only if
+the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and ``StaleHead`` is raised if it does
+not answer in time. ``follow=True`` updates ``current`` as soon as a version is published.
 
-Usable by any thread, and in other processes (as workers of a data loader, forked or not), which have caches and
-connections of their own: a shared ``directory`` is what keeps their reads off the store.
+Usable from any thread, and in other processes (as workers of a data loader, forked or not). Other processes have
+separate caches and connections; a shared ``directory`` avoids repeated reads of the store.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from raftkv.errors import ConfigError
 if TYPE_CHECKING:
     from raftkv.client.sync.library import Client
 
-# ---- one version, which never changes: its list of chunks is held whole, entries are read when they are asked for
+# ---- one version, which never changes: the list of chunks is in memory, entries are read on demand
 
 AHEAD: Final = 4
 
@@ -63,12 +63,12 @@ class Snapshot(Sequence[Entry]):
     """One version of a dataset; made by ``Dataset``.
 
     Arguments:
-        head: which version.
-        leaves: its chunks, in order.
-        chunks: where they are found.
+        head: head of the version.
+        leaves: chunks, in order.
+        chunks: source of the chunks.
 
     Attributes:
-        head: which version.
+        head: head of the version.
         chunk_counts: entries of each chunk.
     """
 
@@ -127,7 +127,7 @@ class Snapshot(Sequence[Entry]):
             yield from islice(chunk, first - self._starts[number], None) if number == begin else chunk
 
     def below(self, folder: str) -> Iterator[Entry]:
-        """Yield the entries whose paths begin with a text, as ``train/cat/``."""
+        """Yield the entries whose paths begin with a prefix, as ``train/cat/``."""
         number = max(bisect_right(self._firsts, folder) - 1, 0)
         while number < len(self._digests):
             chunk = self._read(number)
@@ -138,7 +138,7 @@ class Snapshot(Sequence[Entry]):
             number += 1
 
     def fetch_ahead(self, numbers: Sequence[int]) -> None:
-        """Begin to read some chunks, as those of the next window of a ``ChunkOrder``; returns at once."""
+        """Start reading some chunks, such as those of the next window of a ``ChunkOrder``; return at once."""
         self._chunks.fetch_ahead([self._digests[number] for number in numbers])
 
     def _read(self, number: int) -> Chunk:
@@ -157,7 +157,7 @@ def leaves_below(root: str, read: Callable[[str], codec.Node]) -> list[Child]:
         read: reads an index node.
 
     Raises:
-        ChunkCorrupted: the index is none.
+        ChunkCorrupted: the index is not valid.
     """
     top = read(root)
     level, children = top.level, list(top.children)
@@ -176,7 +176,7 @@ def leaves_below(root: str, read: Callable[[str], codec.Node]) -> list[Child]:
 
 
 def _is_what_is_said(found: codec.Node, child: Child) -> bool:
-    # With the first path no node can stand in two places, so there are no more of them than the store has.
+    # Because of its first path no node can be in two places, so there are not more nodes than the store has.
     firsts = [below.first for below in found.children[:1]]
     return firsts == [child.first] and sum(below.entries for below in found.children) == child.entries
 
@@ -188,7 +188,7 @@ TIMEOUT_S: Final = 10.0
 
 
 class _Local:
-    """The part of a dataset that all its users in one process share: caches, and tasks on the client's loop."""
+    """The part of a dataset that is shared within one process: caches, and tasks on the client's loop."""
 
     def __init__(
         self, loop: LoopThread, store: Store, keys: DatasetKeys, directory: SharedDirectory | None, cache: int
@@ -208,22 +208,22 @@ class _Local:
 
 
 class Dataset:
-    """Read and publish the manifest of one dataset.
+    """Reads and publishes the manifest of one dataset.
 
     Arguments:
-        kv: a client of the cluster (``raftkv.connect``); whole, not a view.
-        name: of the dataset.
-        cache_bytes: of chunks in memory: half of them as stored, half unpacked. A million entries are 4 to 22 MB as
-            stored; what does not fit is read again from the directory or the store.
-        directory: shared by the processes of this machine, so that each chunk is read once for all; empty: none.
-        directory_bytes: of the files there.
-        follow: ``current`` moves as soon as a version is published; else with ``next_pass`` alone.
-        max_staleness_s: how long ago the store must have confirmed what is taken for the newest version, at most.
-        timeout_s: for the store to confirm it.
-        make_store: makes what stands for the store out of the asyncio client; for tests.
+        kv: a client of the cluster (``raftkv.connect``), not a view of one.
+        name: name of the dataset.
+        cache_bytes: limit for chunks in memory: half of it as stored, half unpacked. A million entries take 4 to 22 MB
+            as stored; chunks that do not fit are read again from the directory or the store.
+        directory: directory shared by the processes of this machine, so that each chunk is read once; empty: none.
+        directory_bytes: limit for the files there.
+        follow: update ``current`` as soon as a version is published; False: only in ``next_pass``.
+        max_staleness_s: maximum time since the store confirmed the newest version.
+        timeout_s: time for the store to confirm it.
+        make_store: makes the store from the asyncio client; for tests.
 
     Raises:
-        ConfigError: a name or a number cannot be used, or the directory cannot.
+        ConfigError: a name, a number or the directory is not valid.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Dataset:
         return f"<dataset {self.name!r}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the caches and what lives on this process' loop: a copy in another process makes its own."""
+        """Omit the caches and objects of this process' loop; a copy in another process makes new ones."""
         return {**self.__dict__, "_locals": {}}
 
     @property
@@ -267,7 +267,7 @@ class Dataset:
         if local is None:
             loop, kv = self._kv.target()
             made = _Local(loop, self._make_store(kv), self.keys, self._directory, self._cache_bytes)
-            # Of threads that come here at once one wins, without a lock that a fork could leave locked.
+            # Of concurrent threads one wins, without a lock that a fork could leave locked.
             local = self._locals.setdefault(process, made)
             for other in [number for number in self._locals if number != process]:
                 self._locals.pop(other, None)  # the parent's
@@ -283,7 +283,7 @@ class Dataset:
         return self.next_pass() if self._snapshot is None else self._snapshot
 
     def next_pass(self) -> Snapshot:
-        """Begin a pass over the newest version; it stays the same until the next call.
+        """Begin a pass over the newest version, which is used until the next call.
 
         Raises:
             DatasetNotFound: nothing was published.
@@ -293,14 +293,14 @@ class Dataset:
         return self._open(self._newest())
 
     def at(self, version: int, root: str = "") -> Snapshot:
-        """Return a version that still exists, to go on with a pass that began with it.
+        """Return an existing version, to continue a pass that began with it.
 
         Arguments:
-            version: its number.
-            root: its digest, if it must be the very same; as of a dataset that was deleted and published anew.
+            version: version number.
+            root: required root digest, in case the dataset was deleted and published again; empty: any.
 
         Raises:
-            DatasetNotFound: there is none, or not any more.
+            DatasetNotFound: the version does not exist (any more).
         """
         key = self.keys.version(whole(version, "a version"))
         text(root, "a root")
@@ -314,7 +314,7 @@ class Dataset:
         return self._open(head)
 
     def versions(self) -> list[Head]:
-        """Return all versions that can be read, the oldest first."""
+        """Return all readable versions, oldest first."""
         (found,) = self._run(lambda local: _txn(local.store, [get_range(self.keys.versions, prefix=True)]))
         return readable(Head, found.items)
 
@@ -322,7 +322,7 @@ class Dataset:
         """Wait until a version, or a later one, is published.
 
         Raises:
-            TimeoutError: it was not in time.
+            TimeoutError: none was published in time.
         """
         local = self._local
         follower = self._follower(local)
@@ -359,7 +359,7 @@ class Dataset:
 
     async def _follow_head(self, local: _Local) -> Follower:
         def on_head(head: Head) -> None:
-            if self._follow:  # so that the first to ask for it finds its index here
+            if self._follow:  # so that its index is already loaded at the first request
                 self._fetch_ahead(local, [head.root])
 
         return Follower(local.store, self.keys, on_head)
@@ -388,7 +388,7 @@ class Dataset:
 
     @property
     def store_reads(self) -> int:
-        """Chunks and index nodes that this process has read from the store."""
+        """Number of chunks and index nodes that this process has read from the store."""
         return self._local.source.reads
 
     @property
@@ -406,7 +406,7 @@ class Dataset:
         return found
 
     def fetch_ahead(self, digests: Sequence[str]) -> None:
-        """Begin to fetch chunks that are read soon."""
+        """Start fetching chunks that will be read soon."""
         local = self._local
         wanted = [digest for digest in digests if digest not in local.blobs and digest not in local.chunks]
         if wanted:
@@ -414,7 +414,7 @@ class Dataset:
 
     def _fetch_ahead(self, local: _Local, digests: Sequence[str]) -> None:
         for digest in digests:
-            if digest not in local.blobs:  # it may have come since it was asked for
+            if digest not in local.blobs:  # it may have arrived since it was requested
                 local.source.start(digest)
 
     def _node(self, digest: str) -> codec.Node:
@@ -431,26 +431,26 @@ class Dataset:
         allow_empty: bool = False,
         cut: Cut | None = None,
     ) -> Head:
-        """Publish a version: all of its entries. Returns it; the present one if nothing has changed.
+        """Publish a version with all its entries, and return it; if nothing has changed, return the current version.
 
         Arguments:
-            entries: sorted by path; drawn from as they are needed.
-            keep_s: how long the version before can still be read, at least; the store times it.
-            rewrite: write all chunks, also those that are there: after damage.
-            allow_empty: a version without entries is wanted.
-            cut: where chunks end; the same for all versions, or nothing is reused.
+            entries: entries sorted by path, read on demand.
+            keep_s: minimum time that the previous version can still be read, timed by the store.
+            rewrite: write all chunks, also existing ones, to repair damage.
+            allow_empty: allow a version without entries.
+            cut: rule for chunk boundaries; chunks are reused only by versions with the same rule.
 
         Raises:
             ConfigError: ``keep_s`` is negative.
-            InvalidEntry: an entry cannot be published, comes twice or out of order, or there is none.
+            InvalidEntry: an entry is not valid, duplicate or out of order, or there are no entries.
             PublishConflict: another publisher was faster.
-            StatusError: the cluster refused, as for a quota. In each case readers see the version before.
+            StatusError: the cluster refused, as for a quota. In each case readers still see the previous version.
         """
         if seconds(keep_s, "keep_s") < 0:
             raise ConfigError(f"keep_s={keep_s:g}: a version is kept for a time from 0 s on")
         local = self._local
         builder = Builder(cut)
-        begun: list[publishing.Publishing] = []  # as soon as it is, also if Ctrl-C comes in the same moment
+        begun: list[publishing.Publishing] = []  # filled as soon as it has begun, also if Ctrl-C comes at that moment
 
         async def begin() -> None:
             begun.append(await publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
@@ -482,10 +482,10 @@ class Dataset:
     # ---- what stays and what goes
 
     def pin(self, version: int, name: str) -> None:
-        """Keep a version until ``unpin``: one pin for a job, not one for each rank.
+        """Keep a version until ``unpin``. Use one pin per job, not one per rank.
 
         Raises:
-            DatasetNotFound: there is no such version, or not any more.
+            DatasetNotFound: the version does not exist (any more).
         """
         key = self.keys.pin(version, check_name("pin", name))
         note = Note(name, time.time()).encode()
@@ -495,15 +495,15 @@ class Dataset:
             raise DatasetNotFound(f"dataset {self.name!r} has no version {version}, or not any more; pin a later one")
 
     def unpin(self, version: int, name: str) -> None:
-        """Take a pin back; harmless if there is none."""
+        """Remove a pin; does nothing if there is none."""
         key = self.keys.pin(version, check_name("pin", name))
         (found,) = self._run(lambda local: _txn(local.store, [get(key)]))
-        if found is not None:  # this pin, and no later one that a late copy of this call would meet
+        if found is not None:  # only this pin, not a newer one that a late copy of this call could find
             unmoved = mod_revision(key) == found.mod_revision
             self._run(lambda local: until_answered(lambda: local.store.control.txn([unmoved], [delete(key)])))
 
     def collect(self, *, keep_last: int = 2, dry_run: bool = False) -> Collected:
-        """Delete old versions that nothing keeps, and chunks that no version names. Arguments as ``collect``.
+        """Delete old versions that are not kept, and unreferenced chunks. Arguments as ``publish.collect``.
 
         Raises:
             ChunkCorrupted: the index of a version cannot be read; nothing was deleted for it.
@@ -520,7 +520,7 @@ class Dataset:
     # ---- the end
 
     def close(self) -> None:
-        """Watch the head no more; what was opened can still be read. Harmless when repeated."""
+        """Stop following the head; open versions stay readable. Idempotent."""
         local = self._locals.get(os.getpid())
         if local is not None and local.follower is not None:
             local.loop.call_soon(local.follower.close)

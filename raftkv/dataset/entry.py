@@ -1,9 +1,9 @@
-"""The entry of one file in a manifest, and the entries that are refused.
+"""The entry of one file in a manifest, and its limits.
 
 >>> check_entry(Entry("train/cat/1.jpg", 1024, shard="train-000.tar", offset=512))
->>> check_entry(Entry("../secret", 1))
+>>> check_entry(Entry("../secret", 1))                                          # doctest: +ELLIPSIS
 Traceback (most recent call last):
-raftkv.dataset.errors.InvalidEntry: path '../secret' cannot be published: a relative path without '..' and empty parts
+raftkv.dataset.errors.InvalidEntry: path '../secret' cannot be published: a relative path without '..' ...
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATH_BYTES_MAX: Final = 4096
 SHARD_BYTES_MAX: Final = 1024
 DIGEST_BYTES_MAX: Final = 64
 NUMBER_MAX: Final = 2**62 - 1
-"""Limit of sizes and offsets, so that their sums and differences fit into 64 bits."""
+"""Maximum size and offset, so that sums and differences fit into 64 bits."""
 
 # A part is refused if it is empty, '.' or '..'; lone surrogates cannot be UTF-8.
 _BAD_PATH: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^/|//|/$|(?:^|/)\.{1,2}(?:/|$)")
@@ -28,11 +28,11 @@ class Entry(NamedTuple):
     """One file of a dataset.
 
     Attributes:
-        path: its name: relative, parts separated by slashes. Entries are sorted by it, as Python sorts texts.
+        path: relative name, with slashes. Entries are sorted by path, in the order of Python strings.
         size: bytes.
-        shard: the file or URL in which it lies, as an archive; empty: it is a file of its own.
-        offset: where in the shard it begins.
-        digest: of its content, at most 64 bytes; empty: none is known.
+        shard: file or URL that contains it, as an archive; empty: it is a separate file.
+        offset: offset in the shard.
+        digest: digest of its content, at most 64 bytes; empty: unknown.
     """
 
     path: str
@@ -43,10 +43,10 @@ class Entry(NamedTuple):
 
 
 def check_entry(entry: Entry) -> None:
-    """Raise unless the entry can be published.
+    """Raise unless the entry is valid.
 
     Raises:
-        InvalidEntry: says what of it cannot be.
+        InvalidEntry: the entry is not valid; the message says why.
     """
     path, size, shard, offset, digest = entry
     if not isinstance(path, str) or not path or _BAD_PATH.search(path):
@@ -61,7 +61,7 @@ def check_entry(entry: Entry) -> None:
             f"shard {_shown(shard)} of {_shown(path)} cannot be published: a path or URL of at most "
             f"{SHARD_BYTES_MAX} bytes, without '..' and control characters"
         )
-    # A bool is an int to Python, but no size.
+    # A bool is an int in Python, but not a size.
     if type(size) is not int or type(offset) is not int or not (0 <= size <= NUMBER_MAX and 0 <= offset <= NUMBER_MAX):
         raise InvalidEntry(
             f"size {size!r} and offset {offset!r} of {_shown(path)} cannot be published: whole numbers from 0 to "

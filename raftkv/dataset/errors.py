@@ -1,4 +1,4 @@
-"""The errors of datasets: one line each, saying what, where and what to do."""
+"""The errors of datasets, with one-line messages: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ class DatasetError(RaftKVError):
 
 
 class DatasetNotFound(DatasetError, LookupError):
-    """Nothing was published under this name, or no such version."""
+    """Nothing was published under this name, or the version does not exist."""
 
 
 class InvalidEntry(DatasetError, ValueError):
-    """An entry cannot be published; nothing was."""
+    """An entry is not valid; nothing was published."""
 
 
 class VersionGone(DatasetError, LookupError):
-    """The version that is read was collected: its chunks are not in the store any more."""
+    """The version was deleted by a collection: its chunks are not in the store any more."""
 
 
 class ChunkCorrupted(DatasetError):
-    """A chunk is not what its digest says, or holds what no publisher writes."""
+    """A chunk does not have its digest, or has content that no publisher writes."""
 
 
 class PublishConflict(DatasetError):
-    """Another publisher was faster, or this publisher was taken for dead; the head is as that one left it."""
+    """Another publisher was faster, or the lease of this publisher has ended; the head is unchanged by this one."""
 
     definite = True
 

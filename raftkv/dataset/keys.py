@@ -1,14 +1,14 @@
-"""Where a dataset keeps what: the layout of its keys, and their values.
+"""The layout of a dataset's keys, and their values.
 
 ::
 
     /raftkv/data/<dataset>/head                       the newest version: root digest, number, counts
     /raftkv/data/<dataset>/version/<number>           each version that can be read
-    /raftkv/data/<dataset>/keep/<number>/<why>        why a version must stay: its age (leased), or a pin
-    /raftkv/data/<dataset>/publishing/<id>            a client publishes (leased)
+    /raftkv/data/<dataset>/keep/<number>/<why>        a reason to keep a version: its age (leased), or a pin
+    /raftkv/data/<dataset>/publishing/<id>            a client is publishing (leased)
     /raftkv/data/<dataset>/chunk/<digest>             chunks and index nodes, under the digest of their bytes
 
-``<dataset>`` is quoted, so that it is one part.
+``<dataset>`` is quoted so that it has no slash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME: Final = re.compile(r"[^\x00-\x1f\\\x7f\ud800-\udfff]+")
 
 
 def check_name(what: str, name: str) -> str:
-    """Return a name that can be used: of a dataset, or of a pin.
+    """Return a valid name of a dataset or pin unchanged.
 
     Raises:
         ConfigError: it is empty, too long, or has control characters, ``..`` or empty parts.
@@ -57,11 +57,11 @@ class Head(Record):
         root: digest of the root of its index.
         version: 1, 2, 3, ...
         count: entries.
-        size_bytes: of all files that they name.
+        size_bytes: total size of all files that they name.
         chunks: leaves of the index.
-        stored_bytes: of chunks and index.
-        id: of the publishing, so that a repeated call knows its own.
-        time: of the publishing, for people.
+        stored_bytes: size of chunks and index.
+        id: id of the publish call, so that a repeated call recognises its own result.
+        time: when it was published, for people.
     """
 
     NAME: ClassVar[str] = "dataset head"
@@ -75,7 +75,7 @@ class Head(Record):
     time: float = 0.0
 
     def check(self) -> None:
-        """Implement ``Record.check``: the root becomes a part of keys, and the name of a file."""
+        """Implement ``Record.check``: the root becomes part of keys and a file name."""
         if not is_digest(self.root) or not 1 <= self.version <= VERSION_MAX:
             raise RecordError(self.NAME, f"root is {reprlib.repr(self.root)}, version {self.version}")
 
@@ -87,7 +87,7 @@ class Head(Record):
 
 @dataclass(frozen=True, slots=True)
 class Note(Record):
-    """The client that publishes, or keeps a version, for people."""
+    """The client that publishes or keeps a version, for people."""
 
     NAME: ClassVar[str] = "note"
     holder: str = ""
@@ -102,12 +102,12 @@ class DatasetKeys:
 
     @property
     def base(self) -> str:
-        """Before everything of the dataset: what to grant access to."""
+        """Prefix of all keys of the dataset, on which to grant permissions."""
         return f"{ROOT}{quote(self.name, safe='')}/"
 
     @property
     def head(self) -> str:
-        """The newest version."""
+        """Key of the newest version."""
         return f"{self.base}head"
 
     @property
@@ -121,11 +121,11 @@ class DatasetKeys:
 
     @property
     def keeps(self) -> str:
-        """Prefix of the reasons for which versions must stay."""
+        """Prefix of the reasons to keep versions."""
         return f"{self.base}keep/"
 
     def keeps_of(self, number: int) -> str:
-        """Prefix of the reasons for which one version must stay."""
+        """Return the prefix of the reasons to keep one version."""
         return f"{self.keeps}{number:012d}/"
 
     def pin(self, number: int, name: str) -> str:
@@ -133,12 +133,12 @@ class DatasetKeys:
         return f"{self.keeps_of(number)}pin.{quote(name, safe='')}"
 
     def age(self, number: int) -> str:
-        """Return the key that keeps a version for some time after the next one; it has a lease of that time."""
+        """Return the key that keeps a version for some time after the next one; the time is that of its lease."""
         return f"{self.keeps_of(number)}{AGE}"
 
     @property
     def publishings(self) -> str:
-        """Prefix of those who publish."""
+        """Prefix of the current publishers."""
         return f"{self.base}publishing/"
 
     @property

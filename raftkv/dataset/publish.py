@@ -1,4 +1,4 @@
-"""The way of a new version into the store: its new chunks, then one txn that moves the head.
+"""Publishing a new version: writes the new chunks, then one txn that moves the head.
 
 ::
 
@@ -7,11 +7,11 @@
 
 Invariants:
 
-1. Until the last txn readers see the old version; after a failure the new chunks are garbage (``collect``).
-2. No chunk is deleted while a ``publishing`` key exists, and the head moves only while one's own does. So a chunk that
-   was found here is there when the head names it.
-3. A store without room is not waited for, as runs do: a publisher has to know.
-4. Of publishers that began with the same head one moves it; the others raise ``PublishConflict``.
+1. Until the last txn readers see the old version; after a failure ``collect`` deletes the new chunks.
+2. No chunk is deleted while a ``publishing`` key exists, and a publisher moves the head only while its own key exists.
+   So a chunk that the publisher found still exists when the head names it.
+3. If the store has no space, publishing fails at once instead of waiting as runs do, so that the publisher knows.
+4. Of the publishers that began with the same head, one moves it; the others raise ``PublishConflict``.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from raftkv.dataset.tree import Builder, Sealed
 LEASE_TTL_S: Final = 30
 PAGE: Final = 5000
 WINDOW: Final = 4
-"""Chunks on their way at once."""
+"""Maximum chunks written concurrently."""
 
 
 class Publishing:
-    """One new version on its way; made by ``begin``."""
+    """One version that is being published; made by ``begin``."""
 
     def __init__(self, control: Control, keys: DatasetKeys, grant: Grant, publish_id: str) -> None:
         self.written = 0
-        """Chunks and nodes that were not there before."""
+        """Number of new chunks and nodes."""
         self.written_bytes = 0
         self.head: Head | None = None
-        """The version before; None: this is the first."""
+        """The previous version; None: this is the first."""
         self._control = control
         self._keys = keys
         self._grant = grant
@@ -70,11 +70,11 @@ class Publishing:
         self._known: set[str] = set()
 
     async def open(self, now: Callable[[], float], *, rewrite: bool) -> None:
-        """Register, then see what is there.
+        """Register, then list the existing chunks.
 
         Arguments:
             now: the wall clock, for people.
-            rewrite: write all chunks, also those that are there.
+            rewrite: write all chunks, also existing ones.
         """
         note = Note(f"{socket.gethostname()}:{os.getpid()}", now())
         result = await until_answered(
@@ -87,7 +87,7 @@ class Publishing:
             self._known = {key.rpartition("/")[2] for key in await chunk_keys(self._control, self._keys)}
 
     async def put(self, sealed: Sequence[Sealed]) -> None:
-        """Store what is not there yet, side by side.
+        """Store new chunks, concurrently.
 
         Raises:
             StatusError: the cluster refused, as for a quota; nothing is published.
@@ -103,16 +103,16 @@ class Publishing:
         await until_answered(lambda: self._control.txn((), [put(self._keys.chunk(digest), blob)]))
 
     async def finish(self, builder: Builder, now: Callable[[], float], keep_s: int) -> Head:
-        """Move the head; returns the version, which is the present one if nothing has changed.
+        """Move the head and return the version; if nothing has changed, return the current version.
 
         Arguments:
-            builder: that has made all chunks.
+            builder: builder that has made all chunks.
             now: the wall clock, for people.
-            keep_s: how long the version before stays.
+            keep_s: how long the previous version is kept.
 
         Raises:
             PublishConflict: another publisher has moved the head since ``open``, or this publisher's lease has ended.
-            RecordError: there is no version after the present one.
+            RecordError: version numbers are exhausted.
         """
         before = self.head
         unmoved = mod_revision(self._keys.head) == self._seen
@@ -141,7 +141,7 @@ class Publishing:
         found, own = result.results
         newest = None if found is None else read(Head, found)
         if newest is not None and newest.id == self._id:
-            return newest  # an earlier copy of this txn has done it
+            return newest  # an earlier copy of this txn succeeded
         raise self._conflict(
             number, found, "this publisher was silent for too long" if own is None else "another publisher was faster"
         )
@@ -154,7 +154,7 @@ class Publishing:
         )
 
     async def close(self) -> None:
-        """Take the registration back, if there still is one."""
+        """Remove the registration, if it still exists."""
         await self._control.end(self._grant, revoke=True)
 
 
@@ -163,9 +163,9 @@ async def begin(control: Control, keys: DatasetKeys, now: Callable[[], float], *
 
     Arguments:
         control: the store.
-        keys: of the dataset.
+        keys: keys of the dataset.
         now: the wall clock, for people.
-        rewrite: write all chunks, also those that are there.
+        rewrite: write all chunks, also existing ones.
     """
     grant = await until_answered(lambda: control.grant(LEASE_TTL_S, 0.0, lambda: None))
     publishing = Publishing(control, keys, grant, os.urandom(8).hex())
@@ -178,7 +178,7 @@ async def begin(control: Control, keys: DatasetKeys, now: Callable[[], float], *
 
 
 async def chunk_keys(control: Control, keys: DatasetKeys) -> list[str]:
-    """Return the keys of all chunks and nodes in the store, page by page: those of a moment, unless chunks change."""
+    """Return the keys of all chunks and nodes in the store, read page by page."""
     first, end = keys.chunks.encode(), prefix_end(keys.chunks.encode())
     found: list[str] = []
     size = PageSize(PAGE, PAGE)
@@ -190,20 +190,20 @@ async def chunk_keys(control: Control, keys: DatasetKeys) -> list[str]:
         first = page.items[-1].key + b"\0"
 
 
-# ---- collection: old versions that nothing keeps, and chunks that no version names
+# ---- collection: old versions that are not kept, and unreferenced chunks
 #
-# A version stays while it is the head, among the last few, pinned, or younger than ``keep_s`` since its successor was
-# published (a lease of the store times that, no clock here). Readers of other versions get ``VersionGone``.
+# A version is kept while it is the head, among the last few, pinned, or its successor was published less than
+# ``keep_s`` ago (timed by a lease of the store, not by a clock here). Readers of other versions get ``VersionGone``.
 #
-# No chunk in use is deleted: chunks go in txns that hold only while no ``publishing`` key exists and the head is the
-# one that was seen. Versions appear only with a move of the head, so no version named a deleted chunk at that moment;
-# a later publisher looks for chunks after it has registered, so after the deletion, and writes the chunk again.
+# No used chunk is deleted: the deleting txns require that no ``publishing`` key exists and that the head is unchanged.
+# Versions appear only when the head moves, so at that moment no version names a deleted chunk. A later publisher lists
+# the chunks after it has registered, which is after the deletion, and writes the chunk again.
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """Returns the verified bytes of a digest."""
 
 BATCH: Final = 100
-"""Deletions in a txn; etcd admits 128 operations."""
+"""Maximum deletions in a txn; etcd allows 128 operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,9 @@ class Collected:
     """The outcome of a collection.
 
     Attributes:
-        versions: that were dropped.
-        chunks: deleted.
-        hindered: why it did not come to its end; empty: it did. The next collection deletes the rest.
+        versions: deleted versions.
+        chunks: number of deleted chunks.
+        hindered: why it stopped early, so that the next collection deletes the rest; empty: it is complete.
     """
 
     versions: tuple[int, ...] = ()
@@ -224,14 +224,14 @@ class Collected:
 async def collect(
     control: Control, keys: DatasetKeys, fetch: Fetch, *, keep_last: int = 2, dry_run: bool = False
 ) -> Collected:
-    """Delete what nothing needs.
+    """Delete old versions and unreferenced chunks.
 
     Arguments:
         control: the store.
-        keys: of the dataset.
-        fetch: reads an index node of the versions that stay.
-        keep_last: versions that stay at any age, the head among them.
-        dry_run: delete nothing, and say what would be.
+        keys: keys of the dataset.
+        fetch: reads an index node of the kept versions.
+        keep_last: number of versions kept at any age, including the head.
+        dry_run: delete nothing, and return what would be deleted.
 
     Raises:
         ChunkCorrupted, VersionGone: the index of a version cannot be read; nothing was deleted for it.
@@ -271,11 +271,11 @@ async def collect(
 
 
 async def _drop(control: Control, keys: DatasetKeys, number: int, unmoved: Compare) -> bool:
-    """Take a version from readers, unless it was pinned meanwhile."""
+    """Delete a version, unless it was pinned meanwhile."""
     unkept = create_revision(keys.keeps_of(number), prefix=True) == 0
     version = keys.version(number)
     result = await until_answered(lambda: control.txn([unmoved, unkept], [delete(version)], [get(version)]))
-    # A copy of this txn that was answered late finds the version gone.
+    # If an earlier copy of this txn has succeeded, this one finds the version gone.
     return result.succeeded or result.results[0] is None
 
 

@@ -1,12 +1,14 @@
-"""Orders for reading: shuffled by a seed, each position computed by itself, so that a pass goes on from anywhere.
+"""Shuffled reading orders in which each position is computed independently, so that a pass can resume anywhere.
 
     order = ChunkOrder(files.chunk_counts, seed=7, epoch=3, window=16)
-    order[0], order[123456]            # numbers of entries, without making the whole order
+    order[0], order[123456]            # numbers of entries, without computing the whole order
 
-``Permutation`` mixes everything: a cache smaller than the manifest misses nearly always. ``ChunkOrder`` mixes the
-chunks, and then the entries of ``window`` chunks with each other: at any time a reader needs the chunks of one window.
+``Permutation`` shuffles all entries, so a cache smaller than the manifest nearly always misses. ``ChunkOrder`` shuffles
+the chunks, and then the entries within each window of ``window`` chunks, so at any time a reader needs only the chunks
+of one window.
 
-An order is a function of its arguments, the same in every process, on every machine and with every version of Python.
+An order depends only on its arguments: it is the same in every process, on every machine and with every version of
+Python.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ _WORD: Final = (1 << 64) - 1
 
 
 class Permutation(Sequence[int]):
-    """The numbers from 0 to ``size`` - 1 in an order that a key decides; any position in constant time and memory.
+    """The numbers from 0 to ``size`` - 1 in an order determined by a key; any position in constant time and memory.
 
-    A Feistel network over the smallest even number of bits that holds ``size``; a number beyond is sent through again
-    (cycle walking), which happens fewer than four times on average.
+    A Feistel network over the smallest even number of bits that holds ``size``; a number outside the range is sent
+    through again (cycle walking), which happens fewer than four times on average.
 
     Arguments:
-        size: how many.
-        key: anything that can be text: the same key gives the same order. Whole numbers of numpy are as Python's.
+        size: how many numbers.
+        key: any value with a text form; the same key gives the same order. Integers of numpy count as Python's.
 
     >>> sorted(Permutation(10, "seed 7")) == list(range(10))
     True
@@ -74,7 +76,7 @@ class Permutation(Sequence[int]):
 
 
 def _plain(key: object) -> object:
-    """Return a key with the whole numbers of Python: those of numpy are written as its version writes them."""
+    """Return a key with Python integers, because the text form of numpy's depends on its version."""
     if isinstance(key, tuple):
         return tuple(_plain(part) for part in key)
     if isinstance(key, bool):
@@ -86,10 +88,10 @@ class _Window(NamedTuple):
     """One window of chunks.
 
     Attributes:
-        number: of the window.
+        number: number of the window.
         begin: the first position in it.
-        members: its chunks.
-        inside: for each, how many entries are before it in the window.
+        members: chunks of the window.
+        inside: number of entries before each chunk in the window.
         inner: the order of its entries.
     """
 
@@ -101,12 +103,12 @@ class _Window(NamedTuple):
 
 
 class ChunkOrder(Sequence[int]):
-    """All entries of a manifest, mixed within windows of chunks; see the module. Usable by any thread.
+    """All entries of a manifest, shuffled within windows of chunks; see the module. Usable from any thread.
 
     Arguments:
         counts: entries of each chunk (``Snapshot.chunk_counts``).
-        seed, epoch: decide the order.
-        window: chunks that are mixed with each other.
+        seed, epoch: determine the order.
+        window: number of chunks that are shuffled together.
 
     Raises:
         ConfigError: a window without chunks.
@@ -123,7 +125,7 @@ class ChunkOrder(Sequence[int]):
         mixed = [operator.index(counts[chunk]) for chunk in self._chunks]
         windows = [sum(mixed[at : at + window]) for at in range(0, len(mixed), window)]
         self._ends = list(accumulate(windows))
-        # One object, since threads share it: a thread that takes it has all of one window while others open theirs.
+        # One object, because threads share it: a thread that reads it has a consistent window while others replace it.
         self._opened = _Window(-1, 0, (), (), ())
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""Chunks out of the store, and the head as it moves; on the event loop of the client.
+"""Reads chunks from the store and follows the head; on the event loop of the client.
 
-Every chunk is asked for once, however many threads want it, and once by all processes that share a directory. The head
-is one watch. Its news is as old as the last confirmation by the store: ``confirmed`` asks again if
-that is too long ago, which costs one read of one key.
+Every chunk is requested once for all threads, and once for all processes that share a directory. The head is followed
+by one watch. It is only as current as the last confirmation by the store: if that was too long ago, ``confirmed`` asks
+again, which costs one read of one key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Store:
 
 
 def through(kv: Client) -> Store:
-    """Return the store as a client reaches it.
+    """Return the store of a client.
 
     Raises:
         ConfigError: the client is a view.
@@ -64,13 +64,13 @@ class Source:
     """Reads chunks; see the module.
 
     Arguments:
-        store: where they are.
-        keys: of the dataset.
-        directory: shared with other processes of the machine; None: none.
-        cache: of what has come; may be asked by other threads.
+        store: store of the keys.
+        keys: keys of the dataset.
+        directory: directory shared with other processes of the machine; None: none.
+        cache: received state; other threads may read it.
 
     Attributes:
-        reads: chunks that were read from the store.
+        reads: number of chunks read from the store.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Source:
             ChunkCorrupted: the store has other bytes.
             StatusError: the cluster refused.
         """
-        # It may have come between the caller's look into the cache and now.
+        # It may have arrived since the caller looked into the cache.
         known = self._cache.get(digest)
         return await asyncio.shield(self.start(digest)) if known is None else known
 
     def start(self, digest: str) -> asyncio.Task[bytes]:
-        """Begin to fetch a digest; call on the loop."""
+        """Start fetching a digest; call on the loop."""
         task = self._under_way.get(digest)
         if task is None:
             task = self._under_way[digest] = asyncio.get_running_loop().create_task(self._get(digest))
@@ -106,7 +106,7 @@ class Source:
     def _forget(self, digest: str, done: asyncio.Task[bytes]) -> None:
         self._under_way.pop(digest, None)
         if not done.cancelled():
-            done.exception()  # seen: a chunk that was fetched ahead may have no reader
+            done.exception()  # mark as retrieved: a chunk that was fetched ahead may have no reader
 
     async def _get(self, digest: str) -> bytes:
         if self._directory is None:
@@ -128,14 +128,14 @@ class Source:
 
 
 class Follower:
-    """The head of a dataset as it moves.
+    """The head of a dataset, followed by a watch.
 
     Arguments:
-        store, keys: where it is.
+        store, keys: store, and its keys.
         on_head: called on the loop with each version.
 
     Attributes:
-        head: the newest that is known.
+        head: newest known version.
     """
 
     def __init__(self, store: Store, keys: DatasetKeys, on_head: Callable[[Head], None]) -> None:
@@ -152,11 +152,11 @@ class Follower:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the store confirmed that ``head`` is the newest, at most."""
+        """Upper bound of the seconds since the store confirmed that ``head`` is the newest."""
         return self._loop.time() - self._confirmed_at
 
     async def confirmed(self, staleness_s: float, timeout_s: float) -> Head:
-        """Return the newest version, as of at most ``staleness_s`` ago.
+        """Return the newest version, confirmed at most ``staleness_s`` ago.
 
         Raises:
             DatasetNotFound: nothing was published.
@@ -184,7 +184,7 @@ class Follower:
             await self._moved.wait()
 
     async def refresh(self) -> None:
-        """Ask the store, once for all who wait."""
+        """Ask the store, once for all concurrent callers."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self._loop.create_task(self._refresh())
             self._refreshing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
@@ -196,11 +196,11 @@ class Follower:
         self._confirmed_at = max(self._confirmed_at, asked_at)
 
     def known(self) -> Head:
-        """Return the newest version that is known.
+        """Return the newest known version.
 
         Raises:
-            DatasetNotFound: none is.
-            RecordError: the head is none.
+            DatasetNotFound: no version is known.
+            RecordError: the head is not a valid record.
         """
         if self.head is None and self._failure is not None:
             raise self._failure
@@ -224,7 +224,7 @@ class Follower:
         return self.head
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._copy.close()
 
     def _take(self, _: Sequence[Event]) -> None:

@@ -1,14 +1,14 @@
-"""How sorted entries become chunks and an index above them.
+"""Builds chunks, and an index of them, from sorted entries.
 
     builder = Builder()
     for entry in entries:
-        for digest, blob in builder.add(entry): ...     # what is ready to be stored
+        for digest, blob in builder.add(entry): ...     # blobs that are ready to store
     for digest, blob in builder.finish(): ...
     builder.root, builder.count
 
-Its contents decide where a chunk ends (an entry whose hash says so, between a least and a greatest number), so
-an entry that comes or goes changes one or two chunks, and all others are stored already. Index nodes are cut alike, by
-the digests of what is below.
+The content decides where a chunk ends (at an entry with a certain hash, between a minimum and a maximum size), so
+adding or removing an entry changes one or two chunks, and all others are already stored. Index nodes are cut in the
+same way, by the digests of their children.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Sealed = tuple[str, bytes]
 """Digest and stored bytes."""
 
 _ROOM: Final = PATH_BYTES_MAX + 2 * SHARD_BYTES_MAX + DIGEST_BYTES_MAX + 64
-"""Bytes that one more entry may add to a chunk."""
+"""Maximum bytes that one more entry adds to a chunk."""
 _CHILD_BYTES: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where chunks and nodes end.
+    """The rule for the ends of chunks and nodes.
 
     Attributes:
-        entries_min: of a chunk, unless its entries are large.
-        entries_max: of a chunk.
-        entries_mean: behind the least number, an entry ends its chunk with a probability of one in so many.
-        children_max: of a node.
+        entries_min: minimum entries of a chunk, unless entries are large.
+        entries_max: maximum entries of a chunk.
+        entries_mean: after the minimum, each entry ends its chunk with a probability of one in this number.
+        children_max: maximum children of a node.
     """
 
     entries_min: int = 4096
@@ -52,12 +52,12 @@ class Builder:
     """Makes the chunks and the index of one version; see the module.
 
     Arguments:
-        cut: where chunks end.
+        cut: rule for chunk boundaries.
 
     Attributes:
         root: digest of the root; set by ``finish``.
-        count, size_bytes: of entries, and of the files that they name.
-        chunks, stored_bytes: of what was made.
+        count, size_bytes: number of entries, and total size of the files that they name.
+        chunks, stored_bytes: number and size of the chunks that were made.
     """
 
     def __init__(self, cut: Cut | None = None) -> None:

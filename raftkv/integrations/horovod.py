@@ -1,11 +1,12 @@
 """Horovod's HTTP rendezvous, served by members on their client port: ``GET``, ``PUT``, ``DELETE /<scope>/<key>``.
 
-Needs nothing beside the member: Horovod is installed where its workers run (tested with 0.28.1). Its workers know one
-address, which leads to any member. A member knows nothing of runs: the command line hands it ``extension(run)``, which
-answers Horovod's requests, passes on all others, and uses keys through the member's own ``LocalStore``.
+Needs only the member; Horovod is installed where its workers run (tested with 0.28.1). Its workers know one address,
+which may be that of any member. The member itself does not know about runs: the command line passes it
+``extension(run)``, which answers Horovod's requests, forwards all others, and accesses keys through the member's
+``LocalStore``.
 
-For workers with ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT`` in their environment; served if ``--horovod-run`` names
-a run:
+Used by workers with ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT`` in their environment; served if ``--horovod-run``
+names a run:
 
     PUT /global/rank_0                       -> 200
     GET /global/1                            -> 200 and the value, which may be empty; 404: absent, ask again
@@ -13,21 +14,20 @@ a run:
     GET /rank_and_size/host-a:0              -> rank,size,local_rank,local_size,cross_rank,cross_size, once the run's
                                                 generation has begun; all -1: the run has no such slot
 
-Horovod takes 200 and 404 for answers and tries again, a few times, after anything else; its HTTP client knows header
-names in their usual spelling only (``rpc/server/http1``). It names no job, so one run is served at a time. Browsers are
-refused: a page must not write through the port of a member.
+Horovod accepts 200 and 404 as answers and retries a few times after any other status; its HTTP client reads header
+names only in their usual spelling (``rpc/server/http1``). Requests do not name a job, so one run is served at a time.
+Browsers are refused, because a web page must not write through the port of a member.
 
-Where users are asked for, a request is its caller's: whose token is in ``Authorization``, or whose name is in the
-certificate, and who may read and write all keys of the run's scopes. 401: no caller is named; 403: the caller may not.
-Horovod's own client sends neither, so a proxy beside the workers has to add the header.
+If authentication is enabled, the caller is the user of the token in ``Authorization`` or of the certificate, and must
+have permission to read and write all keys of the run's scopes. 401: no user is given; 403: the user lacks permission.
+Horovod's client sends neither token nor certificate, so a proxy beside the workers must add the header.
 
-Invariants: a worker of an earlier generation sees and changes nothing of the present one; a quorum confirms each read;
-no request makes a member look at more than ``SCOPE_KEYS_MAX`` keys or ``SLOTS_MAX`` slots.
+Invariants: a worker of an earlier generation can neither read nor change keys of the current one; reads are
+linearizable; no request makes a member read more than ``SCOPE_KEYS_MAX`` keys or ``SLOTS_MAX`` slots.
 
-Left out: who may use plain HTTP at all (``http.access``). A worker that asks for
-its rank while the loss of another is not known yet gets its place in the old generation; it cannot meet all others
-there and asks again after Horovod's own timeout. Workers that are started anew for each generation (``raftkvctl run
-exec``) never ask.
+Access to plain HTTP in general is checked in ``http.access``. A worker that asks for its rank before the loss of
+another is known gets its place in the old generation; it cannot meet all others there, and asks again after Horovod's
+timeout. Workers that are restarted for each generation (``raftkvctl run exec``) never ask.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ from raftkv.training.rendezvous.world import find_slot, world_size
 #     /raftkv/horovod/<run>/<generation>/key/<scope>/<key>       what workers put
 #     /raftkv/horovod/<run>/<generation>/done/<scope>/<rank>     ranks that have finished with a scope
 #
-# The generation is that of the training run of the same id, 0 while there is none: what workers of an earlier world
-# left behind is invisible to the next, and deleted at its first put. Every write carries the revision of the ``round``
-# record, so that none lands in a generation that has just ended; every read is confirmed with a quorum.
+# The generation is that of the training run with the same id, 0 while there is none: keys of workers of an earlier
+# world are invisible to the next one, and deleted at its first put. Every write carries the revision of the ``round``
+# record, so that it fails if the generation has just ended; every read is confirmed with a quorum.
 #
 # A scope of workers (``global``, ``local_<host>``, ``cross_<n>``, each with or without a suffix for a set of processes)
-# is over when all its ranks have finished with it. Its ranks are those that have put something: a worker puts its
-# address before it looks for the others', and finishes after it has found all. All other scopes are plain tables.
+# ends when all its ranks have finished with it. Its ranks are those that have put a key: a worker puts its address
+# before it reads the others', and finishes after it has found all. All other scopes are plain tables.
 #
-# Left out: HTTP (``horovod``), and what the values mean: they are bytes here, also those that Horovod pickles.
+# Not here: HTTP, and the meaning of values, which are bytes, also those that Horovod pickles.
 
 ROOT: Final = "/raftkv/horovod/"
 
 SCOPE_KEYS_MAX: Final = 8192
-"""Keys of a scope of workers, a few a rank; they are looked at in one turn when a rank has finished."""
+"""Maximum keys of a scope of workers (a few per rank), which are read in one turn when a rank has finished."""
 
 SLOTS_MAX: Final = 1_000_000
-"""Slots of a generation: more are damage, and would hold the member's loop."""
+"""Maximum slots of a generation; more are damage, and would block the member's loop."""
 
 Slot = tuple[int, int, int, int, int, int]
-"""Rank, size, local rank, local size, cross rank, cross size: in the order in which Horovod reads them."""
+"""Rank, size, local rank, local size, cross rank, cross size, in Horovod's order."""
 
 NO_SLOT: Final[Slot] = (-1, -1, -1, -1, -1, -1)
 
@@ -86,7 +86,7 @@ Interval = tuple[bytes, bytes]
 
 
 class LocalStore(Protocol):
-    """What a member lets an extension do with its keys; ``server.recipes.local_client.Recipe`` is one."""
+    """Access of an extension to a member's keys; ``server.recipes.local_client.Recipe`` implements it."""
 
     @property
     def store(self) -> Any:
@@ -94,10 +94,10 @@ class LocalStore(Protocol):
         ...
 
     def let_in(self, call: Any, *, reads: Sequence[Interval], writes: Sequence[Interval]) -> None:
-        """Find who calls, and refuse who may not read and write intervals of keys.
+        """Identify the caller, and refuse callers without permission to read and write intervals of keys.
 
         Arguments:
-            call: whose headers and certificate say it.
+            call: call with the headers and certificate of the caller.
             reads, writes: the intervals.
 
         Raises:
@@ -106,7 +106,7 @@ class LocalStore(Protocol):
         ...
 
     async def confirm(self, queue: Identity) -> None:
-        """Wait until the applied state is at least as new as now.
+        """Wait until the applied state includes everything committed before the call.
 
         Arguments:
             queue: of the caller (``rpc/shares``).
@@ -118,11 +118,11 @@ class LocalStore(Protocol):
         ...
 
     async def txn(self, call: Any, request: rpc_pb2.TxnRequest) -> tuple[int, rpc_pb2.TxnResponse]:
-        """Execute a txn; returns the revision and the response.
+        """Execute a txn; return the revision and the response.
 
         Arguments:
-            call: on whose behalf.
-            request: what to execute.
+            call: call to act for.
+            request: request to execute.
         """
         ...
 
@@ -136,7 +136,7 @@ class Scopes:
 
     Arguments:
         store: reads and writes keys on this member.
-        run_id: of the training run whose generations and ranks count.
+        run_id: training run whose generations and ranks are used.
     """
 
     def __init__(self, store: LocalStore, run_id: str) -> None:
@@ -147,13 +147,13 @@ class Scopes:
         self._below = self._root.encode(), prefix_end(self._root.encode())
 
     async def _confirm(self, call: Any, *, writes: bool) -> None:
-        """Be as recent as the cluster, and let the caller in: to all keys of the run, by the rights of now."""
+        """Catch up with the cluster, and check the caller's current permissions on all keys of the run."""
         await self._store.confirm(queue_of_call(call))
         reads = [self._below, (self._round_key, b""), (self._state_key, b"")]
         self._store.let_in(call, reads=reads, writes=[self._below] if writes else [])
 
     async def get(self, call: Any, scope: str, key: str) -> bytes | None:
-        """Read the value of a key; None: there is none (an empty value is one).
+        """Read the value of a key; None: absent (a value may be empty).
 
         Arguments:
             call: on whose behalf.
@@ -161,7 +161,7 @@ class Scopes:
             key: in it.
 
         Raises:
-            StatusError: there is no quorum that could tell, or the caller may not know.
+            StatusError: there is no quorum, or the caller lacks permission.
             RecordError: the record of the run is not readable.
         """
         await self._confirm(call, writes=False)
@@ -169,7 +169,7 @@ class Scopes:
         return found.value if found is not None else None
 
     async def put(self, call: Any, scope: str, key: str, value: bytes) -> None:
-        """Set a key. A rank that puts something has not finished. Raises as ``get``.
+        """Set a key. A rank that puts a key has not finished. Raises as ``get``.
 
         Arguments:
             call: on whose behalf.
@@ -192,10 +192,12 @@ class Scopes:
                 return
 
     async def finish(self, call: Any, scope: str, key: str) -> None:
-        """Finish a rank with a scope, and clear it if all have; in a plain table delete the key. Raises as ``get``.
+        """Mark a rank as finished with a scope, and clear it after the last rank; in other scopes delete the key.
+
+        Raises as ``get``.
 
         Arguments:
-            call: on whose behalf.
+            call: call to act for.
             scope: name of a table.
             key: in it: of a scope of workers, the rank.
         """
@@ -213,12 +215,12 @@ class Scopes:
             await self._clear_if_over(call, scope, current)
 
     async def slot(self, call: Any, host: str, local_rank: int) -> Slot:
-        """Find the place of a worker in the present generation; waits while there is none. Raises as ``get``.
+        """Return the place of a worker in the current generation; waits while there is none. Raises as ``get``.
 
         Arguments:
-            call: on whose behalf.
+            call: call to act for.
             host: name of the worker's machine.
-            local_rank: of the worker on it.
+            local_rank: rank of the worker on the node.
         """
         while True:
             await self._confirm(call, writes=False)
@@ -245,7 +247,7 @@ class Scopes:
         return f"{self._base(current)}done/{scope}/{rank}".encode()
 
     def _round(self) -> tuple[int, GenerationRecord | None]:
-        """Read the run's record: its mod revision (0: there is none), and what it says."""
+        """Read the run's record: its mod revision (0: absent) and content."""
         found = self._find(self._round_key)
         if found is None:
             return 0, None
@@ -277,7 +279,7 @@ class Scopes:
         return response.succeeded
 
     async def _clear_if_over(self, call: Any, scope: str, current: GenerationRecord | None) -> None:
-        """Delete a scope with which all its ranks have finished; one that workers begin anew meanwhile stays.
+        """Delete a scope with which all its ranks have finished, unless workers have begun to use it again.
 
         One with more keys than ranks can have is left to the next generation: looking at all of them would hold the
         member.
@@ -299,7 +301,7 @@ class Scopes:
 
 
 def _rank(scope: str, key: str) -> str | None:
-    """Whose key it is, in a scope of workers."""
+    """Return the rank of a key in a scope of workers."""
     match = _RANK.fullmatch(key) if _WORKERS.fullmatch(scope) else None
     return match[1] if match is not None else None
 
@@ -317,7 +319,7 @@ def _delete(key: bytes, end: bytes = b"") -> rpc_pb2.RequestOp:
 
 
 def _unchanged(prefix: bytes, revision: int) -> rpc_pb2.Compare:
-    """Holds if nothing below a prefix was written after a revision."""
+    """Return the condition that nothing below a prefix was written after a revision."""
     return rpc_pb2.Compare(
         key=prefix,
         range_end=prefix_end(prefix),
@@ -330,10 +332,10 @@ def _unchanged(prefix: bytes, revision: int) -> rpc_pb2.Compare:
 _log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX: Final = 512
-"""Length of the name of a scope, and of a key: a host name and a rank."""
+"""Maximum length of a scope's name and of a key: a host name and a rank."""
 
 VALUE_BYTES_MAX: Final = 1024 * 1024
-"""Size of what a worker puts: its addresses for all others, about 150 bytes each."""
+"""Maximum size of a worker's value: its addresses for all others, about 150 bytes each."""
 
 RESERVED: Final = frozenset(
     {"debug", "health", "livez", "metrics", "readyz", "ui", "v2", "v3", "v3alpha", "v3beta", "version"}
@@ -350,13 +352,13 @@ _OCTETS: Final = (("content-type", "application/octet-stream"),)
 
 @dataclass(slots=True)
 class HttpCall:
-    """On whose behalf: who calls is in the headers (``Authorization``), else in the certificate, as for gRPC.
+    """The caller of a request: given by the headers (``Authorization``), else by the certificate, as for gRPC.
 
     Attributes:
-        headers: of the request, those that say who calls.
+        headers: request headers that identify the caller.
         peer: has the certificate.
         identity: in whose share it falls (``rpc/shares``).
-        caller: as the member found out.
+        caller: caller as the member identified it.
         deadline: there is none.
     """
 
@@ -374,10 +376,10 @@ class HttpCall:
 
 
 class HorovodService:
-    """Answers Horovod's requests, and hands on all others.
+    """Answers Horovod's requests, and forwards all others.
 
     Arguments:
-        scopes: of the run.
+        scopes: scopes of the run.
         otherwise: answers what is not Horovod's.
     """
 
@@ -434,7 +436,7 @@ class HorovodService:
 
 
 def extension(run_id: str) -> Callable[[LocalStore, HttpHandler], HttpHandler]:
-    """Make what a member's HTTP requests go through, so that it serves Horovod's workers of a run."""
+    """Make the extension of a member's HTTP handler that serves Horovod's workers of a run."""
     return lambda store, otherwise: HorovodService(Scopes(store, run_id), otherwise).handle
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning in the registry: each is written to a place of its own, and committed when all have written.
+"""Checkpoints of Lightning in the registry: written to a separate directory, and committed when all ranks have written.
 
 ::
 
@@ -8,12 +8,13 @@
     trainer.fit(model, data, ckpt_path=saving.resume_from())
     trainer.test(model, data, ckpt_path="best")
 
-It takes the place of ``ModelCheckpoint``: Lightning writes the checkpoint (one file, or a directory of shards, as the
-strategy has it) directly below the directory of the attempt, then it is digested and committed. Nothing is renamed or
-deleted before the new one is committed.
+It replaces ``ModelCheckpoint``: Lightning writes the checkpoint (one file or a directory of shards, depending on the
+strategy) directly below the directory of the attempt; then it is digested and committed. Nothing is renamed or deleted
+before the new checkpoint is committed.
 
-Metrics. Lightning keeps every value until the next one of its name, so ``callback_metrics`` has values of older steps.
-A checkpoint gets those that were measured at its step: with the commit, or, as of a validation after the save, later.
+Metrics. Lightning keeps every value until the next value of the same name, so ``callback_metrics`` may have values of
+older steps. A checkpoint gets the metrics measured at its step: with the commit, or later if a validation follows the
+save.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.sync import Registry
 
     class ModelCheckpoint:
-        """The base of callbacks that save; Lightning is not there when types are checked."""
+        """Stand-in for the base of checkpoint callbacks, because type checks run without Lightning."""
 
 else:
     try:
@@ -58,12 +59,12 @@ NAME: Final = "lightning.ckpt"
 
 
 class RegistryCheckpoint(ModelCheckpoint):
-    """Saves every so many steps, or epochs, at the end of training, and at SIGTERM; commits.
+    """Saves and commits at intervals of steps or epochs, at the end of training, and on SIGTERM.
 
     It is a ``ModelCheckpoint`` for Lightning alone, which looks for the last checkpoint at those; it shares no code.
 
     Arguments:
-        registry: of the run, with a uri.
+        registry: registry of the run, with a ``uri``.
         every_n_train_steps: 0: not by steps.
         every_n_epochs: at the end of epochs, after their validation; 0: not by epochs, if there are steps.
         monitor: metric by which the best is found, and kept; empty: the first of the policy's ``keep_best``.
@@ -71,9 +72,9 @@ class RegistryCheckpoint(ModelCheckpoint):
         save_on_exception: save when training fails too; not with several ranks, of which one may have failed alone.
         claim: under which is written, as that of a generation of a run; None: a new one.
         policy: which checkpoints are kept after each commit; None: all.
-        kind: of the checkpoints; ``dcp`` for strategies that write shards.
+        kind: kind of the checkpoints; ``dcp`` for strategies that write shards.
         weights_only: the model alone, without what resuming needs.
-        directory: for checkpoints that do not lie on a local disk: where they are put to be loaded.
+        directory: download directory for checkpoints that are not on a local disk.
         anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
 
     Raises:
@@ -170,20 +171,21 @@ class RegistryCheckpoint(ModelCheckpoint):
         return type(self).__qualname__
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the registry knows all."""
+        """Return an empty state, because everything is in the registry."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take nothing."""
+        """Ignore the state."""
 
     # ---- saving
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check what is about to be loaded: a pickle may run code. Raises DigestMismatch: it was changed."""
+        """Check the checkpoint just before the load, because a pickle may run code. Raises DigestMismatch if it was
+        changed."""
         self._handed.check_before()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check what was loaded for it. Raises DigestMismatch: it was changed while it was read."""
+        """Check the checkpoint after the load. Raises DigestMismatch if it was changed during the read."""
         if trainer.state.fn != "fit":
             barrier()
             self._handed.check()
@@ -191,7 +193,7 @@ class RegistryCheckpoint(ModelCheckpoint):
     on_test_start = on_predict_start = on_validation_start
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Claim the checkpoints, so that a job before this one saves nothing any more.
+        """Claim the checkpoints, so that an earlier start of the job cannot save any more.
 
         Raises:
             DigestMismatch: what training goes on from was changed while it was read.
@@ -202,30 +204,30 @@ class RegistryCheckpoint(ModelCheckpoint):
         decide(lambda: str(self._saver.claim().generation))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Save, if it is time."""
+        """Save if a save is due."""
         self._observe(trainer)
         if self._steps and int(trainer.global_step) % self._steps == 0:
             self._save(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Add what a validation found of a step that is saved already."""
+        """Add the metrics of a validation to the checkpoint of its step, if it is already saved."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._observe(trainer)
             self._add_metrics(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save, if it is time."""
+        """Save if a save is due."""
         self._observe(trainer)
         if self._epochs and (int(trainer.current_epoch) + 1) % self._epochs == 0:
             self._save(trainer)
         self._add_metrics(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save the end."""
+        """Save at the end of training."""
         self._save(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Save when all ranks have been told to end, or, if that is wanted, when the only one fails."""
+        """Save after a SIGTERM on all ranks, or, with ``save_on_exception``, when a single process fails."""
         is_stopped = isinstance(exception, SystemExit) and bool(trainer.received_sigterm)
         if trainer.state.fn != "fit" or trainer.sanity_checking or not (is_stopped or self.save_on_exception):
             return
@@ -238,7 +240,7 @@ class RegistryCheckpoint(ModelCheckpoint):
             _log.warning("raftkv: step %d could not be saved at the end: %s", trainer.global_step, error)
 
     def _observe(self, trainer: Any) -> None:
-        """Note the step of values that are new: Lightning makes a new tensor for each."""
+        """Record the step of new values; Lightning makes a new tensor for each."""
         for name, value in trainer.callback_metrics.items():
             mark = value.data_ptr(), value._version
             if name not in self._measured or self._measured[name][1] != mark:
@@ -246,7 +248,7 @@ class RegistryCheckpoint(ModelCheckpoint):
                 self._measured[name] = value, mark, int(trainer.global_step)
 
     def _metrics(self, step: int) -> dict[str, Measured]:
-        """Return the values that the registry may file at a step; others are not fetched from their device."""
+        """Return the values that may be metrics at a step; others are not fetched from their device."""
         return {
             name: Measured(value.item(), measured)
             for name, (value, _, measured) in self._measured.items()

@@ -1,9 +1,9 @@
-"""Decisions of rank 0 that the others have to know, where a framework has no call for it.
+"""Sharing decisions of rank 0 with the other ranks, for frameworks without a call for it.
 
     path = decide(lambda: find_checkpoint())       # called by all ranks; only rank 0 looks
 
-Ranks that ``torch.distributed`` connects get it by a broadcast. Before that, processes that rank 0 starts later, as
-those of Lightning's launcher, inherit it in their environment. Otherwise there must be one process only.
+Ranks connected by ``torch.distributed`` get the decision by a broadcast. Before that, processes that rank 0 starts
+later, such as those of Lightning's launcher, inherit it in their environment. Otherwise there must be only one process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INHERITED: Final = "RAFTKV_DECIDED_BY_RANK_0"
 
 
 def is_connected() -> bool:
-    """Return whether there are ranks that ``torch.distributed`` connects."""
+    """Return whether ``torch.distributed`` connects several ranks."""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
@@ -42,7 +42,7 @@ def barrier() -> None:
 
 
 def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
-    """Return what rank 0 decides; called by all ranks at the same place. All raise its error.
+    """Return rank 0's decision, or raise its error; called by all ranks at the same place.
 
     Arguments:
         make: called by rank 0.
@@ -86,16 +86,16 @@ def directory_of(
     """Return a local directory with a checkpoint, verified; None: there is none. Called by all ranks.
 
     Arguments:
-        saver: of the registry.
+        saver: saver of the registry.
         find: called by rank 0.
-        directory: where checkpoints that do not lie on a local disk are put.
-        handed: of this process; to be checked when all ranks have read it.
+        directory: download directory for checkpoints that are not on a local disk.
+        handed: checkpoint handed to this process; checked when all ranks have read it.
         inherited: as for ``decide``; so are the errors.
         anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
 
     Raises:
-        DigestMismatch: a file is missing, or is not what was committed.
-        ConfigError: it does not lie below the ``uri`` of the registry.
+        DigestMismatch: a file is missing or differs from the committed one.
+        ConfigError: the checkpoint is not below the ``uri`` of the registry.
     """
 
     def look_up() -> str:
@@ -118,11 +118,11 @@ def directory_of(
 
 
 def is_any(told: bool, device: Any) -> bool:
-    """Return whether any rank was told something; called by all ranks at the same place.
+    """Return whether any rank was notified; called by all ranks at the same place.
 
     Arguments:
-        told: whether this one was.
-        device: that the collectives of the ranks work on.
+        told: whether this one was notified.
+        device: device on which the ranks' collectives work.
     """
     if not is_connected():
         return told

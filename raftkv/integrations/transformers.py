@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face Trainer in the registry: whole, fenced, found on every machine.
+"""Checkpoints of the Hugging Face Trainer in the registry: complete, fenced, visible on every machine.
 
 ::
 
@@ -7,15 +7,15 @@
     trainer = Trainer(model, TrainingArguments("out", save_steps=500), callbacks=[callback], ...)
     trainer.train(resume_from_checkpoint=callback.resume_from())
 
-The Trainer writes its folder as ever. Then all ranks wait for each other, the folder is checked (``importers.trainer``
-knows what belongs to one), moved below the uri of the registry, digested and committed: a folder of a crash is never
-resumed from, and two jobs that both think they are the one do not mix their files. So ``save_total_limit`` has nothing
-to do; ``policy`` says which checkpoints stay. The best by ``metric_for_best_model`` stays under every policy, and
-``load_best_model_at_end`` loads it, of an earlier start of the job and from a URL too. At SIGTERM the job saves, and
-ends.
+The Trainer writes its folder as usual. Then all ranks wait for each other, and the folder is checked for completeness
+(``importers.trainer``), moved below the URI of the registry, digested and committed. So a job never resumes from the
+folder of a crash, and two starts of one job do not mix their files. ``save_total_limit`` has no effect; ``policy``
+decides which checkpoints stay. The best by ``metric_for_best_model`` stays under every policy, and
+``load_best_model_at_end`` loads it, also from an earlier start of the job or from a URL. On SIGTERM the job saves and
+exits.
 
-All ranks must see the same ``output_dir``. Each start of the job writes below a directory of its own in it
-(``generation-<n>``), which ``TrainingArguments.output_dir`` names while it trains.
+All ranks must see the same ``output_dir``. Each start of the job writes to a new directory below it
+(``generation-<n>``), to which ``TrainingArguments.output_dir`` is set during training.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.sync import Registry
 
     class TrainerCallback:
-        """The base of the Trainer's callbacks; transformers is not there when types are checked."""
+        """Stand-in for the base of the Trainer's callbacks, because type checks run without transformers."""
 
 else:
     try:
@@ -62,10 +62,10 @@ class RegistryCallback(TrainerCallback):
     """Commits each checkpoint that the Trainer saves.
 
     Arguments:
-        registry: of the run, with a uri.
+        registry: registry of the run, with a ``uri``.
         claim: under which is written, as that of a generation of a run; None: a new one.
         policy: which checkpoints are kept after each commit; None: all.
-        directory: for checkpoints that do not lie on a local disk: where they are put to be loaded.
+        directory: download directory for checkpoints that are not on a local disk.
         anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
     """
 
@@ -87,7 +87,7 @@ class RegistryCallback(TrainerCallback):
         self._is_ending = False
 
     def resume_from(self, kind: str = "") -> str | None:
-        """Return the path of the newest checkpoint, verified, for ``train(resume_from_checkpoint=...)``; all ranks ask.
+        """Return the verified path of the newest checkpoint, for ``resume_from_checkpoint=``; called by all ranks.
 
         Arguments:
             kind: empty: of the kind of the newest.
@@ -101,7 +101,7 @@ class RegistryCallback(TrainerCallback):
         return directory_of(saver, lambda: saver.newest(kind), self._directory, self._handed, anywhere=self._anywhere)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Claim the checkpoints, and have the Trainer write below a directory that no other start of the job has.
+        """Claim the checkpoints, and let the Trainer write to a directory that is new for this start of the job.
 
         Raises:
             ConfigError: the best model is to be loaded from a URL, and there is no ``directory`` to put it to.
@@ -120,7 +120,7 @@ class RegistryCallback(TrainerCallback):
         self._told.hold()
 
     def _begin(self, state: Any) -> tuple[int, str]:
-        """Return the generation, and where the best checkpoint lies, compared; empty: it is not there any more.
+        """Return the generation, and the verified path of the best checkpoint; empty: it does not exist any more.
 
         The Trainer has noted where it was written, and anything may lie there by now.
         """
@@ -137,14 +137,14 @@ class RegistryCallback(TrainerCallback):
         return generation, best
 
     def _check_loaded(self) -> None:
-        """Raise DigestMismatch if what the Trainer has loaded was changed meanwhile; called by all ranks."""
+        """Raise DigestMismatch if the loaded files were changed during the load; called by all ranks."""
         if self._is_loading:
             self._is_loading = False
             barrier()
             self._handed.check()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Name the directory of the user again.
+        """Restore the user's ``output_dir``.
 
         Raises:
             DigestMismatch: the model that was loaded was changed while it was read.
@@ -157,7 +157,7 @@ class RegistryCallback(TrainerCallback):
         self._check_loaded()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Name the best checkpoint when training has ended: the Trainer loads it next.
+        """Set the best checkpoint at the end of training; the Trainer loads it next.
 
         Raises:
             DigestMismatch: a file of it is missing, or is not what was committed.
@@ -176,7 +176,7 @@ class RegistryCallback(TrainerCallback):
             return None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Save, and end, if any rank was told to end.
+        """Save and stop if any rank has received SIGTERM.
 
         Raises:
             DigestMismatch: what training goes on from was changed while it was read.
@@ -206,12 +206,12 @@ class RegistryCallback(TrainerCallback):
             self._told.deliver()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Add what an evaluation found of a step that is committed already; one before its save comes with that."""
+        """Add the metrics of an evaluation to a committed step; those before the save are saved with it."""
         if self._output:  # after training the model may be the best one, loaded again
             self._saver.add_metrics(int(state.global_step), folders.measured(state.log_history))
 
     def _commit(self, folder: str, state: Any) -> str:
-        """Commit a folder; returns where it lies now, if that is on a local disk."""
+        """Commit a folder; return its new path, if it is on a local disk."""
         source = Source(folder)
         candidates = folders.detect(source.listing)
         if not candidates:

@@ -1,4 +1,4 @@
-"""raftkv for JAX: processes that find each other, and checkpoints that exist whole or not at all.
+"""raftkv for JAX: rendezvous of processes, and checkpoints that are complete or do not exist.
 
 ::
 
@@ -10,12 +10,12 @@
         for step in range(steps):
             manager.save(step, state, metrics={"loss": loss})
 
-    cluster      importing this is enough: JAX asks it who takes part (see there for the variables)
-    checkpoints  a manager as Orbax has one, on the registry
+    cluster      the cluster environment that JAX uses once this package is imported; lists the variables
+    checkpoints  a checkpoint manager like Orbax's, on the registry
     trees        trees of arrays as files
 
-A process that dies is seen in ``raftkvctl run``, with its cause. What JAX itself does not survive, it does not survive
-here: its service is a part of process 0 and its world does not change; a new world is a new set of processes.
+``raftkvctl run`` shows the death of a process and its cause. raftkv does not make JAX survive it: JAX's service is part
+of process 0, and a changed world needs a new set of processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A manager of checkpoints for JAX, as Orbax has one, on the registry.
+"""A checkpoint manager for JAX, like Orbax's, on the registry.
 
 ::
 
@@ -9,14 +9,14 @@
         for step in range(first, steps):
             state, loss = train(state)
             manager.save(step, state, metrics={"loss": loss})      # copies to the host, writes on a thread
-        # the end of the block waits for the last one, and so does the end of a program without a block
+        # the end of the block (or of the program, without a block) waits for the last save
 
-With several processes (``jax.distributed``) all of them make the manager and call ``save`` and ``restore`` at the same
-steps. Each writes the shards that it has; the checkpoint exists when all have, and process 0 has committed it: there is
-no barrier of JAX's coordination service in it, and no file that says that a step is done.
+With several processes (``jax.distributed``) all of them create the manager and call ``save`` and ``restore`` at the
+same steps. Each writes its shards; the checkpoint exists when all have written and process 0 has committed it. It uses
+no barrier of JAX's coordination service and no marker file.
 
-Leaves out: restoring only the shards of this process (each process reads all, and keeps what its sharding wants); items
-besides one tree: put them into the tree.
+Not supported: restoring only the shards of this process (each process reads all shards, and keeps those of its
+sharding), and items besides one tree (put them into the tree).
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ _log = logging.getLogger(__name__)
 TREE: Final = "tree.json"
 TOKEN_BYTES: Final = 1024
 JOIN_TIMEOUT_S: Final = 600.0
-"""For process 0 to begin a save that the others have been asked for too."""
+"""How long other processes wait for process 0 to begin a save."""
 
 
 class CheckpointManager:
     """Saves and restores trees of arrays.
 
     Arguments:
-        registry: of the run, with a uri.
-        save_interval_steps: ``save`` does nothing at other steps, unless it is forced.
-        max_to_keep: how many are kept after each commit, and the best by ``best_metric``; None: all.
-        best_metric, best_mode: by which ``best_step`` is found, and kept; ``min`` or ``max``.
-        policy: other rules of what else is kept; ``max_to_keep`` says nothing then.
-        claim: under which is written, the same for all processes; None: a new one.
-        is_async: ``save`` returns when the arrays are copied; False: when the checkpoint is committed.
+        registry: registry of the run, with a ``uri``.
+        save_interval_steps: ``save`` saves only at multiples of this, unless it is forced.
+        max_to_keep: number kept after each commit, besides the best by ``best_metric``; None: all.
+        best_metric, best_mode: metric of ``best_step``, which is always kept; ``min`` or ``max``.
+        policy: rules for the kept checkpoints, instead of ``max_to_keep``.
+        claim: claim under which to write, the same for all processes; None: a new one.
+        is_async: whether ``save`` returns when the arrays are copied; False: when the checkpoint is committed.
 
     Raises:
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument is not valid.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CheckpointManager:
         self._committed = self._last
         self._process_id = os.getpid()
         self._told = Termination()
-        if jax.process_count() == 1:  # those that JAX connects learn it by JAX
+        if jax.process_count() == 1:  # several processes learn it from JAX
             self._told.hold()
         _managers.add(self)
 
@@ -117,7 +117,7 @@ class CheckpointManager:
             return None
 
     def best_step(self) -> int | None:
-        """Return the step of the best checkpoint by ``best_metric``; None: no checkpoint has it."""
+        """Return the step of the best checkpoint by ``best_metric``; None: no checkpoint has the metric."""
         try:
             return self._registry.best(*self._best, kind=ORBAX).step
         except CheckpointNotFound:
@@ -130,34 +130,34 @@ class CheckpointManager:
     # ---- saving
 
     def should_save(self, step: int) -> bool:
-        """Return whether ``save`` of a step would do anything: at its interval, and when the job was told to end."""
+        """Return whether ``save`` would save a step: at the interval, and after a SIGTERM."""
         return (self._last is None or step > self._last) and (self._is_ending(step) or step % self._interval == 0)
 
     def _is_ending(self, step: int) -> bool:
-        """Return whether the job was told to end (SIGTERM); of several processes all answer the same at a step."""
+        """Return whether the job received SIGTERM; all processes return the same value at a step."""
         if jax.process_count() == 1:
             return self._told.is_asked
-        with suppress(RuntimeError):  # JAX's service for it is switched off
+        with suppress(RuntimeError):  # JAX's service for this is disabled
             return bool(multihost_utils.reached_preemption_sync_point(step))
         return False
 
     def save(
         self, step: int, tree: Any, *, metrics: Mapping[str, float] | None = None, is_forced: bool = False
     ) -> bool:
-        """Save a tree of arrays; False: the step is not to be saved. Waits for the save before.
+        """Save a tree of arrays; False: this step is not saved. Waits for the previous save.
 
-        Call it at every step: when the job was told to end (SIGTERM), the next step is saved at any interval. A
-        single process then ends; several go on until they are killed, as JAX has it.
+        Call this at every step: after a SIGTERM, the next step is saved independent of the interval. A single process
+        then exits; several processes continue until they are killed, as usual in JAX.
 
         Arguments:
-            step: of training; above the latest.
-            tree: of arrays and numbers; it may change when this returns.
-            metrics: by which the best is found.
-            is_forced: save at a step that is not of the interval too.
+            step: training step, above the latest.
+            tree: tree of arrays and numbers; may be changed after the return.
+            metrics: metrics by which the best is found.
+            is_forced: save also at a step outside the interval.
 
         Raises:
-            ConfigError: a leaf cannot be saved, or a metric is no number.
-            and what the save before has failed with.
+            ConfigError: a leaf cannot be saved, or a metric is not a number.
+            and the error of the previous save.
         """
         if not self.should_save(step) and not is_forced:
             return False
@@ -174,21 +174,21 @@ class CheckpointManager:
         return True
 
     def wait_until_finished(self) -> None:
-        """Wait for the save that is under way.
+        """Wait for the running save.
 
         Raises:
             CheckpointExists, StaleStep: the step, or a later one, is committed.
             FenceBroken, GenerationOver: another job has claimed the checkpoints.
             ConfigError: process 0 saves another step.
             AttemptOver: another process has failed.
-            StorageError: it could not be written.
+            StorageError: the files could not be written.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             try:
                 under_way.result()
             except BaseException:
-                self._last = self._committed  # the step may be saved again, as on a disk that was full
+                self._last = self._committed  # the step may be saved again, for example after a full disk
                 raise
             self._committed = self._last
 
@@ -204,7 +204,7 @@ class CheckpointManager:
         try:
             self._write(attempt, layout, parts, metrics)
         except BaseException as error:
-            with suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
+            with suppress(RaftKVError):  # as when the client is closed: report the first error
                 attempt.give_up(error, f"process {jax.process_index()}")
             raise
 
@@ -221,24 +221,24 @@ class CheckpointManager:
         attempt.prepare(0, files.finish(), metrics=metrics)
         attempt.commit()
         if self._policy is not None:
-            with suppress(StatusError):  # the next collection goes on
+            with suppress(StatusError):  # the next collection continues
                 self._registry.collect(self._policy)
 
     # ---- restoring
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:
-        """Return the tree of a checkpoint, whose bytes were compared with what was committed. It is pinned meanwhile.
+        """Return the tree of a checkpoint after verifying its digests. The checkpoint is pinned meanwhile.
 
         Arguments:
-            step: None: the newest.
-            like: a tree of the same structure, whose arrays (or ``jax.ShapeDtypeStruct``) say shapes and shardings;
+            step: step of the checkpoint; None: the newest.
+            like: a tree of the same structure, whose arrays (or ``jax.ShapeDtypeStruct``) give shapes and shardings;
                 None: plain containers, on the default device.
 
         Raises:
             CheckpointNotFound: there is no such checkpoint.
-            DigestMismatch: a file is missing, or is not what was committed.
-            ConfigError: the tree is another one than ``like``: in structure, shapes or dtypes.
-            PinLost: this process was away for so long that the checkpoint may have been deleted under it.
+            DigestMismatch: a file is missing or differs from the committed one.
+            ConfigError: the tree differs from ``like`` in structure, shapes or dtypes.
+            PinLost: this process was frozen for so long that the checkpoint may have been deleted meanwhile.
         """
         self.wait_until_finished()
         while True:
@@ -248,7 +248,7 @@ class CheckpointManager:
                 pin.take()
             except CheckpointNotFound:
                 if step is None:
-                    continue  # a later one came, and this was deleted
+                    continue  # deleted after a later commit
                 raise
             try:
                 tree = restore(found, like=like)
@@ -260,7 +260,7 @@ class CheckpointManager:
     # ---- its end
 
     def close(self) -> None:
-        """Wait for the save that is under way, and end; errors as for ``wait_until_finished``."""
+        """Wait for the running save, and close; errors as for ``wait_until_finished``."""
         try:
             self.wait_until_finished()
         finally:
@@ -278,18 +278,18 @@ _managers: Final[weakref.WeakSet[CheckpointManager]] = weakref.WeakSet()
 
 
 def _finish_all() -> None:
-    """Wait for the saves under way of a program that ends without having closed its managers."""
+    """Wait for running saves when a program ends without having closed its managers."""
     for manager in list(_managers):
         if manager._process_id != os.getpid():
-            continue  # a forked child's parent saves
+            continue  # in a forked child: the parent saves
         try:
             manager.close()
         except Exception as error:
             _log.error("raftkv: the checkpoint that was being saved as the program ended is not there: %s", error)
 
 
-# Private, and all that there is: what ``atexit`` calls comes when nothing can be handed to a thread any more. Of those
-# registered here the last is called first: before ``concurrent.futures``, which was imported above.
+# A private function, but the only way: ``atexit`` callbacks run when threads accept no work any more. Functions
+# registered here run in reverse order, so this one runs before that of ``concurrent.futures``, imported above.
 threading._register_atexit(_finish_all)  # type: ignore[attr-defined]
 
 
@@ -307,7 +307,7 @@ def restore(checkpoint: Checkpoint, *, like: Any = None) -> Any:
 
 
 def _shared(registry: Registry, claim: Claim | None) -> Claim:
-    """Claim for all processes, and decide what dead writers have left; collective if there are several."""
+    """Claim for all processes, and commit or abort attempts of dead writers; a collective call if there are several."""
     failure: RaftKVError | None = None
     token = ""
     if jax.process_index() == 0:

@@ -1,15 +1,15 @@
-"""How JAX finds its processes through raftkv: a cluster environment that JAX asks by itself.
+"""A cluster environment by which JAX finds its processes through raftkv.
 
-Each process takes part in the run that ``RAFTKV_JOB`` names, its rank is its process id, and process 0 publishes an
-address of its own for JAX's coordination service. In a worker of ``raftkvctl run exec``, which starts all processes
-anew when one dies, the environment says everything.
+Each process joins the run named by ``RAFTKV_JOB``, its rank is its process id, and process 0 publishes an address for
+JAX's coordination service. In a worker of ``raftkvctl run exec``, which restarts all processes when one dies, all
+values come from the environment.
 
-Owns these variables, all but the first optional:
+Variables, all optional except the first:
 
 - ``RAFTKV_JOB``: the run;
 - ``RAFTKV_ENDPOINTS``: members of the cluster (127.0.0.1:2379);
-- ``RAFTKV_NNODES``: ``N`` or ``MIN:MAX`` processes (1:1024: all that come within ``RAFTKV_LAST_CALL`` seconds, 5);
-- ``RAFTKV_ADDRESS``: where the others reach this machine (the address from which it reaches the cluster);
+- ``RAFTKV_NNODES``: ``N`` or ``MIN:MAX`` processes (1:1024: all that join within ``RAFTKV_LAST_CALL`` seconds, 5);
+- ``RAFTKV_ADDRESS``: where others reach this machine (the source address of its connection to the cluster);
 - ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ``RAFTKV_CERT``, ``RAFTKV_KEY``.
 """
 
@@ -50,7 +50,7 @@ else:
 
 DEFAULT_NODES: Final = "1:1024"
 WORKER: Final = ("RAFTKV_RUN_ID", "RAFTKV_RANK", "RAFTKV_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What a worker of ``raftkvctl run exec`` has in its environment."""
+"""Environment variables of a worker of ``raftkvctl run exec``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Place:
         coordinator: address of process 0's service.
         count: number of processes.
         id: number of this one.
-        local_id: its number on its machine; None: it has the machine to itself.
+        local_id: number of the process on its machine; None: the only one there.
     """
 
     coordinator: str
@@ -71,7 +71,7 @@ class Place:
 
 
 class RaftKVCluster(ClusterEnv):
-    """The cluster environment that JAX finds by itself and asks who takes part."""
+    """The cluster environment, which JAX detects and uses by itself."""
 
     name: str = "raftkv"
     _place: Place | None = None
@@ -83,16 +83,16 @@ class RaftKVCluster(ClusterEnv):
 
     @classmethod
     def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
-        """Return where process 0 serves; the first question that JAX asks, so here the run begins.
+        """Return the address of process 0's service; JAX calls this first, so this joins the run.
 
         Arguments:
-            timeout_secs: seconds for the processes to come together; None: 300.
-            override_coordinator_port: instead of a free one.
+            timeout_secs: seconds to wait for the processes; None: 300.
+            override_coordinator_port: port to use instead of a free one.
 
         Raises:
-            ConfigError: a variable cannot be read.
+            ConfigError: a variable is not valid.
             JoinTimeout: too few processes came.
-            RunClosed, RunConflict: the run is over, or another job's.
+            RunClosed, RunConflict: the run is closed, or belongs to another job.
             StatusError: the cluster cannot be reached, or refused.
         """
         if "RAFTKV_JOB" in os.environ:
@@ -113,7 +113,7 @@ class RaftKVCluster(ClusterEnv):
 
     @classmethod
     def get_local_process_id(cls) -> int | None:
-        """Return the number of this process on its machine, if it shares it: then JAX gives it one device."""
+        """Return the number of this process on its machine if it shares the machine; JAX then gives it one device."""
         return cls._known().local_id
 
     @classmethod
@@ -125,18 +125,18 @@ class RaftKVCluster(ClusterEnv):
         return cls._place
 
 
-# A run that is named wins, on Slurm and on Kubernetes too: asked before JAX's own.
+# A named run takes precedence over JAX's own environments, also on Slurm and Kubernetes, so it is asked first.
 ClusterEnv._cluster_types.remove(RaftKVCluster)
 ClusterEnv._cluster_types.insert(0, RaftKVCluster)
 
 
 def join(environment: Mapping[str, str], timeout_s: float, port: str | None = None) -> Place:
-    """Take part in the run that the environment names; this process is in it until it ends.
+    """Join the run named by the environment; this process stays in it until it exits.
 
     Arguments:
         environment: the variables that the module lists.
-        timeout_s: seconds for the other processes to come.
-        port: of the service, if this is process 0; None: a free one.
+        timeout_s: seconds to wait for the other processes.
+        port: port of the service, if this is process 0; None: a free one.
 
     Raises:
         ConfigError, JoinTimeout, RunClosed, RunConflict, StatusError: as of ``RaftKVCluster.get_coordinator_address``.
@@ -159,15 +159,15 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
 
 
 def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -> RunConfig:
-    """Return the settings of the run that an environment names.
+    """Return the settings of the run named by an environment.
 
     Arguments:
         environment: the variables that the module lists.
-        address: of this process, for the others.
-        timeout_s: seconds for the processes to come together.
+        address: address of this process, for the others.
+        timeout_s: seconds to wait for the processes.
 
     Raises:
-        ConfigError: a variable cannot be read.
+        ConfigError: a variable is not valid.
     """
     text = environment.get("RAFTKV_NNODES", DEFAULT_NODES)
     first, _, last = text.partition(":")
@@ -201,7 +201,7 @@ def _of_worker(environment: Mapping[str, str]) -> Place:
 
 
 def _leave(kv: Client, participant: Participant, world: World) -> None:
-    """Leave at the end of the process: the run is over, or this process has failed."""
+    """Leave the run when the process exits, because the run has ended or this process has failed."""
     failure = getattr(sys, "last_value", None)
     try:
         if failure is None:

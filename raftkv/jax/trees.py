@@ -1,15 +1,15 @@
-"""Trees of arrays as files: ``tree.json`` says what they are, ``arrays-<process>.safetensors`` has their bytes.
+"""Trees of arrays as files: ``tree.json`` has their structure, ``arrays-<process>.safetensors`` their bytes.
 
-    layout, parts = describe(tree)                    # what is to be written; the parts are on the host
+    layout, parts = describe(tree)                    # what to write; the parts are on the host
     write_parts(file, parts)                          # this process' shards, as a safetensors file
     tree = rebuild(layout, [file.read() ...], like)
 
-Each shard of an array is written once, by the process that has its first replica; its name in the file is the number of
-the leaf and where the shard begins (``3@0,128``). So arrays may be spread over processes in any way, and be restored
-with another sharding; each process then reads all shards. Nothing is pickled.
+Each shard of an array is written once, by the process with its first replica; its name in the file is the number of the
+leaf and the start of the shard (``3@0,128``). So arrays may be distributed over processes in any way, and restored with
+another sharding; each process then reads all shards. Nothing is pickled.
 
-Dictionaries (of texts), lists, tuples and None are rebuilt as they were. Any other node, as a class of Flax or Optax,
-is found again by a tree of the same structure: ``like``.
+Dictionaries with string keys, lists, tuples and None are rebuilt as they were. Any other node, such as a class of Flax
+or Optax, needs ``like``, a tree of the same structure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES: Final = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-"""How safetensors calls what."""
+"""Names of dtypes in safetensors."""
 _DTYPES: Final = {dtype: name for name, dtype in _NAMES.items()}
 _PART: Final = re.compile(r"([0-9]{1,9})@((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)")
 _MALFORMED: Final = (
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 class Target(Protocol):
-    """What parts are written to."""
+    """A target for parts."""
 
     def write(self, data: Any) -> int:
         """Write bytes."""
@@ -69,10 +69,10 @@ class Target(Protocol):
 
 
 def describe(tree: Any) -> tuple[dict[str, Any], list[Part]]:
-    """Return what a tree is, as JSON, and the shards that this process writes, copied to the host.
+    """Return the structure of a tree as JSON, and the shards that this process writes, copied to the host.
 
     Raises:
-        ConfigError: a leaf is no array and no number.
+        ConfigError: a leaf is neither an array nor a number.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     parts: list[Part] = []
@@ -103,14 +103,14 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _plain(leaf: Any) -> Any:
-    """Return a leaf as an array of what has bytes."""
+    """Return a leaf as an array with a dtype that can be written as bytes."""
     if _is_key(leaf):
         return jax.random.key_data(leaf)
     return np.asarray(leaf) if type(leaf) in _SCALARS.values() or isinstance(leaf, np.generic) else leaf
 
 
 def _parts(number: int, array: Any) -> list[Part]:
-    if isinstance(array, np.ndarray):  # every process has it; the first one writes it
+    if isinstance(array, np.ndarray):  # every process has it, and the first one writes it
         own = [((0,) * array.ndim, array.copy())] if jax.process_index() == 0 else []
     else:
         shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
@@ -119,7 +119,7 @@ def _parts(number: int, array: Any) -> list[Part]:
 
 
 def _structure(tree: Any) -> Any:
-    """Return the nodes of a tree as JSON; None where only a tree that is like it can say."""
+    """Return the nodes of a tree as JSON; None for nodes that need ``like`` to be rebuilt."""
     count = iter(range(jax.tree_util.tree_structure(tree).num_leaves))
     try:
         return _node(tree, count)
@@ -166,17 +166,17 @@ def read_parts(data: bytes) -> Iterable[Part]:
 
 
 def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None) -> Any:
-    """Return the tree that some files hold.
+    """Rebuild a tree from its files.
 
     Arguments:
-        layout: what ``describe`` said of it.
-        files: of all processes.
-        like: a tree of the same structure, whose arrays (or ``jax.ShapeDtypeStruct``) say shapes and shardings; None:
-            only plain containers are rebuilt, on the default device. What JAX cannot hold is an array of numpy.
+        layout: result of ``describe``.
+        files: files of all processes.
+        like: a tree of the same structure, whose arrays (or ``jax.ShapeDtypeStruct``) give shapes and shardings; None:
+            only plain containers are rebuilt, on the default device. Arrays that JAX cannot represent are numpy arrays.
 
     Raises:
-        ConfigError: ``like`` is of another structure, shape or dtype, or is needed; or the files are of a later
-            version, or not what this module writes; or a shard is in none of them, or in none of the arrays.
+        ConfigError: ``like`` has another structure, shape or dtype, or is required; or the files are of a later version
+            or another format; or a shard is missing, or belongs to no array.
     """
     if isinstance(layout, dict) and layout.get("format", FORMAT) != FORMAT:
         raise ConfigError(f"format {layout.get('format')!r} of a tree is of another version of raftkv")
@@ -211,7 +211,7 @@ def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None)
 
 
 def _shard(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], name: str, part: Any) -> Any:
-    """Return the place of a shard in its array. Raises ConfigError: there is none of its number, dtype or size."""
+    """Return the slices of a shard in its array. Raises ConfigError if number, dtype or size do not match."""
     found = _PART.fullmatch(name)
     number = int(found[1]) if found else len(arrays)
     begin = [int(at) for at in found[2].split(",") if at] if found else []
@@ -228,7 +228,7 @@ def _shard(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], name: str
 
 
 def _check_whole(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], sizes: Mapping[str, int]) -> None:
-    """Refuse arrays of which a shard is in no file: it would be zeros. Shards of one array do not overlap."""
+    """Refuse arrays with missing shards, which would be zeros. Shards of one array do not overlap."""
     found = [0] * len(leaves)
     for name, size in sizes.items():
         found[int(name.partition("@")[0])] += size
@@ -241,7 +241,7 @@ def _check_whole(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], siz
 
 
 def _value(leaf: Mapping[str, Any], array: Any, target: Any) -> Any:
-    """Return the value of a leaf. Raises ConfigError: the target, if there is one, is something else."""
+    """Return the value of a leaf. Raises ConfigError if it does not match the target."""
     if "key" in leaf:
         value: Any = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf["key"])
         if target is not None:
@@ -253,7 +253,7 @@ def _value(leaf: Mapping[str, Any], array: Any, target: Any) -> Any:
         return _SCALARS[leaf["scalar"]](array.item())
     if isinstance(target, np.ndarray):
         return array
-    # Without ``jax_enable_x64`` JAX cuts numbers of 64 bits, which numpy's arrays may have, to 32.
+    # Without ``jax_enable_x64`` JAX truncates 64-bit numbers, which numpy arrays may have, to 32 bits.
     held = jax.dtypes.canonicalize_dtype(array.dtype)
     if held != array.dtype and getattr(target, "dtype", None) == held:
         array = _narrowed(leaf, array, held)
@@ -275,7 +275,7 @@ def _check_like(leaf: Mapping[str, Any], value: Any, target: Any) -> None:
 
 
 def _narrowed(leaf: Mapping[str, Any], array: Any, dtype: Any) -> Any:
-    """Return an array of whole numbers of 32 bits, if they have room there; others lose digits alone."""
+    """Convert to a narrower dtype. Raises ConfigError if integers do not fit; other numbers only lose precision."""
     found = array.astype(dtype)
     if found.dtype.kind in "iu" and not np.array_equal(found, array):
         raise ConfigError(f"{leaf['path']} has numbers beyond {dtype} in the checkpoint; set jax_enable_x64")

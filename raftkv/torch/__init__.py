@@ -1,10 +1,10 @@
-"""raftkv for PyTorch: what plugs into ``torchrun`` and ``torch.distributed``. Only this part of raftkv needs torch.
+"""raftkv for PyTorch: plug-ins for ``torchrun`` and ``torch.distributed``. Only this part of raftkv needs torch.
 
 ::
 
     torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 train.py
 
-Importing this imports no torch; a name does, when it is first used.
+Importing this package does not import torch; the first use of a name does.
 """
 
 from __future__ import annotations

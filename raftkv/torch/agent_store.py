@@ -1,23 +1,22 @@
-"""The store of one generation: a TCPStore on the node of rank 0, and how agents use it without ever hanging in it.
+"""The store of one generation: a TCPStore on the node of rank 0, which agents use without hanging in it.
 
 ::
 
-    hosted = host_store()                                   # on the node of rank 0: a fresh one for every generation
+    hosted = host_store()                                   # on the node of rank 0, new for every generation
     store = connect_store("10.0.0.7", port, is_over=lambda: participant.nodes_waiting > 0)
 
-A fresh server for each generation, so no key of an earlier attempt is ever met, and torch's own C++ server, so workers
-and NCCL talk to it as to any other. The agent itself gets an ``AgentStore``, which is the same store with one more
-promise:
+Each generation has a new server, so no key of an earlier attempt is found. It is torch's own C++ server, so workers and
+NCCL use it as usual. The agent itself gets an ``AgentStore``, which is the same store with two more guarantees:
 
-- **No wait outlasts the generation.** torch's agent gives out ranks by ``get`` and ends by ``wait``, with 300 s of
-  patience and no way back: a node that dies between joining and that moment would take all others with it. Here such a
-  wait ends when the run says that the generation is over. A missing rank is made up then: the workers that are started
-  with it can reach no rank, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
-  torch's client waits for a host that has frozen for ever, so its calls are made on a thread, which is left there.
-- **It can be let go.** The agent holds the store of one generation until it has that of the next. ``drop`` leaves it an
-  empty shell, so that the server ends, and a node that has one port for it (``store_port``) can do so again.
+- **No wait outlasts the generation.** torch's agent assigns ranks by ``get`` and ends by ``wait``, both with a timeout
+  of 300 s after which it fails: one node that dies after joining would end all others. Here such a wait ends when the
+  run says that the generation has ended. A missing rank is then invented: workers started with it cannot reach any
+  rank, and the agent stops them at its next poll, 0.1 s later, and returns to the rendezvous. torch's client waits for
+  ever for a frozen host, so its calls are made on a thread, which is abandoned then.
+- **The store can be released.** The agent holds the store of one generation until it has that of the next. ``drop``
+  leaves it an empty object, so that the server ends, and a node with a fixed port (``store_port``) can reuse the port.
 
-Leaves out: a store that survives its node; it is as short-lived as its generation.
+The store does not survive its node, and lasts only for its generation.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, DistStoreError
 
 SLICE_S: Final = 0.2
-"""How often a call that is not answered looks whether the generation is over."""
+"""Interval at which an unanswered call checks whether the generation has ended."""
 POLL_MIN_S: Final = 0.005
 POLL_MAX_S: Final = 0.1
-"""How often a wait asks for its keys. torch's own wait writes two lines of warnings each time that its time is up."""
+"""Interval at which a wait polls its keys. torch's own wait prints two lines of warnings at each timeout."""
 CONNECT_TIMEOUT_S: Final = 60.0
-"""For reaching the node of rank 0 while it lives."""
+"""Time limit for connecting to the node of rank 0 while it lives."""
 TIMEOUT_S: Final = 300.0
-"""torch's own, of waits in a whole generation."""
+"""torch's own timeout of waits."""
 _PROBE_TIMEOUT_S: Final = 2.0
 _PROBE: Final = b"\x00" + struct.pack("<I", 0x3C85F7CE) + b"\x0d" + struct.pack("<I", 1)
-"""What a client of a TCPStore begins with: a magic number, and a ping, which the server sends back."""
+"""First bytes of a TCPStore client: a magic number, and a ping, which the server returns."""
 _T = TypeVar("_T")
 _ROLE_INFO: Final = "torchelastic/role_info/"
 _TERMINAL_STATE: Final = "torchelastic/agent/terminal_state"
@@ -56,11 +55,11 @@ _ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"
 
 
 class StoreUnreachable(Exception):
-    """The node of rank 0 lives, and its store cannot be reached from here; the text is one line."""
+    """The node of rank 0 is alive, but its store cannot be reached from here; the message is one line."""
 
 
 class GenerationEnded(Exception):
-    """The generation was over before its store could be used."""
+    """The generation ended before its store could be used."""
 
 
 def host_store(port: int = 0) -> TCPStore:
@@ -82,11 +81,11 @@ def connect_store(host: str, port: int, is_over: Callable[[], bool]) -> TCPStore
     tried only after a ping was answered.
 
     Arguments:
-        host, port: of the store.
-        is_over: tells why the generation is over; empty: it is not.
+        host, port: address of the store.
+        is_over: returns why the generation has ended; empty: it has not.
 
     Raises:
-        GenerationEnded: the generation is over.
+        GenerationEnded: the generation has ended.
         StoreUnreachable: it cannot be reached, although the run holds that its node is there.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -110,7 +109,7 @@ def connect_store(host: str, port: int, is_over: Callable[[], bool]) -> TCPStore
 
 
 def _probe(host: str, port: int) -> str:
-    """Find out why a TCPStore does not answer there; empty: it does."""
+    """Return why no TCPStore answers at an address; empty: one answers."""
     try:
         with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
             connection.sendall(_PROBE)
@@ -126,20 +125,20 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Caller:
-    """A daemon thread that makes calls, one after the other; one that never returns keeps this thread alone."""
+    """A daemon thread that makes calls one after the other; a call that never returns blocks only this thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="raftkv-store", daemon=True).start()
 
     def call(self, call: Callable[[], _T]) -> Future[_T]:
-        """Make a call; returns its outcome to be."""
+        """Queue a call; return a future of its result."""
         future: Future[_T] = Future()
         self._calls.put((call, future))
         return future
 
     def close(self) -> None:
-        """Make no calls any more."""
+        """Stop making calls."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -153,7 +152,7 @@ class _Caller:
 
 
 class _Gone:
-    """Stands for a store that was let go: each call fails as on a store whose node is gone."""
+    """Placeholder for a released store: each call fails as on a store whose node is gone."""
 
     def __getattr__(self, name: str) -> Any:
         raise DistError("the store of this generation was let go")
@@ -167,10 +166,10 @@ class AgentStore(Store):
         is_over: the generation has ended; asked between waits, without I/O.
         world_size: agents of the generation.
         on_exit: called when torch's agent enters its last barrier, which it does if all its workers have ended well.
-        exit_timeout_s: for that barrier; None: torch's own.
+        exit_timeout_s: timeout of that barrier; None: torch's own.
 
     Attributes:
-        has_made_up: ranks were given out that stand for nothing; the agent must come back.
+        has_made_up: whether substitute ranks were returned; the agent must return to the rendezvous.
     """
 
     def __init__(
@@ -194,15 +193,15 @@ class AgentStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """Time limit of waits that are given none."""
+        """Default timeout of waits."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of waits that are given none."""
+        """Set the default timeout of waits."""
         self._timeout = timeout
 
     def drop(self) -> None:
-        """Let go of the store; later calls are answered as after the end of the generation."""
+        """Release the store; later calls behave as after the end of the generation."""
         self._is_over = lambda: True
         self._store = _Gone()
         if self._caller is not None:
@@ -210,11 +209,11 @@ class AgentStore(Store):
             self._caller = None
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until keys are there, or the generation is over.
+        """Wait until the keys exist or the generation ends.
 
         Arguments:
-            keys: all of them.
-            timeout: for all; None: the store's own.
+            keys: all keys.
+            timeout: total timeout; None: the store's own.
 
         Raises:
             DistStoreError: neither came in time.
@@ -236,10 +235,10 @@ class AgentStore(Store):
             poll_s = min(2 * poll_s, POLL_MAX_S)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Store a value; lost when the generation is over, as the store is.
+        """Store a value; dropped if the generation has ended.
 
         Arguments:
-            key: of the value.
+            key: key of the value.
             value: text or bytes.
         """
         if key.startswith(_ROLE_INFO):
@@ -247,17 +246,17 @@ class AgentStore(Store):
         self._unless_over(lambda: self._store.set(key, value), None)
 
     def get(self, key: str) -> bytes:
-        """Return a value, once it is there; a stand-in when the generation is over, see the module."""
+        """Wait for a value and return it; after the end of the generation, return a substitute (see the module)."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return values as ``get`` does."""
+        """Return several values like ``get``."""
         self.wait(keys)
         found = None if self._is_over() else self._unless_over(lambda: self._store.multi_get(list(keys)), None)
         return [self._stand_in(key) for key in keys] if found is None else found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set values as ``set`` does.
+        """Set several values like ``set``.
 
         Arguments:
             keys, values: equally many.
@@ -265,10 +264,10 @@ class AgentStore(Store):
         self._unless_over(lambda: self._store.multi_set(list(keys), list(values)), None)
 
     def add(self, key: str, amount: int) -> int:
-        """Count; 0 when the generation is over.
+        """Add to a counter; 0 after the end of the generation.
 
         Arguments:
-            key: of the number.
+            key: key of the number.
             amount: may be negative.
         """
         if key.startswith(_TERMINAL_STATE):
@@ -277,12 +276,13 @@ class AgentStore(Store):
         return total
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether keys are there."""
+        """Return whether the keys exist."""
         found: bool = self._unless_over(lambda: self._store.check(list(keys)), False)
         return found
 
     def _unless_over(self, call: Callable[[], _T], stand_in: _T) -> _T:
-        """Return what a call returns; if it fails because the store's node died, the stand-in, once the run says so."""
+        """Return the result of a call; if it fails because the store's node died, return the substitute once the run
+        says so."""
         try:
             return self._made(call)
         except DistError:
@@ -295,7 +295,8 @@ class AgentStore(Store):
             return stand_in
 
     def _made(self, call: Callable[[], _T]) -> _T:
-        """Make a call; raises DistError if it is not answered before the generation is over, as by a frozen host."""
+        """Make a call; raise DistError if it is not answered before the generation ends, for example by a frozen
+        host."""
         if self._caller is None:
             return call()
         future = self._caller.call(call)

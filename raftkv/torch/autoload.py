@@ -1,8 +1,9 @@
-"""What torch runs at ``import torch`` (entry point ``torch.backends: raftkv``): nothing, unless it is asked for.
+"""The hook that torch runs at ``import torch`` (entry point ``torch.backends: raftkv``); does nothing by default.
 
-With ``RAFTKV_TORCH_AUTOLOAD=1`` the scheme ``raftkv://`` is known in scripts that never import raftkv. An entry point
-cannot be chosen when raftkv is installed, so the environment is asked each time; ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``
-switches off all of torch's, this one too. A failure here would be a failure of ``import torch``: it becomes a warning.
+With ``RAFTKV_TORCH_AUTOLOAD=1`` the hook registers the scheme ``raftkv://`` in scripts that never import raftkv. An
+entry point cannot be optional at installation, so the hook reads the environment each time;
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` disables all such hooks of torch. An error in the hook would make ``import torch``
+fail, so it only gives a warning.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Samplers of torch for data that is used exactly once, over worlds that change and processes that die.
+"""Samplers of torch that use each sample exactly once, over changing worlds and dying processes.
 
 ::
 
     sampler = ElasticSampler(len(files), run, batch_size=32, shuffle=chunk_order(files, seed=7))
     loader = DataLoader(Files(files, read), batch_size=32, sampler=sampler, num_workers=4)
     for epoch in range(sampler.epoch, epochs):
-        sampler.set_epoch(epoch)                          # goes on where the checkpoint was, if it was in this epoch
+        sampler.set_epoch(epoch)                          # continues at the checkpoint, if it was in this epoch
         for batch in sampler.batches(loader):             # counts what the loop gets, not what is read ahead
             ...
             dcp.save({"model": model, "data": sampler}, ...)          # or save(saving, sampler.position)
 
 The state is one position of all ranks together (``raftkv.checkpoint.positions``), so it is the same on every rank and
-can be loaded in a world of any size. Save it after the step that the batch went into: both are in one commit.
+can be loaded in a world of any size. Save it after the step that used the batch, so that both are in one commit.
 
-torchdata's ``StatefulDataLoader`` saves and loads it by itself; ``batches`` is not needed there.
+torchdata's ``StatefulDataLoader`` saves and loads the sampler by itself and does not need ``batches``.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Order = Callable[[int], Sequence[int]]
-"""Returns the order of an epoch: the numbers of all samples, each once. A function of the epoch alone."""
+"""Returns the order of an epoch: the numbers of all samples, each once. Depends only on the epoch."""
 WINDOW: Final = 16
 
 
 class Ranked(Protocol):
-    """The place of this process in the present world; a run of ``raftkv.training`` does."""
+    """Rank and world size of this process; a run of ``raftkv.training`` has both."""
 
     @property
     def rank(self) -> int:
-        """This process."""
+        """Rank of this process."""
         ...
 
     @property
     def world_size(self) -> int:
-        """All of them."""
+        """Number of ranks."""
         ...
 
 
 class Files(Dataset[T], Generic[T]):
-    """The files of one version of a dataset, as a dataset of torch.
+    """The files of one version of a dataset, as a torch dataset.
 
     Arguments:
         files: ``Dataset.next_pass()``.
-        read: makes a sample of an entry; runs in the workers of the loader.
+        read: makes a sample from an entry; runs in the workers of the loader.
     """
 
     def __init__(self, files: Snapshot, read: Callable[[Entry], T]) -> None:
@@ -74,12 +74,12 @@ class Files(Dataset[T], Generic[T]):
 
 
 def chunk_order(files: Snapshot, *, seed: int = 0, window: int = WINDOW) -> Order:
-    """Return orders that mix the entries of a few chunks at a time, for ``shuffle=``; see ``dataset.shuffle``.
+    """Return orders that shuffle entries within a few chunks at a time, for ``shuffle=``; see ``dataset.shuffle``.
 
     Arguments:
         files: one version of a dataset.
-        seed: decides the orders, with the epoch.
-        window: chunks that a process must hold to read without reading any twice.
+        seed: determines the orders, together with the epoch.
+        window: number of chunks that a process must cache so that it reads each chunk once.
     """
     counts = files.chunk_counts
     return lambda epoch: ChunkOrder(counts, seed=seed, epoch=epoch, window=window)
@@ -88,23 +88,23 @@ def chunk_order(files: Snapshot, *, seed: int = 0, window: int = WINDOW) -> Orde
 class ElasticSampler(Sampler[int]):
     """The samples of this rank, from a position that all ranks share; see the module.
 
-    In every step all ranks take a batch each; what is left at the end is divided evenly, so some ranks may have one
-    sample less in the last step, or none. With ``drop_last`` all have a full batch in every step, and what does not
-    make one is not used in that epoch.
+    In every step each rank takes one batch; the samples left at the end are divided evenly, so some ranks may have one
+    sample less in the last step, or none. With ``drop_last`` all ranks have full batches, and samples that do not fill
+    a batch for each rank are not used in that epoch.
 
     Arguments:
-        dataset: its length, or itself.
-        run: knows rank and world size, which it is asked for in every pass; None: ``rank`` and ``world_size`` do,
-            else ``torch.distributed``, else there is one rank.
-        batch_size: of each rank; the loader's.
-        rank, world_size: of this process; changed with ``set_world``.
-        seed: decides the order, with the epoch.
-        shuffle: False: in the order of the dataset; or what makes the order of an epoch (``chunk_order``).
+        dataset: dataset, or its length.
+        run: gives rank and world size, read in every pass; None: ``rank`` and ``world_size`` are used, else
+            ``torch.distributed``, else there is one rank.
+        batch_size: batch size of each rank, as in the loader.
+        rank, world_size: rank and world size of this process; change them with ``set_world``.
+        seed: determines the order, together with the epoch.
+        shuffle: False: the order of the dataset; or a function that returns the order of an epoch (``chunk_order``).
         drop_last: see above.
-        name: of what the numbers are of, as version and root of a manifest: a state of another is refused.
+        name: identity of the data, as version and root of a manifest; a state with another name is refused.
 
     Raises:
-        ConfigError: a size cannot be.
+        ConfigError: a size is not valid.
     """
 
     def __init__(
@@ -148,21 +148,21 @@ class ElasticSampler(Sampler[int]):
         return 0, 1
 
     def set_world(self, rank: int, world_size: int) -> None:
-        """Go on in another world; what is left of the epoch is divided anew by the next ``iter``."""
+        """Continue in another world; the next ``iter`` divides the rest of the epoch again."""
         self._position.share(self.batch_size, rank, world_size)
         self._world = (rank, world_size)
 
     @property
     def epoch(self) -> int:
-        """Return that of the position."""
+        """Return the epoch of the position."""
         return self._position.epoch
 
     @property
     def position(self) -> Position:
-        """The samples that the training loop has used: to be saved with the model.
+        """The samples that the training loop has used; save it with the model.
 
         Raises:
-            ConfigError: samples were taken, and the loop has not said which of them it got.
+            ConfigError: samples were taken, but the loop has not reported which of them it got.
         """
         if not self._is_counted and any(taken.steps for taken in self._passes):
             raise ConfigError(
@@ -185,11 +185,11 @@ class ElasticSampler(Sampler[int]):
         self._is_counted = False
 
     def set_epoch(self, epoch: int, length: int | None = None) -> None:
-        """Begin an epoch, unless the position is in it already.
+        """Begin an epoch, unless the position is already in it.
 
         Arguments:
-            epoch: from 0.
-            length: of the dataset in that epoch; None: as before.
+            epoch: epoch, from 0.
+            length: length of the dataset in that epoch; None: unchanged.
         """
         at = self._position
         if epoch != at.epoch:
@@ -198,10 +198,10 @@ class ElasticSampler(Sampler[int]):
             self._is_counted = False
 
     def advance(self, steps: int = 1) -> None:
-        """Count steps of all ranks: their samples are in the model, or are about to be.
+        """Count completed steps of all ranks.
 
         Raises:
-            ConfigError: the world is another than when the pass began: what it gives out is not this rank's any more.
+            ConfigError: the world has changed since the pass began, so its samples are not this rank's any more.
         """
         before, now = self._divided_for, self.world
         if before is not None and before != now:
@@ -214,7 +214,7 @@ class ElasticSampler(Sampler[int]):
             self._position = self._after(self._position)
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield the batches of a loader that uses this sampler, and count each as the loop gets it."""
+        """Yield the batches of a loader that uses this sampler, and count each when the loop gets it."""
         for batch in loader:
             self.advance()
             yield batch
@@ -269,17 +269,17 @@ class ElasticSampler(Sampler[int]):
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state of a world of any size.
+        """Continue from a state of a world of any size.
 
         Raises:
-            ConfigError: it is of another dataset.
-            RecordError: it is no state of a sampler.
+            ConfigError: the state belongs to another dataset.
+            RecordError: the value is not a state of a sampler.
         """
         self.position = Position.from_plain(dict(state_dict))
 
 
 class _Pass(Iterator[int]):
-    """One iteration; torchdata saves its state with each batch, and loads it into a fresh one."""
+    """One iteration; torchdata saves its state with each batch, and loads it into a new one."""
 
     def __init__(self, sampler: ElasticSampler, begin: Position) -> None:
         self._sampler = sampler
@@ -304,12 +304,12 @@ class _Pass(Iterator[int]):
         raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position behind the step whose samples it has given out."""
+        """Return the position after the step whose samples were returned last."""
         at = self._ahead
         return {**self._sampler.state_dict(), "epoch": at.epoch, "consumed": at.consumed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self._sampler.load_state_dict(state_dict)
         self._go_on(self._sampler.position)
         self._sampler._passes.append(self)

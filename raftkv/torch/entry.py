@@ -1,7 +1,7 @@
-"""How ``torchrun`` finds raftkv: the entry point ``torchrun.handlers: raftkv``.
+"""The entry point ``torchrun.handlers: raftkv``, by which ``torchrun`` finds raftkv.
 
-torch loads this module while it is itself half imported, in every process that uses ``torch.distributed.elastic``.
-So nothing of torch is imported here, and nothing else of raftkv: the work is done when a handler is asked for.
+torch loads this module during its own import, in every process that uses ``torch.distributed.elastic``. So this module
+imports nothing of torch and nothing else of raftkv before a handler is requested.
 """
 
 from __future__ import annotations

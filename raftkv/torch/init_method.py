@@ -7,10 +7,10 @@
     raftkv.torch.init_method.register()
     dist.init_process_group("gloo", init_method="raftkv://h1:2379,h2:2379/jobs/j1/r0", rank=rank, world_size=world_size)
 
-The path names the store, which must be another one for every attempt of the job: end it with the generation. ``rank``
-and ``world_size`` are arguments, or come from the environment (RANK, WORLD_SIZE); never write them into the URL, torch
-adds them itself. Users and certificates: RAFTKV_USER, RAFTKV_PASSWORD_FILE, RAFTKV_CACERT, ..., so that
-nothing secret stands in a URL.
+The path names the store, which must be different for every attempt of the job: end it with the generation. ``rank`` and
+``world_size`` are arguments, or come from the environment (RANK, WORLD_SIZE); do not write them into the URL, because
+torch adds them itself. Users and certificates come from RAFTKV_USER, RAFTKV_PASSWORD_FILE, RAFTKV_CACERT, ..., so that
+a URL contains no secrets.
 
 A script that never imports raftkv can use the scheme too: see ``autoload``.
 """
@@ -33,7 +33,7 @@ SCHEME: Final = "raftkv"
 
 
 def register() -> None:
-    """Let torch know the scheme; harmless when repeated. Imports ``torch.distributed``."""
+    """Register the scheme with torch. Idempotent. Imports ``torch.distributed``."""
     from torch.distributed.rendezvous import register_rendezvous_handler
 
     # torch has no way to ask, and refuses a second time.
@@ -46,7 +46,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
 
     Arguments:
         url: ``raftkv://hosts/store``, with ``rank`` and ``world_size`` behind it.
-        timeout: of the store.
+        timeout: timeout of the store.
 
     Raises:
         ConfigError: the URL or the environment does not say where, who, or how many.
@@ -61,11 +61,11 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
 
 
 class Place:
-    """What a URL says.
+    """The parts of a URL.
 
     Attributes:
         endpoints, prefix, options: for ``Store``.
-        rank, world_size: of this process.
+        rank, world_size: rank and world size of this process.
     """
 
     def __init__(self, endpoints: str, prefix: str, rank: int, world_size: int, options: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Place:
 
 
 def parse(url: str, environment: Mapping[str, str]) -> Place:
-    """Read a URL, with what torch has put behind it.
+    """Parse a URL, including the query that torch has appended.
 
     >>> place = parse("raftkv://h1:2379,h2:2379/jobs/j1/r0?rank=1&world_size=2", {})
     >>> place.endpoints, place.prefix, place.rank, place.world_size
@@ -85,7 +85,7 @@ def parse(url: str, environment: Mapping[str, str]) -> Place:
 
     Arguments:
         url: as given.
-        environment: what it does not say may be here.
+        environment: where values that are not given are looked up.
 
     Raises:
         ConfigError: something is missing.

@@ -1,18 +1,17 @@
-"""Waking a thread that is blocked in torch: in a gloo collective, or in a call to a TCPStore.
+"""Wakes a thread that is blocked in torch: in a gloo collective, or in a call to a TCPStore.
 
-Neither can be cancelled: ``ProcessGroupGloo.abort`` does nothing in torch 2.13, and a peer that is *frozen* keeps its
-connections open, so a collective with it lasts until the timeout of the group. What does work, within milliseconds, is
-to shut down the sockets that the blocked call waits on, from another thread: gloo then fails every collective as if the
-peer had closed the connection, which it is prepared for. The peers at the other ends see the same, so an end of a group
-spreads by itself.
+Neither can be cancelled: ``ProcessGroupGloo.abort`` does nothing in torch 2.13, and a *frozen* peer keeps its
+connections open, so a collective with it lasts until the timeout of the group. But another thread can shut down the
+sockets on which the blocked call waits. Within milliseconds gloo then fails every collective as if the peer had closed
+the connection. The peers at the other ends see the same, so the end of a group spreads by itself.
 
     cut_gloo(ignore=frozenset())       # every connection of every gloo group
     cut_connections("10.0.0.5", 4711)  # this process' clients of a TCPStore
 
-Which sockets are gloo's is read from ``/proc/self``: a gloo device polls, with one epoll instance, one pipe, one
-listening socket and the connections of its groups, and nothing else. Python's event loops have a socket pair in place
-of the pipe, libuv (the TCPStore's server) an eventfd beside it. Elsewhere than on Linux nothing is found, and a
-collective with a frozen peer lasts until its timeout.
+gloo's sockets are found in ``/proc/self``: a gloo device polls, with one epoll instance, exactly one pipe, one
+listening socket and the connections of its groups. Python's event loops have a socket pair instead of the pipe, libuv
+(the TCPStore's server) has an additional eventfd. On other systems than Linux nothing is found, and a collective with a
+frozen peer lasts until its timeout.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ _EPOLL: Final = "anon_inode:[eventpoll]"
 
 
 def gloo_devices() -> frozenset[int]:
-    """Descriptors of the epoll instances of all gloo devices of this process."""
+    """Return the descriptors of the epoll instances of all gloo devices of this process."""
     return frozenset(descriptor for descriptor, _ in _devices())
 
 
 def cut_gloo(ignore: frozenset[int] = frozenset()) -> int:
-    """Shut down every connection between gloo devices; returns how many there were.
+    """Shut down every connection between gloo devices; return their number.
 
     Arguments:
-        ignore: devices of other code, as ``gloo_devices`` has told them.
+        ignore: devices of other code, from ``gloo_devices``.
     """
     connections = [target for device, targets in _devices() if device not in ignore for target in targets]
     return sum(_shut_down(descriptor) for descriptor in connections)
 
 
 def cut_connections(address: str, port: int) -> int:
-    """Shut down every connection of this process *to* an address (in numbers); returns how many there were.
+    """Shut down every connection of this process *to* a numeric address; return their number.
 
     Arguments:
-        address: of the peer, in numbers.
-        port: of the peer.
+        address: numeric address of the peer.
+        port: port of the peer.
     """
     cut = 0
     for descriptor in _descriptors():
@@ -88,7 +87,7 @@ def _descriptors() -> list[int]:
 
 
 def _polled(descriptor: int) -> list[int]:
-    """Return what an epoll instance polls; nothing, if it is none."""
+    """Return the descriptors that an epoll instance polls; empty if it is not an epoll instance."""
     try:
         if os.readlink(_OWN / "fd" / str(descriptor)) != _EPOLL:
             return []
@@ -106,7 +105,7 @@ def _is_pipe(descriptor: int) -> bool:
 
 
 def _listens(descriptor: int) -> bool | None:
-    """Tell whether a descriptor is a listening TCP socket; None: it is no TCP socket."""
+    """Return whether a descriptor is a listening TCP socket; None: not a TCP socket."""
     with _borrowed(descriptor) as found:
         if found is None:
             return None
@@ -136,13 +135,13 @@ def _peer(connection: socket.socket) -> tuple[str, int] | None:
 
 
 def _plain(address: str | int) -> str:
-    """Return an address, an IPv4 one in the words of IPv6 as what it is."""
+    """Return an address, with IPv4-mapped IPv6 addresses converted to IPv4."""
     return str(address).removeprefix("::ffff:")
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
-    """Make a socket object for a descriptor that is not ours, on a copy of it; None: it is no TCP socket."""
+    """Make a socket object on a copy of a descriptor that is not ours; None: not a TCP socket."""
     copy: socket.socket | None = None
     try:
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -156,36 +155,36 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
             copy.close()
 
 
-# ---- waits that end when the group is over, also where gloo itself would wait for ever
+# ---- waits that end after the end of the group, also where gloo itself would wait for ever
 #
 # gloo (torch 2.13) loses a send that was queued just as its connection closed: neither the peer's death nor a cut
-# wakes ``UnboundBuffer::waitSend``, and the caller waits until the group's timeout, about once in ten breaks of a
-# group of two. So a wait for a ``Work`` on the CPU is cut into slices, and given up with ``WorkLost`` when ``is_over``
-# has been true for ``GIVE_UP_S``. The destructor of such a group would join the thread that gloo has lost: ``leak``
-# keeps both until the process ends. Left out: waits inside C++ (DistributedDataParallel's reducer), and NCCL.
+# wakes ``UnboundBuffer::waitSend``, and the caller waits until the group's timeout, about once in ten ends of a
+# group of two. So a wait for a ``Work`` on the CPU is split into slices, and abandoned with ``WorkLost`` when
+# ``is_over`` has been true for ``GIVE_UP_S``. The destructor of such a group would join the lost thread of gloo, so
+# ``leak`` keeps both until the process ends. Not covered: waits inside C++ (DistributedDataParallel's reducer), NCCL.
 
 SLICE: Final = timedelta(milliseconds=50)
 GIVE_UP_S: Final = 0.1
-"""What gloo has for failing a collective by itself, which takes it a millisecond or two."""
+"""Time for gloo to fail a collective by itself, which usually takes a millisecond or two."""
 
 _work: Final[Any] = Work
-"""Its methods can be replaced, though its stubs deny that."""
+"""torch's class, whose methods can be replaced although its stubs do not allow it."""
 _wait: Final[Callable[..., bool]] = _work.wait
 _present: list[Waits] = []
 
 
 class WorkLost(RuntimeError):
-    """A collective of a group that is over, and that gloo does not end."""
+    """A collective of an ended group that gloo does not end."""
 
 
 class Waits:
-    """Ends the waits of a group once the group is over; see the module. One exists at a time.
+    """Ends the waits of a group after the end of the group; see the module. Only one exists at a time.
 
     Arguments:
         is_over: asked on the waiting thread.
 
     Attributes:
-        lost: a work was given up since ``leak``.
+        lost: whether a work was abandoned since ``leak``.
     """
 
     def __init__(self, is_over: Callable[[], bool]) -> None:
@@ -195,14 +194,15 @@ class Waits:
         _work.wait = _wait_in_slices
 
     def leak(self, groups: Iterable[Any]) -> None:
-        """If a work was lost, keep its groups for ever: their destructors must not run, at the process' end neither."""
+        """If a work was abandoned, keep its groups for ever, because their destructors must never run, not even at
+        exit."""
         if self.lost:
             for group in groups:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         self.lost = False
 
     def close(self) -> None:
-        """Let waits be what they were."""
+        """Restore the original wait methods."""
         if self in _present:
             _present.remove(self)
         if not _present:
@@ -210,7 +210,7 @@ class Waits:
 
 
 def _wait_in_slices(work: Any, timeout: timedelta = timedelta(0)) -> bool:
-    """``Work.wait``; a timeout of 0 is none, as there."""
+    """Replacement of ``Work.wait``; a timeout of 0 means no timeout, as there."""
     if timeout or not _present:
         return _wait(work, timeout)
     waits = _present[-1]
@@ -234,15 +234,15 @@ def _wait_in_slices(work: Any, timeout: timedelta = timedelta(0)) -> bool:
 # ---- NCCL: collectives run on the device, and an abort ends them without an error
 #
 # A call returns when its kernel is queued. When a peer is lost, only an abort of communicators ends the kernels, and
-# then they end as if they had succeeded, with the bytes that had come: ``optimizer.step()`` would apply gradients that
-# never were. So ``settle`` first waits for the device, and then looks whether there was an abort. A hook of torch's
-# calls it before every ``Optimizer.step``, so that a loop written for gloo is right on NCCL too.
+# then they end as if they had succeeded, with the bytes received so far: ``optimizer.step()`` would apply wrong
+# gradients. So ``settle`` first waits for the device, and then checks whether there was an abort. A hook of torch
+# calls it before every ``Optimizer.step``, so that a loop written for gloo is correct on NCCL too.
 #
-# Torch's watchdog of a group would end the process at the first error, and sleep for a minute before; ``ENVIRONMENT``
-# turns both off, unless the user's says otherwise. Communicators in the making cannot be aborted: a rank that freezes
-# then holds up all others. ``init_process_group`` with a device makes them within a fraction of a second, while every
-# rank is known to be there; without one the first collective does. A process stuck there can only be ended. Left out:
-# several devices in one process.
+# Torch's watchdog of a group would end the process at the first error, after sleeping for a minute; ``ENVIRONMENT``
+# disables both, unless the user has set the variables. Communicators under construction cannot be aborted: a rank that
+# freezes then delays all others. ``init_process_group`` with a device makes them within a fraction of a second, while
+# every rank is known to be alive; without a device the first collective makes them. A process that is stuck there can
+# only be ended. Not supported: several devices in one process.
 
 ENVIRONMENT: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -250,19 +250,19 @@ ENVIRONMENT: Final = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # the watchdog sleeps four times as long, dump or no dump
 }
 STUCK_S: Final = 10.0
-"""For so long after the end of a generation its communicators may still be in the making."""
+"""How long after the end of a generation its communicators may still be under construction."""
 
 
 class Aborted(RuntimeError):
-    """Collectives of a generation may have been cut off: what they have written is not to be used."""
+    """Collectives of a generation may have been interrupted, so their results must not be used."""
 
 
 class Communicators:
-    """The communicators of NCCL of the present groups; see the module.
+    """The NCCL communicators of the current groups; see the module.
 
     Arguments:
         settle_step: called before each step of an optimizer of this process, until ``close``.
-        device: of this rank; None: the current one, at each call.
+        device: device of this rank; None: the current one, at each call.
         wait: for all that is queued on a device; another in tests.
     """
 
@@ -282,7 +282,7 @@ class Communicators:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Tell that communicators are in the making while the block lasts."""
+        """Mark communicators as under construction within the block."""
         self._is_connecting = True
         try:
             yield
@@ -290,17 +290,17 @@ class Communicators:
             self._is_connecting = False
 
     def are_stuck(self, over_for_s: float) -> bool:
-        """Tell whether they are still in the making, so long after the generation was over."""
+        """Return whether communicators are still under construction too long after the end of the generation."""
         return self._is_connecting and over_for_s > STUCK_S
 
     def abort(self, generation: int) -> None:
-        """Abort those that there are now, on a thread of its own; what is settled in the generation then raises."""
+        """Abort the existing communicators, on a separate thread; ``settle`` then raises in this generation."""
         self._aborted = generation  # before any kernel ends because of it
         groups = list(distributed_c10d._world.pg_map)  # these, and none that is made later
         threading.Thread(target=_abort, args=(groups,), name="raftkv-abort", daemon=True).start()
 
     def settle(self, generation: int) -> None:
-        """Wait until the device has done what is queued.
+        """Wait until the device has done all queued work.
 
         Raises:
             Aborted: the communicators of the generation were aborted, maybe before that.
@@ -310,12 +310,12 @@ class Communicators:
             raise Aborted(f"generation {generation} ended while its collectives were on the device")
 
     def close(self) -> None:
-        """Let optimizers step as they like. Harmless when repeated."""
+        """Remove the hook from optimizers. Idempotent."""
         self._unhook()
 
 
 def _before_steps(settle: Callable[[], object]) -> Callable[[], object]:
-    """Have something called before each step of any optimizer; returns what ends that."""
+    """Call a function before each step of any optimizer; return a function that stops this."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -326,7 +326,7 @@ def _before_steps(settle: Callable[[], object]) -> Callable[[], object]:
 
 
 def _abort(given: list[Any]) -> None:
-    """Abort the communicators of groups, together: one alone might wait for another."""
+    """Abort the communicators of groups together, because one alone might wait for another."""
     groups = [group for group in given if _has_nccl(group)]
     if not groups:
         return

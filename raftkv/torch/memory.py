@@ -1,4 +1,4 @@
-"""Checkpoints in the memory of nodes: a rank's state, kept by its own node and by others.
+"""Checkpoints in the memory of nodes: copies of a rank's state on its own node and on others.
 
 ::
 
@@ -8,19 +8,19 @@
         train()
         memory.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
 
-The agents keep the bytes (``checkpoint_memory`` of a run's options), so they survive the workers; copies on other nodes
-survive the node. ``save`` holds training while it copies the tensors into a buffer of its own, pinned where CUDA is; a
-thread digests them, hands them to the node's holder and to those of ``copies`` other failure domains, and commits them
-with the other ranks, in the two phases of every checkpoint.
+The agents hold the bytes (option ``checkpoint_memory`` of a run), so they survive the workers; copies on other nodes
+survive the node. ``save`` blocks training while it copies the tensors into a buffer (pinned memory with CUDA). A thread
+computes the digest, sends the bytes to the node's holder and to holders in ``copies`` other failure domains, and
+commits with the other ranks, in the two phases of every checkpoint.
 
 Invariants
 
-1. No byte is used before its digest was found to be the one that its rank prepared for the attempt that is restored.
-2. ``restore`` returns on all ranks a state of one attempt, which rank 0 has named, or on all ranks nothing.
-3. A state is read without running code of it: tensors, numbers, texts and containers of them.
+1. No byte is used before its digest was verified against the one that its rank prepared for the restored attempt.
+2. ``restore`` returns states of the same attempt, chosen by rank 0, on all ranks, or None on all ranks.
+3. Reading a state runs no code from it: it consists of tensors, numbers, strings and containers of them.
 
-Leaves out durable checkpoints (``torch.checkpoint``): these are needed still, at longer intervals. A state is restored
-by as many ranks as saved it.
+Durable checkpoints (``torch.checkpoint``) are still needed, at longer intervals. A state can only be restored by the
+same number of ranks that saved it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Restored:
     """The state of a rank, as it was saved.
 
     Attributes:
-        step: of training.
-        state: what ``save`` was given; tensors are on the CPU.
-        checkpoint: the record of the attempt.
+        step: training step.
+        state: state given to ``save``; tensors are on the CPU.
+        checkpoint: record of the checkpoint.
     """
 
     step: int
@@ -80,14 +80,14 @@ class Memory:
     """The checkpoints in memory of one rank; see the module.
 
     Arguments:
-        run: of this worker (``raftkv.training.join``).
-        every: ``save`` does something at steps that are divided by it.
-        copies: on how many nodes besides its own a rank's state is kept.
-        timeout_s: for the other ranks to take part in a save.
+        run: run of this worker (``raftkv.training.join``).
+        every: ``save`` saves only at steps that are multiples of this.
+        copies: number of other nodes that keep a copy of a rank's state.
+        timeout_s: time to wait for the other ranks in a save.
 
     Attributes:
-        held_s: seconds for which ``save`` has held training so far.
-        committed: the step of the last save that this rank knows to be prepared; rank 0: committed. -1: none.
+        held_s: seconds for which ``save`` has blocked training so far.
+        committed: step of the last save that this rank knows to be prepared (rank 0: committed); -1: none.
     """
 
     def __init__(self, run: Run, *, every: int = 1, copies: int = 1, timeout_s: float = 60.0) -> None:
@@ -107,11 +107,11 @@ class Memory:
     # ---- going on
 
     def restore(self) -> Restored | None:
-        """Return the state of the newest checkpoint in memory; None: there is none, go on from a durable one.
+        """Return the state of the newest checkpoint in memory; None: resume from a durable one.
 
-        All ranks call this in every generation before their first ``save``. None on all ranks too if a durable
-        checkpoint is newer, if other ranks have saved it, or if a rank finds no good copy: then it is forgotten, and
-        earlier steps may be saved again.
+        All ranks call this in every generation before their first ``save``. All ranks also get None if a durable
+        checkpoint is newer, if a different number of ranks saved it, or if a rank finds no good copy. In the last case
+        the checkpoint is deleted, and earlier steps may be saved again.
 
         Raises:
             BarrierTimeout, GenerationOver: as ``Run.broadcast``.
@@ -147,7 +147,7 @@ class Memory:
         return Checkpoint.decode(told["checkpoint"].encode()) if told["checkpoint"] else None
 
     def _newest(self) -> str:
-        """Return the record of the checkpoint to be restored, after what dead generations left is decided; or empty."""
+        """Resolve open attempts of dead generations; return the record of the checkpoint to restore, or empty."""
         registry, size = self._run.checkpoints, self._run.world_size
         registry.take_over(self._claim())
         try:
@@ -176,20 +176,21 @@ class Memory:
     # ---- saving
 
     def save(self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
-        """Save a state, at every ``every``-th step; the rest of the work is done on a thread. All ranks call this.
+        """Save a state at every ``every``-th step; after the copy, the work is done on a thread. All ranks call this.
 
-        A save that fails is named in the log, and training goes on: the checkpoint before it stays.
+        A failed save is logged, and training continues: the previous checkpoint stays.
 
         Arguments:
-            step: of training.
-            state: of this rank: dicts, lists and tuples of tensors, numbers and texts; or what makes it when it is due.
+            step: training step.
+            state: state of this rank: dicts, lists and tuples of tensors, numbers and strings; or a function that
+                returns it.
 
         Returns:
-            whether it was due.
+            Whether a save was due.
 
         Raises:
-            ConfigError: the state holds what cannot be restored without running code of it, or tensors of several
-                ranks (``DTensor``): give their local parts.
+            ConfigError: the state has objects that cannot be restored without running code, or tensors of several ranks
+                (``DTensor``): pass their local parts.
         """
         if check_step(step) % self._every:
             return False
@@ -202,7 +203,7 @@ class Memory:
         return True
 
     def wait(self) -> None:
-        """Wait until the save that is under way has ended, well or not."""
+        """Wait until the running save has ended, successfully or not."""
         if self._saving is not None:
             self._saving.join()
             self._saving = None
@@ -256,7 +257,7 @@ class Memory:
         )
 
     def _spread(self, attempt: Attempt, file: FileRecord, parts: Sequence[memoryview]) -> None:
-        """Hand a file to the node's holder and to others, in their order, until enough have it."""
+        """Send a file to the node's holder and to others, in their order, until enough have it."""
         record, wanted = attempt.record, 1 + self._copies
         copy = {
             "kind": MEMORY, "step": record.step, "generation": record.generation, "number": record.number,
@@ -289,11 +290,11 @@ def _file(rank: int) -> str:
 
 # ---- the bytes of a state: the length of a head, the head, then each tensor at a multiple of 64 bytes
 #
-# The head is the state with empty tensors of no device in the place of its own, as torch.save writes it.
+# The head is the state with empty tensors on no device in place of the real ones, written by torch.save.
 
 
 def _without_tensors(state: Any, found: list[torch.Tensor]) -> Any:
-    """Return a state with empty tensors for its own, which are added to ``found``, in order."""
+    """Return a state with empty tensors; the real tensors are added to ``found``, in order."""
     if isinstance(state, torch.Tensor):
         if type(state) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or state.layout != torch.strided:
             raise ConfigError(f"a {type(state).__name__} cannot be kept in memory: give its local part, as to_local()")
@@ -329,7 +330,8 @@ def _view(buffer: torch.Tensor, place: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _lying_at(data: memoryview, place: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of bytes as they lie, with a storage of its own: a Generator reads from the beginning of one."""
+    """Return the bytes of a tensor as a tensor with its own storage, because a Generator reads from a storage's
+    start."""
     size_bytes = like.numel() * like.element_size()
     if not size_bytes:
         return torch.empty(like.shape, dtype=like.dtype)
@@ -339,7 +341,7 @@ def _lying_at(data: memoryview, place: int, like: torch.Tensor) -> torch.Tensor:
 def _load_head(data: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(data), weights_only=True)
-    except Exception as error:  # any: the class of what torch refuses is that of another module
+    except Exception as error:  # any: torch raises classes of other modules
         raise ConfigError(
             "a state in memory is made of dicts, lists and tuples of tensors, numbers and texts: "
             f"{str(error).partition(chr(10))[0]}"
@@ -347,13 +349,13 @@ def _load_head(data: bytes) -> Any:
 
 
 def unpacked(data: memoryview) -> Any:
-    """Return the state of bytes whose digest was found right; its tensors lie in these bytes.
+    """Return the state in bytes whose digest was verified; its tensors share these bytes.
 
     Arguments:
-        data: as ``Memory.save`` has written them; writable.
+        data: writable bytes that ``Memory.save`` has written.
 
     Raises:
-        ConfigError: they are no state.
+        ConfigError: the bytes are not a state.
     """
     try:
         (length,) = _LENGTH.unpack(data[: _LENGTH.size])

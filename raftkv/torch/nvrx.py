@@ -1,4 +1,4 @@
-"""The ``store_factory`` of nvidia-resiliency-ext's in-process restart, kept in raftkv.
+"""A ``store_factory`` for nvidia-resiliency-ext's in-process restart, with the store in raftkv.
 
 ::
 
@@ -10,11 +10,11 @@
     )
     def train(): ...
 
-The wrapper's own store lives in rank 0: when that rank dies, so does the job. With this one no rank is critical.
+The wrapper's own store is in rank 0: when that rank dies, the job ends. With this store no rank is critical.
 
-Give every start of the job a prefix of its own, as with the scheduler's job id and count of restarts: what an earlier
-start left behind must not be met. The wrapper opens a store in a monitor process beside each rank, too; that process
-changes its folder, so paths of certificates must be absolute.
+Use a new prefix for every start of the job, for example with the scheduler's job id and restart count, so that it does
+not find keys of an earlier start. The wrapper also opens a store in a monitor process beside each rank. That process
+changes its working directory, so paths of certificates must be absolute.
 
 nvidia-resiliency-ext is not installed with raftkv; importing this module without it raises ``ConfigError``.
 """

@@ -1,11 +1,10 @@
-"""``--rdzv-conf=prefork=torch``: workers of the next generation are started ahead, under torch's own agent.
+"""``--rdzv-conf=prefork=torch``: spare workers for the next generation, under torch's own agent.
 
 Owns one spare (``training.process.prefork``) for each local rank. Torch's agent starts scripts through
-``get_subprocess_handler``; this puts a handler there that takes a spare in place of a new process. The first generation
-starts as without it, for only then are the command and its environment known.
+``get_subprocess_handler``; this module installs a handler there that uses a spare instead of a new process. The first
+generation starts without spares, because the command and its environment are known only then.
 
-Leaves out functions as entry points (``elastic_launch(f)``) and commands that are no script of Python: these start as
-they always do.
+Functions as entry points (``elastic_launch(f)``) and commands that are not Python scripts start as usual.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Prefork:
     """The spares of one agent.
 
     Arguments:
-        modules: to import.
+        modules: modules to import.
         on_worker: called with the process id and the rank of each spare that became a worker.
     """
 
@@ -43,7 +42,7 @@ class Prefork:
         prefork = self
 
         class Handler(SubprocessHandler):
-            """Takes a spare, if there is one of the same command."""
+            """Uses a spare, if there is one with the same command."""
 
             def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
                 outputs = [file.fileno() if file else own for file, own in ((self._stdout, 1), (self._stderr, 2))]
@@ -54,7 +53,7 @@ class Prefork:
         api.__dict__["get_subprocess_handler"] = Handler
 
     def close(self) -> None:
-        """Let the spares end, and torch start workers as it always does; harmless when repeated."""
+        """End the spares, and let torch start workers as usual. Idempotent."""
         with self._lock:
             self._is_closed = True
             timers, self._timers = self._timers, {}

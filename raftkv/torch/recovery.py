@@ -1,11 +1,11 @@
-"""In-process recovery: survivors keep their process, and build the process group anew in the next generation.
+"""In-process recovery: survivors keep their processes, and rebuild the process group in the next generation.
 
 ::
 
     run = raftkv.training.join("job", min_nodes=2, max_nodes=8, disconnect_grace_s=0.03)
     with run, raftkv.torch.ElasticGroup(run, sync=share_weights) as group:
         for step in group.steps(1000):
-            with step:                              # comes again if a rank was lost meanwhile
+            with step:                              # repeated if a rank was lost meanwhile
                 loss = train(batches[step.number])  # any torch.distributed calls, DDP too
                 optimizer.step()                    # after the last collective of the step
 
@@ -15,33 +15,32 @@
 
     ElasticGroup(run, sync=share_weights, load=load, save=save, save_every=100)    # run: join(..., checkpoints=URI)
 
-    def load(group, last):                  # before sync, when the whole job was started again: of the source alone
+    def load(group, last):                  # before sync, after a restart of the whole job; only on the source
         model.load_state_dict(torch.load(io.BytesIO(last.read("model.pt")), weights_only=True))
-    def save(group, saving):                # after every 100 steps, on all ranks; all is committed together, or nothing
+    def save(group, saving):                # after every 100 steps, on all ranks; committed together or not at all
         if group.rank == 0:
             torch.save(model.state_dict(), saving.path("model.pt"))
 
-What it holds to:
+Guarantees:
 
-1. A failed step is repeated by all. After each build the ranks agree on the step to go on with: the furthest that any
-   of them has completed; ``group.source`` is the lowest rank that has, and its state is what ``sync`` hands out. So a
-   step must change the state only after its last collective.
-2. The end of a generation interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
-   raftkv has noticed that the peer is gone, and given up (``Waits``) where gloo does not wake it. NCCL's communicators
-   are aborted (``Communicators``), and what they have left on the device is not used.
-3. One generation, one group: the old group is torn down before this rank says that it is ready for the next generation.
+1. A failed step is repeated by all ranks. After each rebuild the ranks agree on the furthest step that any of them has
+   completed; ``group.source`` is the lowest rank that has completed it, and ``sync`` distributes its state. So a step
+   must change the state only after its last collective.
+2. The end of a generation interrupts collectives: a rank that is blocked with a frozen peer is woken (``interrupt``)
+   when raftkv has detected the loss of the peer; if gloo does not wake it, the wait is abandoned (``Waits``). NCCL's
+   communicators are aborted (``Communicators``), and their results on the device are not used.
+3. One group per generation: the old group is destroyed before this rank declares that it is ready for the next one.
 
-Where the time goes is in ``group.last_recovery``. Between the death of a rank and the next collective there are: the
-peers' connections break (gloo: at once); the dead rank's lease ends (``disconnect_grace_s``); two or three commits of
-raftkv; and gloo's mesh. Nothing polls. Each process serves a TCPStore from the beginning, and ranks tell each other
-their stores' addresses when they agree: who is rank 0 next is known, with its address, when the generation begins; only
-newcomers have to read it from raftkv.
+``group.last_recovery`` has the times of the parts. Between the death of a rank and the next collective: the peers'
+connections break (gloo: at once); the dead rank's lease ends (``disconnect_grace_s``); raftkv makes two or three
+commits; gloo builds its mesh. Nothing polls. Each process serves a TCPStore from the beginning, and ranks exchange the
+addresses of their stores when they agree on the step. So survivors know the address of the next rank 0 when the
+generation begins; only new ranks read it from raftkv.
 
-NCCL: a collective that was aborted ends as if it had succeeded. Each step waits for the device at its end, and before
-``optimizer.step()``; who changes state in another way calls ``group.settle()`` before.
+NCCL: an aborted collective ends as if it had succeeded. So each step waits for the device at its end, and before
+``optimizer.step()``; code that changes state in another way must call ``group.settle()`` first.
 
-Leaves out: what is in a checkpoint; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
-that are started anew).
+Not here: the content of a checkpoint; restarted workers (see ``torchrun --rdzv-backend=raftkv``).
 """
 
 from __future__ import annotations
@@ -75,23 +74,23 @@ if TYPE_CHECKING:
     from raftkv.training.api.checkpoint import Resumed
     from raftkv.training.api.run import Run, Saving
 
-# ---- the state of a rank, and on whose state the ranks of a new group agree
+# ---- the state of a rank, and the choice of the state with which a new group continues
 #
-# While a sync hands out the source's state, the state of the receivers is neither the old nor the new one. If the group
-# breaks then, they have none, and the next group goes on with that of the source. If the source is lost as well, only a
+# During a sync, which distributes the source's state, the state of the receivers is incomplete. If the group breaks
+# then, they have no state, and the next group continues with that of the source. If the source is lost as well, only a
 # checkpoint is left.
 
 NO_STEP: Final = -1
-"""What a rank tells whose state was overwritten in part."""
+"""Step reported by a rank whose state was partly overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What a rank tells the others.
+    """The report of a rank to the others.
 
     Attributes:
-        step: the next to be done with its state; ``NO_STEP``: it has no whole state.
-        has_state: its state has been in a group; else it is what its program began with.
+        step: the next step to do with its state; ``NO_STEP``: its state is incomplete.
+        has_state: whether its state has been in a group; False: it is the initial state of the program.
     """
 
     step: int
@@ -100,12 +99,12 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What a group goes on with.
+    """The state with which a group continues.
 
     Attributes:
-        step: the next to be done; ``NO_STEP``: no rank has a whole state.
-        source: the lowest rank whose state is that of the step.
-        is_new: no rank has state from a group before: a checkpoint may be further.
+        step: the next step to do; ``NO_STEP``: no rank has complete state.
+        source: lowest rank with the state of this step.
+        is_new: whether no rank has state from an earlier group, so that a checkpoint may be further.
     """
 
     step: int
@@ -114,7 +113,7 @@ class Agreed:
 
 
 def agree(ranks: Sequence[RankReport]) -> Agreed:
-    """Return the furthest step that any of the ranks tells, and who has it."""
+    """Return the furthest step among the reports, and the lowest rank that has it."""
     step = max(told.step for told in ranks)
     source = next(number for number, told in enumerate(ranks) if told.step == step)
     return Agreed(step, source, not any(told.has_state for told in ranks))
@@ -124,7 +123,7 @@ class Progress:
     """The state of this rank.
 
     Arguments:
-        first_step: the step that the program's own state begins with.
+        first_step: step with which the initial state of the program begins.
     """
 
     def __init__(self, first_step: int) -> None:
@@ -132,20 +131,20 @@ class Progress:
 
     @property
     def told(self) -> RankReport:
-        """What to tell the others."""
+        """Report for the other ranks."""
         return self._told
 
     def keep(self, step: int) -> None:
-        """Note that the state is that of a step, whole."""
+        """Record that the state is complete and belongs to a step."""
         self._told = RankReport(step, has_state=True)
 
     def receive(self, step: int, *, is_overwritten: bool) -> None:
-        """Note that the source's state of a step is about to come in place of this rank's, until ``keep``.
+        """Record that the source's state will overwrite this rank's, until ``keep``.
 
         Arguments:
-            step: the one that the group goes on with.
-            is_overwritten: a sync that is cut off may leave bytes that are neither rank's. If not, a state of the same
-                step stays what it is: each byte is replaced by the same one.
+            step: step with which the group continues.
+            is_overwritten: whether an interrupted sync may leave incomplete state. False: a state of the same step
+                stays valid, because each byte is replaced by the same one.
         """
         if is_overwritten or step != self._told.step:
             self._told = RankReport(NO_STEP, has_state=False)
@@ -153,9 +152,9 @@ class Progress:
 
 # ---- when a group loads a checkpoint, and when it saves one
 #
-# A group has state as soon as one of its ranks has: the state of the furthest rank counts, and the registry is not
-# asked, so a recovery waits for nothing. Where all ranks are new, the whole job was started again and goes on from the
-# latest checkpoint. Attempts that earlier generations left undecided are decided then, or before the first save.
+# A group has state as soon as one of its ranks has: it uses the state of the furthest rank and does not read the
+# registry, so a recovery does not wait for it. If all ranks are new, the whole job was restarted and continues from the
+# latest checkpoint. Open attempts of earlier generations are committed or aborted then, or before the first save.
 
 Load = Callable[["ElasticGroup", "Resumed"], object]
 Save = Callable[["ElasticGroup", "Saving"], object]
@@ -181,15 +180,15 @@ class States:
 
     @property
     def loads(self) -> bool:
-        """Whether a job that starts goes on from a checkpoint."""
+        """Whether a starting job continues from a checkpoint."""
         return self._load is not None
 
     def load(self, group: ElasticGroup, *, is_shared: bool) -> int:
-        """Load the latest checkpoint if it is further than the group; returns the step to go on with.
+        """Load the latest checkpoint if it is further than the group; return the step with which to continue.
 
         Arguments:
-            group: all of whose ranks call this.
-            is_shared: the state is handed out by ``group.source``, which alone loads.
+            group: process group, all ranks of which call this.
+            is_shared: whether only ``group.source`` loads, and distributes the state.
 
         Raises:
             CheckpointError: it cannot be loaded.
@@ -204,11 +203,11 @@ class States:
             return last.step
 
     def save_if_due(self, group: ElasticGroup) -> None:
-        """Save the state after ``group.step`` steps, if it is time.
+        """Save the state after ``group.step`` steps, if a save is due.
 
         Raises:
             CheckpointError: it could not be saved.
-            GenerationOver: the generation ends; the next one decides whether it was saved.
+            GenerationOver: the generation ended; the next one commits or aborts the save.
         """
         if self._save is None or group.step % self._every:
             return
@@ -220,11 +219,11 @@ class States:
 
 
 KNOWN_STORES: Final = 8
-"""How many of the first ranks all ranks can reach without a look-up: any of them can be the next rank 0."""
+"""Number of first ranks whose store addresses all ranks know; any of them can be the next rank 0."""
 CONNECT_TIMEOUT_S: Final = 2.0
-"""For one attempt to reach rank 0's store; between attempts it is asked whether the generation goes on."""
+"""Time limit of one attempt to reach rank 0's store; between attempts, the end of the generation is checked."""
 RECOVERIES_MAX: Final = 8
-"""In a row, without a completed step: then the failure is not one that a new generation cures."""
+"""Maximum recoveries in a row without a completed step, after which the failure is raised."""
 _CUT_AGAIN_S: Final = 0.05
 _CUT_AGAIN_MAX_S: Final = 1.0
 _DONE: Final = "raftkv: steps done"
@@ -232,15 +231,15 @@ _DONE: Final = "raftkv: steps done"
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Where the time of one recovery went, in seconds.
+    """The times of one recovery, in seconds.
 
     Attributes:
-        generation: the one that began.
-        torn_down_s: to end the old group.
-        rejoined_s: until the new generation began: mostly the wait for the lost rank's lease to end.
-        built_s: to reach rank 0's store, build the group, and agree on the step.
-        synced_s: in ``sync``.
-        total_s: all of it, from the failure's being noticed here.
+        generation: generation that began.
+        torn_down_s: time to end the old group.
+        rejoined_s: time until the new generation began, mostly waiting for the end of the lost rank's lease.
+        built_s: time to reach rank 0's store, build the group, and agree on the step.
+        synced_s: time in ``sync``.
+        total_s: total, from when this process detected the failure.
     """
 
     generation: int
@@ -257,10 +256,10 @@ class Recovery:
 
 
 class Step:
-    """One step to be done; made by ``ElasticGroup.steps``. ``with step:`` around all that is to be done together.
+    """One step of training; made by ``ElasticGroup.steps``. Put the whole step into ``with step:``.
 
     Attributes:
-        number: from 0.
+        number: step number, from 0.
     """
 
     def __init__(self, group: ElasticGroup, number: int) -> None:
@@ -276,7 +275,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None:
-            # After a settle the state was changed: then the step is done, even if the generation ends.
+            # After a settle the state was changed, so the step is complete even if the generation has ended.
             self.failure = None if self._group.is_settled else self._group.find_abort()
             return False
         if not self._group.is_recoverable(error):
@@ -286,36 +285,36 @@ class Step:
 
 
 class ElasticGroup:
-    """A process group that survives the death of other ranks: torch's default group, in every generation a new one.
+    """A process group that survives the death of other ranks: torch's default group, rebuilt in every generation.
 
     Arguments:
-        run: this process' part in the run (``raftkv.training.join``).
-        backend: as for ``init_process_group``: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
-        sync: called with the group after every build, the first included, on all ranks: hand out the state of
-            ``group.source`` here. It may use collectives; if the generation ends in it, it is called again in the next.
-        step: the step to begin with, as a checkpoint of this process says; the furthest of all ranks counts.
-        timeout_s: of collectives.
-        device: of this rank, for NCCL: its communicators are then made at once, while all ranks are there. Without it
-            the first collective makes them, and a rank that freezes before holds up all others until it thaws.
-        load: called with the group and the latest checkpoint of the run (``run.resume``), before ``sync``, when no rank
-            has state of its own and the checkpoint is further than ``step``: the group goes on with its step. With
-            ``sync`` on ``group.source`` alone, else on all ranks; no collectives, please.
-        save: called on all ranks, with the group and what ``run.checkpoint`` gives, after every ``save_every`` steps;
-            the checkpoint's step is the next to be done. If the generation ends in it, the next one decides whether it
-            was whole, and goes on.
-        save_every: number of steps.
+        run: this process' membership in the run (``raftkv.training.join``).
+        backend: backend as for ``init_process_group``: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
+        sync: called with the group on all ranks after every build, including the first; it must distribute the state of
+            ``group.source``. It may use collectives; if the generation ends in it, it is called again in the next one.
+        step: first step, for example from a checkpoint of this process; the furthest of all ranks counts.
+        timeout_s: timeout of collectives.
+        device: device of this rank, for NCCL, which then connects at once, while all ranks are alive. Without it the
+            first collective connects, and a rank that freezes before that delays all others until it thaws.
+        load: called with the group and the latest checkpoint of the run (``run.resume``), before ``sync``, if no rank
+            has state from an earlier group and the checkpoint is further than ``step``; the group continues with its
+            step. With ``sync`` it is called only on ``group.source``, else on all ranks. It must not use collectives.
+        save: called on all ranks, with the group and the result of ``run.checkpoint``, after every ``save_every``
+            steps; the checkpoint's step is the next one to do. If the generation ends in it, the next generation
+            commits or aborts the save, and continues.
+        save_every: number of steps between saves.
 
     Attributes:
-        step: the next to be done.
-        source: the lowest rank whose state is that of ``step``.
-        is_settled: ``settle`` has found the collectives of the present step whole.
-        last_recovery: where the time of the last recovery went; None: there was none.
+        step: next step to do.
+        source: lowest rank with the state of ``step``.
+        is_settled: whether ``settle`` has found the collectives of the current step complete.
+        last_recovery: times of the last recovery; None: none so far.
 
     Raises:
-        ConfigError: there is a process group already, this process is an agent's worker, or the run has no place for
+        ConfigError: there is already a process group, this process is a worker of an agent, or the run has no place for
             checkpoints.
         CheckpointError: the latest checkpoint cannot be loaded.
-        StateLost: the rank with the state was lost while it handed it out, and there is no checkpoint to load.
+        StateLost: the rank with the state was lost while distributing it, and there is no checkpoint to load.
         RunClosed, JoinTimeout: no generation begins any more.
     """
 
@@ -372,17 +371,17 @@ class ElasticGroup:
 
     @property
     def rank(self) -> int:
-        """This rank, in the present generation."""
+        """This rank, in the current generation."""
         return self.run.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks of the present generation."""
+        """Number of ranks of the current generation."""
         return self.run.world_size
 
     @property
     def generation(self) -> int:
-        """The present generation."""
+        """Number of the current generation."""
         return self.run.generation
 
     @property
@@ -391,7 +390,7 @@ class ElasticGroup:
         return self.generation
 
     def steps(self, stop: int) -> Iterator[Step]:
-        """Yield the steps up to ``stop``, each until all ranks have done it; see the module.
+        """Yield the steps up to ``stop``, repeating each until all ranks have done it; see the module.
 
         Raises:
             RunClosed, JoinTimeout: no generation begins any more.
@@ -410,7 +409,7 @@ class ElasticGroup:
                     self._in_a_row = 0
                     self._states.save_if_due(self)
                 else:
-                    self.run.barrier(_DONE)  # all are through: no rank is left alone in the last step
+                    self.run.barrier(_DONE)  # so that no rank is left alone in the last step
                     return
             except (TrainingError, RuntimeError, OSError) as error:
                 if not self.is_recoverable(error):
@@ -419,9 +418,9 @@ class ElasticGroup:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Raise ``GenerationOver`` in place of the error that torch raises in this block because the generation broke.
+        """Raise ``GenerationOver`` in place of an error of torch that was caused by the end of the generation.
 
-        For loops of one's own. Then call ``recover``, and do again what was not completed.
+        For custom loops: afterwards call ``recover``, and repeat the incomplete work.
         """
         try:
             yield
@@ -431,7 +430,7 @@ class ElasticGroup:
             raise GenerationOver(self.run.run_id, self.run.generation, str(error).partition("\n")[0]) from error
 
     def is_recoverable(self, error: BaseException) -> bool:
-        """Tell whether an error means that the generation broke, or that a connection of the group did."""
+        """Return whether an error was caused by the end of the generation or by a broken connection of the group."""
         if isinstance(error, GenerationOver):
             return True
         if not isinstance(error, RuntimeError | OSError) or isinstance(error, TrainingError):
@@ -439,20 +438,20 @@ class ElasticGroup:
         return self.run.changed or isinstance(error, dist.DistError | Aborted) or "gloo/transport" in str(error)
 
     def settle(self) -> None:
-        """Wait until the collectives on the device are done, and raise if they may not be whole.
+        """Wait until the collectives on the device are done, and raise if they may be incomplete.
 
-        For steps that change state otherwise than by an optimizer of torch's, on NCCL: call it after the last
-        collective, before the first change. Does nothing on gloo, whose collectives raise by themselves.
+        For steps on NCCL that change state without an optimizer of torch: call this after the last collective, before
+        the first change. Does nothing on gloo, whose collectives raise by themselves.
 
         Raises:
-            Aborted: the generation has ended meanwhile; ``with step`` and ``guard`` know it.
+            Aborted: the generation has ended meanwhile; ``with step`` and ``guard`` handle it.
         """
         if self._communicators is not None:
             self._communicators.settle(self.generation)
         self.is_settled = True
 
     def find_abort(self) -> Aborted | None:
-        """Wait for the device; return what ``settle`` raises."""
+        """Wait for the device; return the error that ``settle`` raises."""
         try:
             self.settle()
         except Aborted as aborted:
@@ -460,10 +459,10 @@ class ElasticGroup:
         return None
 
     def recover(self, error: BaseException | None = None) -> None:
-        """Tear the group down, come back to the run, and build the group of the next generation.
+        """Destroy the group, rejoin the run, and build the group of the next generation.
 
         Arguments:
-            error: why; raised again if recovering does not help, time after time.
+            error: cause; raised again if several recoveries in a row do not help.
 
         Raises:
             RunClosed, JoinTimeout: no generation begins any more.
@@ -482,7 +481,7 @@ class ElasticGroup:
         )
 
     def close(self) -> None:
-        """End the group. The run goes on. Harmless when repeated."""
+        """End the group. The run continues. Idempotent."""
         self._end_watching()
         self._in_use = 0
         self._destroy()
@@ -503,7 +502,7 @@ class ElasticGroup:
     # ---- building
 
     def _build(self) -> tuple[float, float]:
-        """Build the group, in the next generation if this one ends meanwhile; returns when it was built, and synced."""
+        """Build and sync the group; if the generation ends meanwhile, in the next one. Return the times of both."""
         while True:
             try:
                 self._in_use = self.generation
@@ -521,7 +520,7 @@ class ElasticGroup:
             self.run.rejoin()
 
     def _share(self, is_new: bool) -> None:
-        """Give all ranks the state of the step that the group goes on with."""
+        """Distribute the state with which the group continues to all ranks."""
         if is_new and self._states.loads:
             self.step = self._states.load(self, is_shared=self._sync is not None)
         if self.step == NO_STEP:
@@ -534,17 +533,17 @@ class ElasticGroup:
         self._progress.keep(self.step)
 
     def _open(self) -> bool:
-        """Build the group of this generation; returns whether no rank has state."""
+        """Build the group of this generation; return whether no rank has state."""
         rank, size, member = self.rank, self.world_size, self.run.world.member
         own = join_address(member.address or member.host, self._server.port)
         self._meeting = resolve_address(own if rank == 0 else self._find_store())
         if rank == 0:
-            self.run.publish_nowait(own)  # for newcomers: no rank here waits for it
+            self.run.publish_nowait(own)  # for new ranks; no survivor waits for it
         self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
         told = self._progress.told
         self._store.set(f"rank/{rank}", json.dumps([member.id, own, told.step, told.has_state]))
         self._check()
-        is_new = self._agree(self._store, rank, size)  # all ranks are there
+        is_new = self._agree(self._store, rank, size)  # after this, all ranks have arrived
         self._init(self._store, rank, size)
         return is_new
 
@@ -558,7 +557,7 @@ class ElasticGroup:
             )
 
     def _find_store(self) -> str:
-        """Find where rank 0 serves: as it published in a generation before, or in this one."""
+        """Return the address of rank 0's store, published in an earlier generation or in this one."""
         return self._stores.get(self.run.members[0].id) or self.run.published()
 
     def _connect(self) -> TCPStore:
@@ -568,12 +567,12 @@ class ElasticGroup:
             try:
                 store = TCPStore(host, port, None, False, timedelta(seconds=CONNECT_TIMEOUT_S), False)
             except dist.DistError:
-                continue  # rank 0 is not there, or not any more: then the generation ends
+                continue  # rank 0 is not reachable (any more); if it is lost, the generation ends
             store.set_timeout(self._timeout)
             return store
 
     def _agree(self, store: Store, rank: int, size: int) -> bool:
-        """Agree on the step to go on with, and whose state counts; rank 0 reads what all have told and says it.
+        """Agree on the step and the source with which to continue; rank 0 reads all reports and decides.
 
         Returns whether no rank has state.
         """
@@ -610,10 +609,11 @@ class ElasticGroup:
             distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
-        sys.excepthook = self._excepthook  # torch wraps it with every group, and never takes that back
+        sys.excepthook = self._excepthook  # torch wraps it with every group, and never undoes that
 
     def _on_change(self) -> None:
-        """On the client's loop: the generation has ended. Wake this process' threads, until they have let go of it."""
+        """Handle the end of the generation, on the client's loop: wake blocked threads until they have left the
+        group."""
         generation, wait_s = self.generation, _CUT_AGAIN_S
         loop = asyncio.get_running_loop()
         over_at = loop.time()
@@ -627,14 +627,14 @@ class ElasticGroup:
             if self._communicators is not None and self._communicators.are_stuck(loop.time() - over_at):
                 self._end_process()
             self._interrupt()
-            # A connection that was being made just now is found the next time.
+            # A connection that is being made now is found the next time.
             loop.call_later(wait_s, cut)
             wait_s = min(2 * wait_s, _CUT_AGAIN_MAX_S)
 
         cut()
 
     def _end_process(self) -> None:
-        """End a process whose thread nothing can wake: its node is then lost, and the others go on without it."""
+        """End this process if its thread cannot be woken; its node is then lost, and the others continue without it."""
         print(
             f"raftkv: run {self.run.run_id!r}: NCCL was still connecting {STUCK_S:g} s after the end of generation "
             f"{self.generation}, as when a rank freezes meanwhile; this process ends, so that it can be started anew",
@@ -650,10 +650,10 @@ class ElasticGroup:
 
 
 def resolve_address(address: str) -> tuple[str, int]:
-    """Resolve a published address to numbers: a thread that must not ask DNS compares it with those of connections.
+    """Resolve a published address to a numeric one, which a thread that must not use DNS compares with connections.
 
     Raises:
-        RecordError: it is not an address and a port.
+        RecordError: the value is not an address and a port.
     """
     try:
         host, port = split_address(address)

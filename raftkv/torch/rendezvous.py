@@ -1,27 +1,26 @@
-"""``torchrun --rdzv-backend=raftkv``: torch's elastic agents meet in a raftkv (or etcd) cluster.
+"""``torchrun --rdzv-backend=raftkv``: the rendezvous of torch's elastic agents in a raftkv (or etcd) cluster.
 
 ::
 
     torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 train.py
 
-Owns the translation between an agent of torch and a ``Participant``, and nothing of the rules, which are
-``raftkv.training``'s:
+Translates between an agent of torch and a ``Participant``; the rules are in ``raftkv.training``:
 
     agent                                   participant
     next_rendezvous()                       next_world(), then the generation's store: host and publish, or connect
-    num_nodes_waiting(), every 0.1 s        nodes_waiting, out of memory
+    num_nodes_waiting(), every 0.1 s        nodes_waiting, read from memory
     a worker dies                           report(fault), at once, by ``training.process.faults``
-    the last barrier begins                 finish(): the last agent whose workers ended well closes the run
+    the last barrier begins                 finish(): the last agent whose workers succeeded closes the run
     shutdown()                              close(), if this agent failed for good; leave()
     the process ends by a signal            leave()
 
-What it holds to:
+Guarantees:
 
-1. A healthy worker never ends because the cluster cannot be reached: the agent's looks are answered from memory, and
-   calls wait for the cluster. Only the first contact fails, with one line, after ``connect_timeout``.
-2. Each generation has a store of its own on the node of rank 0; no key of an earlier generation is ever met.
-3. An agent that is ended by a signal does not close the run; one that has finished while others train does not either,
-   and they train on when it goes.
+1. A healthy worker never ends because the cluster is unreachable: the agent's polls are answered from memory, and calls
+   wait for the cluster. Only the first connection fails, with a one-line error, after ``connect_timeout``.
+2. Each generation has a new store on the node of rank 0, so no key of an earlier generation is found.
+3. An agent that is ended by a signal does not close the run; neither does one that has finished while others train, and
+   the others continue when it leaves.
 4. Under ``torchrun`` every failure is one line on stderr; from Python it is one of torch's exceptions.
 """
 
@@ -69,11 +68,11 @@ from raftkv.training.rendezvous.world import World
 
 BACKEND: Final = "raftkv"
 FAILED: Final = "failed: "
-"""How the reason begins with which a run is closed that did not end well: then no node goes on."""
+"""Prefix of the close reason of a failed run, after which no node continues."""
 FIRST_CONTACT_S: Final = 4.0
 _PUBLISH_TIMEOUT_S: Final = 60.0
 _GOODBYE_S: Final = 1.0
-"""How long the host of the store waits for others that are about to end, too."""
+"""How long the host of the store waits for other agents that are about to end."""
 _GOODBYE_KEY: Final = "raftkv/goodbye"
 _LOOKS_OFTEN: Final = 50
 _INTERRUPTED: Final = 130
@@ -81,16 +80,16 @@ _PROGRESS_EVERY_S: Final = 1.0
 
 
 class _OneLine(SystemExit):
-    """An error that, uncaught, ends Python with its text on stderr instead of a traceback."""
+    """An error that, if uncaught, ends Python with its text on stderr instead of a traceback."""
 
 
 def failure(kind: type[Exception], text: str, *, status: int | None = None) -> Exception:
-    """Make an error for the caller: torch's class, and under ``torchrun`` one that prints as a line.
+    """Make an error of torch's class; under ``torchrun`` it is printed as one line.
 
     Arguments:
-        kind: what programs catch.
+        kind: exception class that programs catch.
         text: the line.
-        status: of the process, if it should say nothing more; None: the text is printed, and it is 1.
+        status: exit status of the process, without a message; None: print the text and exit with 1.
     """
     if not _is_torchrun():
         return kind(text)
@@ -108,10 +107,10 @@ def _is_torchrun() -> bool:
 
 
 def create_handler(params: RendezvousParameters) -> RaftKVRendezvousHandler:
-    """Create a handler for one agent; torch knows this entry point.
+    """Create a handler for one agent; the entry point for torch.
 
     Raises:
-        ConfigError: the settings cannot be used.
+        ConfigError: the settings are not valid.
         RendezvousConnectionError: no member of the cluster answers.
     """
     try:
@@ -131,7 +130,7 @@ def create_handler(params: RendezvousParameters) -> RaftKVRendezvousHandler:
 
 
 def _first_contact(kv: Client, run: RunConfig) -> None:
-    """Wait for the cluster, and say so. Raises StatusError: it refused, or did not answer in time."""
+    """Wait for the cluster, and report the wait. Raises StatusError if it refused or did not answer in time."""
     loop, client = kv.target()
     key = RunKeys(run.run_id).state
     with explain_outage(client, run.run_id, run.connect_timeout_s):
@@ -145,7 +144,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
     """The rendezvous of one torchrun agent; made by ``create_handler``.
 
     Arguments:
-        kv: a client of the handler's own; it closes it.
+        kv: client, which the handler closes.
         given: the settings.
     """
 
@@ -174,7 +173,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers use the store that the agent of rank 0 hosts."""
+        """Return True: workers use the store that the agent of rank 0 hosts."""
         return True
 
     def get_run_id(self) -> str:
@@ -182,7 +181,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return self._given.run.run_id
 
     def num_nodes_waiting(self) -> int:
-        """Return 0 while the generation is whole; asked at every look of the agent, answered without I/O."""
+        """Return 0 while the generation lasts; called at every poll of the agent, without I/O."""
         self._look_for_workers()
         participant = self._participant
         if participant is None:
@@ -194,19 +193,19 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return participant.nodes_waiting
 
     def is_closed(self) -> bool:
-        """Tell whether the run is over."""
+        """Return whether the run is closed."""
         return self._participant is not None and self._participant.closed
 
     def set_closed(self) -> None:
-        """End the run for all nodes."""
+        """Close the run for all nodes."""
         with _torch_errors():
             self._open().close("closed by an agent")
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next generation with this node in it, and for its store.
+        """Wait for the next generation with this node, and for its store.
 
         Raises:
-            RendezvousClosedError: the run is over.
+            RendezvousClosedError: the run is closed.
             RendezvousTimeoutError: too few nodes came.
             RendezvousConnectionError: the cluster, or the store of rank 0, cannot be used.
             RendezvousStateError: another job uses this run id, or something else wrote its keys.
@@ -222,11 +221,11 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             raise
         except KeyboardInterrupt:
             if _is_torchrun():
-                raise SystemExit(_INTERRUPTED) from None  # a traceback of the wait helps no user
+                raise SystemExit(_INTERRUPTED) from None  # a traceback of the wait does not help users
             raise
 
     def shutdown(self) -> bool:
-        """End the run for all if this agent failed for good or is the last to finish, and leave it."""
+        """Close the run if this agent failed permanently or is the last to finish, and leave the run."""
         participant = self._participant
         if participant is not None and not self._has_left:
             self._tell_what_torch_saw()
@@ -292,7 +291,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return RendezvousStoreInfo(host, int(port))
 
     def _announce(self, world: World) -> None:
-        """Let the workers know their generation, and how to reach the cluster: torch copies the agent's environment."""
+        """Set the workers' variables for generation and cluster; torch copies the agent's environment."""
         announce(world.run_id, world.generation, ",".join(item.text for item in self._given.endpoints), os.environ)
         for name, value in self._given.worker_environment.items():
             os.environ.setdefault(name, value)
@@ -303,23 +302,24 @@ class RaftKVRendezvousHandler(RendezvousHandler):
 
     def _drop_store(self) -> None:
         if self._agent_store is not None:
-            self._agent_store.drop()  # torch's agent still holds it, and its port may be the next one's
+            self._agent_store.drop()  # torch's agent still holds it, and the next store may need its port
         self._agent_store = None
         self._store = self._server = None
 
     # ---- workers
 
     def _look_for_workers(self) -> None:
-        """Look for the workers, and look on: how many torch starts is not known."""
+        """Search for the workers repeatedly, because the number that torch starts is unknown."""
         self._looks += 1
         if self._looks < _LOOKS_OFTEN or self._looks % _LOOKS_OFTEN == 0:
             self._watch.look()
 
     def _worker_ended(self, end: End) -> None:
-        """On the watch's thread. Once a generation is over, or a worker has failed, torch itself ends the others.
+        """Handle the end of a worker, on the watch's thread.
 
-        What may be the consequence of something else, or torch's own doing as it ends, is reported when torch comes
-        back for the next generation, within 0.1 s: if the generation is whole even then, it was the cause.
+        Once a generation has ended, or a worker has failed, torch itself ends the other workers. An end that may be a
+        consequence of this is reported only when torch returns for the next generation, within 0.1 s: if the generation
+        still lasts then, that end was the cause.
         """
         world, participant = self._world, self._participant
         if not end.is_fault or participant is None or world is None or self._has_fault or self._is_over():
@@ -335,9 +335,9 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             participant.report(end.fault(world.generation, participant.node.id, participant.node.host))
 
     def _tell_what_torch_saw(self) -> None:
-        """Report what torch saw when it comes back by itself, while the generation is whole: see ``_worker_ended``.
+        """Report the failure that torch saw if it returns while the generation lasts: see ``_worker_ended``.
 
-        A worker that ended before it was ever looked at is known to torch alone.
+        Only torch knows of a worker that ended before the first search.
         """
         world, participant = self._world, self._participant
         if world is None or participant is None or self._has_fault or self._is_over():
@@ -349,7 +349,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
     # ---- the end
 
     def _failure(self) -> str:
-        """Find out why torch shuts down, if its workers have failed for good; empty: they have not."""
+        """Return why torch shuts down, if its workers have failed permanently; empty: they have not."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception) and not isinstance(error, ChildFailedError | RendezvousError):
             what = str(error).partition("\n")[0]
@@ -361,17 +361,17 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return f"rank {rank} on {self._given.run.host} {how}, and its agent has no restarts left"
 
     def _finish(self) -> None:
-        """Record that all workers here have ended well."""
+        """Record that all workers of this node succeeded."""
         with contextlib.suppress(RaftKVError):
             if self._participant is not None:
                 self._participant.finish()
 
     def _say_goodbye(self) -> None:
-        """The host of the store keeps it open for the others: torch's last barrier may still be on its way to them."""
+        """Keep the store open on its host, because torch's last barrier may not have reached the others yet."""
         store, world = self._agent_store, self._world
         if store is None or world is None:
             return
-        with contextlib.suppress(Exception):  # not needed any more; the agent ends well or badly for other reasons
+        with contextlib.suppress(Exception):  # not needed any more, and must not change how the agent ends
             count = store.add(_GOODBYE_KEY, 1)
             deadline = time.monotonic() + _GOODBYE_S
             pause = threading.Event()
@@ -380,7 +380,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
                 count = store.add(_GOODBYE_KEY, 0)
 
     def _leave(self) -> None:
-        """Leave the run; harmless when repeated. Called at every end of the process too."""
+        """Leave the run. Idempotent; also called at every exit of the process."""
         if self._has_left:
             return
         self._has_left = True
@@ -402,7 +402,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return phase.reason if phase is not None else ""
 
     def _show_progress(self, progress: Progress) -> None:
-        """On the client's thread, while nodes gather."""
+        """Print progress while nodes gather, on the client's thread."""
         if progress.damage:
             _say(f"run {self.get_run_id()!r} waits: {progress.damage}")
             return
@@ -422,9 +422,9 @@ class RaftKVRendezvousHandler(RendezvousHandler):
 
 
 def failure_of_agent() -> End | None:
-    """Find the failed worker because of which torch's agent asks for the next generation, or gives up; None: none has.
+    """Return the failed worker that made torch's agent restart or give up; None: no worker failed.
 
-    torch does not tell it to its handlers: it is in the error that ends the agent, or in a local variable of the agent.
+    torch does not pass it to its handlers: it is in the error that ends the agent, or in a local variable of the agent.
     """
     error = sys.exc_info()[1]
     failures: dict[int, ProcessFailure] = error.failures if isinstance(error, ChildFailedError) else {}
@@ -447,7 +447,7 @@ def _say(text: str) -> None:
 
 
 def _end_as_spare(text: str) -> NoReturn:
-    """End a node that never had a place in a run that ended well: it was not needed, which is no failure."""
+    """Exit with status 0 on a spare node of a successful run, which was never needed."""
     _say(f"{text}; this node was not needed")
     raise failure(RendezvousClosedError, text, status=0) from None
 

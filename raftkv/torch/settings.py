@@ -1,8 +1,7 @@
-"""What an agent is started with: from torchrun's flags and ``--rdzv-conf`` to a client and a ``RunConfig``.
+"""Settings of an agent: makes a client and a ``RunConfig`` from torchrun's flags and ``--rdzv-conf``.
 
-Owns the names that only this adapter knows (``CONNECTION``, ``STORE_PORT``); those of the run belong to
-``training.config``. Also the guess of what torch does not tell: this node's address as others see it, and how many
-workers it runs.
+Defines the option names of this adapter (``CONNECTION``, ``STORE_PORT``); those of the run are in ``training.config``.
+It also guesses what torch does not pass: this node's address as others see it, and its number of workers.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ STORE_PORT: Final = "store_port"
 EXIT_BARRIER: Final = "exit_barrier_timeout"
 PREFORK: Final = "prefork"
 UNNAMED: Final = "none"
-"""What torchrun takes for the id of a job that was started without --rdzv-id."""
+"""Job id that torchrun uses without --rdzv-id."""
 NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT, EXIT_BARRIER, PREFORK)))
-"""What ``--rdzv-conf`` may hold, besides what torch puts there."""
+"""Valid keys of ``--rdzv-conf``, besides those that torch adds."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 _PORT_MAX: Final = 65_535
@@ -39,13 +38,13 @@ _PORT_MAX: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one agent was started with, checked.
+    """The checked settings of one agent.
 
     Attributes:
         endpoints: members of the cluster.
         connection: arguments of ``raftkv.connect``.
         run: the run, and this node.
-        store_port: for the store of a generation, if this node hosts it; 0: any free one.
+        store_port: port of a generation's store, if this node hosts it; 0: any free port.
         exit_barrier_timeout_s: how long an agent whose workers ended well waits for the others; None: as torch does.
         prefork: modules that the next workers have imported when they are needed.
     """
@@ -59,13 +58,13 @@ class Settings:
 
     @property
     def worker_environment(self) -> dict[str, str]:
-        """How workers that use ``raftkv.training.join()`` reach the cluster, besides its endpoints."""
+        """Connection settings, besides endpoints, for workers that use ``raftkv.training.join()``."""
         given: dict[str, str] = {}
         announce_settings(self.connection, given)
         return given
 
     def connect(self) -> Client:
-        """Make a client; nothing is sent yet.
+        """Make a client, without connecting.
 
         Raises:
             ConfigError: the certificates cannot be used.
@@ -125,7 +124,7 @@ def _check_name(run_id: str) -> None:
 
 
 def _with_own_names(text: str) -> str:
-    """Return the list of valid names, with those that only this adapter knows."""
+    """Return the list of valid names, including those of this adapter."""
     return text.replace(", ".join(OPTION_NAMES), ", ".join(NAMES))
 
 
@@ -153,7 +152,7 @@ def _seconds(name: str, value: object) -> float | None:
 
 
 def _slots_of_launch() -> int:
-    """Workers that this agent will start: torch tells its handlers nothing of it, but its launcher is on the stack.
+    """Return the number of workers of this agent: torch does not pass it to handlers, but its launcher is on the stack.
 
     For people who look at the run: ranks of workers come from torch.
     """

@@ -5,20 +5,21 @@
     store = raftkv.torch.Store("h1:2379,h2:2379,h3:2379", "jobs/j1/epoch-7")
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
-It does what TCPStore does, operation by operation, without a process that everything hangs on: a ``wait`` or ``get``
-under way when a member of raftkv dies goes on at the next. Any number of threads may use it, and forked children.
+Every operation behaves like that of TCPStore, but there is no single point of failure: when a member of raftkv dies, a
+running ``wait`` or ``get`` continues on the next. The store may be used by any number of threads, and by forked
+children.
 
-What torch makes of a store written in Python, and what follows for this one:
+How torch treats a store written in Python, and the consequences:
 
-1. torch calls ``deleteKey`` and ``getNumKeys``, not ``delete_key`` and ``num_keys``: both names are there.
-2. torch keeps the C++ half alone, and calls into nothing once the Python half is gone. So every store is kept here
-   until ``close()``, or the end of its ``with`` block, or of the process.
-3. Its queue operations and ``list_keys`` cannot be provided in Python, and ``barrier`` is made of ``add`` and ``wait``.
-4. Every call needs the interpreter's lock. NCCL's own threads call while others compute: give NCCL a TCPStore client to
-   a gateway (``raftkv tcpstore-gateway``) instead.
+1. torch calls ``deleteKey`` and ``getNumKeys``, not ``delete_key`` and ``num_keys``, so both names are defined.
+2. torch keeps only the C++ object, and its calls fail once the Python object is gone. So this module keeps a reference
+   to every store until ``close()``, the end of its ``with`` block, or the end of the process.
+3. The queue operations and ``list_keys`` cannot be provided in Python; ``barrier`` consists of ``add`` and ``wait``.
+4. Every call needs the interpreter lock, and NCCL's own threads call while Python computes. So give NCCL a TCPStore
+   client of a gateway (``raftkv tcpstore-gateway``) instead.
 
-Errors: ``DistStoreError`` for a timeout, for a number that is none, for a generation that is over (``fence``), and for
-what raftkv refuses for good; TypeError for keys and values that are neither text nor bytes.
+Errors: ``DistStoreError`` for a timeout, a value that is not a number, an ended generation (``fence``), and permanent
+refusals by raftkv; TypeError for keys and values that are neither str nor bytes.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ T = TypeVar("T")
 Call = Callable[[ReplicatedStore], Coroutine[Any, Any, T]]
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
-"""TCPStore's."""
+"""Default timeout, as of TCPStore."""
 
 _kept: set[Store] = set()
-"""Keeps the Python half of each store alive, since torch keeps only the other (see the head of this module)."""
+"""References to the Python object of each store, because torch keeps only the C++ object (see the module)."""
 
 
 class _Shared:
@@ -57,7 +58,7 @@ class _Shared:
 
     Arguments:
         client: the client.
-        owned: close it in the end.
+        owned: whether to close the client at the end.
     """
 
     def __init__(self, client: Client, owned: bool, prefix: str, fence: Fence | None) -> None:
@@ -70,29 +71,29 @@ class _Shared:
         self._store: tuple[Any, ReplicatedStore] | None = None
 
     def run(self, call: Call[T], timeout_s: float) -> T:
-        """Run ``call(store)`` on the client's loop, within a time.
+        """Run ``call(store)`` on the client's loop, with a time limit.
 
         Arguments:
-            call: makes the coroutine.
+            call: returns the coroutine.
             timeout_s: seconds.
 
         Raises:
-            TimeoutError: it took longer.
+            TimeoutError: the call took longer.
         """
         loop, kv = self._client.target()
         found = self._store
         if found is None or found[0] is not kv:
-            # The first call, or a forked child's: its client is another, and so are its writers.
+            # The first call, or one of a forked child, which has a new client and new writers.
             found = self._store = kv, ReplicatedStore(kv, self.prefix, fence=self._fence, queues=False)
         return loop.run(_within(call(found[1]), timeout_s))
 
     def enter(self) -> None:
-        """Count one more user."""
+        """Add one user."""
         with self._lock:
             self._users += 1
 
     def leave(self) -> None:
-        """Count one user less; the last one cleans up."""
+        """Remove one user; the last one cleans up."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -111,11 +112,11 @@ class Store(TorchStore):
     """A ``torch.distributed.Store`` whose keys are in the cluster.
 
     Arguments:
-        endpoints: of members, as for ``raftkv.connect``; or a client, which stays its owner's to close.
-        prefix: of the keys. Those who use the same one share a store; give every attempt of a job one of its own, as
-            with its generation. Below ``/raftkv/store/``, unless it begins with a slash.
-        timeout: of ``get`` and ``wait``, and of every call while raftkv does not answer.
-        fence: every write depends on it: a lock, a term, or the ``fence`` of a world.
+        endpoints: endpoints as for ``raftkv.connect``, or a client, which the caller must close.
+        prefix: prefix of the keys. Processes with the same prefix share a store; use a new one for every attempt of a
+            job, for example with its generation. Below ``/raftkv/store/``, unless it begins with a slash.
+        timeout: timeout of ``get`` and ``wait``, and of every call while raftkv does not answer.
+        fence: condition of every write: a lock, a term, or the ``fence`` of a world.
         options: for ``raftkv.connect``: user, password, certificates.
 
     Raises:
@@ -154,7 +155,7 @@ class Store(TorchStore):
         """Write a value.
 
         Arguments:
-            key: of the value.
+            key: key of the value.
             value: text or bytes.
         """
         self._run("set", [key], lambda store: store.set_many([(_bytes(key), _bytes(value))]))
@@ -171,11 +172,11 @@ class Store(TorchStore):
         """Add to a number; absent is 0. Returns the sum; no other caller gets the same one by the same addition.
 
         Arguments:
-            key: of the number.
+            key: key of the number.
             amount: may be negative.
 
         Raises:
-            DistStoreError: the value is no number.
+            DistStoreError: the value is not a number.
         """
         return self._run("add", [key], lambda store: store.add(_bytes(key), int(amount)))
 
@@ -183,8 +184,8 @@ class Store(TorchStore):
         """Put bytes behind a value; absent is empty.
 
         Arguments:
-            key: of the value.
-            value: what to add to it.
+            key: key of the value.
+            value: value to append.
         """
         self._run("append", [key], lambda store: store.append(_bytes(key), _bytes(value)))
 
@@ -205,15 +206,15 @@ class Store(TorchStore):
         self._run("wait", keys, lambda store: store.wait([_bytes(key) for key in keys]), timeout)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Write a value if the present one is what is expected; with nothing expected, if there is none.
+        """Write a value if the current one equals the expected one; with an empty expected value, if there is none.
 
         Arguments:
-            key: of the value.
+            key: key of the value.
             expected: the present value.
             desired: the next one.
 
         Returns:
-            The value that is there now; if there is none, what was expected.
+            The current value; if there is none, the expected value.
         """
         name, old, new = _bytes(key), _bytes(expected), _bytes(desired)
         return self._run("compare_set", [key], lambda store: store.compare_set(name, old, new))
@@ -306,13 +307,13 @@ class Store(TorchStore):
 
 
 async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """Limit a call in time: a negative time is no limit, as in torch; with no time at all it finds what is there."""
+    """Limit the time of a call: negative means no limit, as in torch; zero still finds existing values."""
     async with asyncio.timeout(None if timeout_s < 0 else max(timeout_s, _SHORTEST_S)):
         return await work
 
 
 _SHORTEST_S: Final = 0.05
-"""Seconds for a call with a shorter timeout, or none: what is there already must be found."""
+"""Minimum seconds of a call, even with a shorter or zero timeout, so that existing values are found."""
 
 
 def _full_prefix(prefix: str) -> str:

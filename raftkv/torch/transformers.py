@@ -1,3 +1,3 @@
-"""The public path of ``raftkv.integrations.transformers``: checkpoints of the Hugging Face Trainer in the registry."""
+"""Public import path of ``raftkv.integrations.transformers``: checkpoints of the Hugging Face Trainer."""
 
 from raftkv.integrations.transformers import RegistryCallback as RegistryCallback

@@ -1,4 +1,4 @@
-"""Training runs: who takes part, in which rank, and who died when and why; on raftkv or on etcd.
+"""Training runs: membership, ranks, and the history of faults; on raftkv or on etcd.
 
 ::
 
@@ -8,21 +8,22 @@
         run.rank, run.world_size, run.generation
         run.barrier("start")
 
-User code begins with ``join`` (package ``api``); ``raftkv.training.aio`` is the same for asyncio. Developers read
-``rendezvous`` first (one node's part, and the rules of the arbiter) and ``records`` (the layout).
+User code starts with ``join`` (package ``api``); ``raftkv.training.aio`` is the same for asyncio. Developers should
+read ``rendezvous`` first (the part of one node, and the rules of the arbiter), then ``records`` (the layout of the
+keys).
 
-    rendezvous   who takes part, in which rank, in which generation     scheduling  how runs share machines
+    rendezvous   membership and ranks of each generation                scheduling  how runs share machines
     api          what user code sees                                    process     workers as processes
     tcpstore     torch's store protocol, as a daemon                    metrics     runs for Prometheus
-    history      reads what happened in a run                           timeline    folds it into generations
+    history      what happened in a run, by generation
 
-    config, keys, records, errors: names, layout and values, on ``client.control``. ``callbacks`` is a module of its own
+    config, records, errors: options, keys and values, on ``client.control``. ``callbacks`` is a separate module
     because four packages use it, ``aio`` because it is a public path.
 
 ``raftkv.integrations`` holds the services for Horovod and torchft.
 
-All of it is a client of the store like any other, so it runs on raftkv and on etcd. Nothing here imports torch:
-``raftkv.torch`` adapts this to it. A name is imported when it is first used.
+The package is an ordinary client of the store, so it runs on raftkv and on etcd. It does not import torch;
+``raftkv.torch`` adapts it to torch. Each name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The training API for asyncio: the same names as ``raftkv.training``, to be awaited.
+"""The training API for asyncio: the same names as ``raftkv.training``, with awaitable methods.
 
 run = await raftkv.training.aio.join("job", endpoints="h1:2379", min_nodes=2)
 """

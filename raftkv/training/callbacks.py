@@ -1,11 +1,12 @@
-"""Callbacks: a list of functions to be called on a change, each with a function that cancels it.
+"""Callbacks: a list of functions that are called on a change; each can be cancelled.
 
     changes: Callbacks[[Run]] = Callbacks()
     cancel = changes.add(print)
     changes.call(run)
     cancel()                        # harmless when repeated
 
-A callback that is added twice is called twice. What callbacks add or cancel counts from the next call on.
+A callback that is added twice is called twice. When a callback adds or cancels callbacks, this takes effect at the next
+call.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Callbacks(Generic[P]):
         return len(self._callbacks)
 
     def add(self, callback: Callable[P, object]) -> Callable[[], None]:
-        """Have a function called from now on; returns a function that cancels it."""
+        """Add a callback; return a function that cancels it."""
         self._last += 1
         number = self._last
         self._callbacks[number] = function(callback, "a callback")
@@ -48,7 +49,8 @@ class Callbacks(Generic[P]):
 
 
 class UserCallbacks(Callbacks[P]):
-    """Callbacks of a user, called on the loop: what one raises goes to the loop's exception handler, not to others."""
+    """Callbacks of a user, called on the loop; an exception goes to the loop's exception handler, not to other
+    callbacks."""
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all, in the order in which they came."""

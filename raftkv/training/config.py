@@ -3,7 +3,7 @@
 >>> parse_options({"lease_ttl": "2", "timeout": 900})
 {'lease_ttl_s': 2}
 
-Owns the names that users write (``--rdzv-conf=lease_ttl=2,last_call_timeout=10``) and what each may be.
+Defines the option names that users write (``--rdzv-conf=lease_ttl=2,last_call_timeout=10``) and their valid values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IGNORED: Final = frozenset((
     "timeout", "rank", "is_host", "store_type", "read_timeout", "close_timeout", "heartbeat_timeout",
     "keep_alive_interval", "keep_alive_max_attempt", "protocol", "cacert", "ssl_cert", "ssl_cert_key",
 ))  # fmt: skip
-"""Names that torch injects, or that its other backends know: they mean nothing here, and are no mistake."""
+"""Names that torch injects, or that its other backends use: accepted and ignored."""
 
 _NODES_MAX: Final = 16_384
 _WHOLE: Final = (
@@ -50,26 +50,26 @@ class RunConfig:
     """The names, limits and times with which a node takes part in a run.
 
     Attributes:
-        run_id: of the job.
+        run_id: id of the job.
         min_nodes, max_nodes: no generation begins with fewer, none has more.
-        lease_ttl_s: a node that is silent for so long is lost; the cluster may raise it (etcd to 2).
-        disconnect_grace_s: a node whose connection breaks is lost after so long; 0: only the TTL counts.
-        last_call_timeout_s: the first generation waits so long for more nodes once the minimum is there.
-        connect_timeout_s: a node that starts tries so long to reach the store, as when all start at once.
-        join_timeout_s: a node gives up waiting for a generation after so long.
-        return_timeout_s: a member that holds its lease and has not come back so long after its generation broke, as one
-            whose workers do not end, is evicted, if enough others are there; after half of ``join_timeout_s`` at the
-            latest, for then the others would give up; 0: never.
-        expected_nodes: the first generation begins at once when so many are there; 0: not known.
-        rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
+        lease_ttl_s: time of silence after which a node is lost; the cluster may raise it (etcd to 2).
+        disconnect_grace_s: time after which a node with a broken connection is lost; 0: only the TTL counts.
+        last_call_timeout_s: how long the first generation waits for more nodes once the minimum is present.
+        connect_timeout_s: how long a starting node tries to reach the store, which may be starting too.
+        join_timeout_s: how long a node waits for a generation.
+        return_timeout_s: time after the end of a generation until a member that keeps its lease but does not come back
+            (for example because its workers do not end) is evicted, if enough others are present; at most half of
+            ``join_timeout_s``, so that the others do not give up first; 0: never.
+        expected_nodes: the first generation begins at once when this number of nodes is present; 0: unknown.
+        rank_policy: ranks of new nodes: ``append``: after the survivors; ``fill``: in the places of lost nodes;
             ``topology``: all nodes are sorted by place each time.
-        cluster: whose slots the run shares with others; empty: it has its machines to itself.
-        weight: its share of them.
-        fault_limit: a host that caused so many faults within ``fault_window_s`` is left out for
-            ``fault_cooldown_s``; 0: never.
-        host, address, slots, topology: of this node; see ``records.Node``.
-        host_slots: how many slots its host has for all runs of the cluster; 0: not said.
-        memory_bytes: how much of this node's memory holds copies of checkpoints (``checkpoint.copies``); 0: none.
+        cluster: cluster whose slots the run shares; empty: it does not share its machines.
+        weight: share of the slots, relative to other runs.
+        fault_limit: number of faults within ``fault_window_s`` after which a host is excluded for ``fault_cooldown_s``;
+            0: never.
+        host, address, slots, topology: properties of this node; see ``records.Node``.
+        host_slots: slots that its host has for all runs of the cluster; 0: not given.
+        memory_bytes: memory of this node for copies of checkpoints (``checkpoint.copies``); 0: none.
     """
 
     run_id: str
@@ -99,8 +99,8 @@ class RunConfig:
         """Return the configuration with the host's name filled in.
 
         Raises:
-            ConfigError: it cannot work.
-            TypeError, ValueError: something is of another type, or not finite; written down, it would hurt all nodes.
+            ConfigError: the configuration is not valid.
+            TypeError, ValueError: a value has the wrong type or is not finite; stored, it would affect all nodes.
         """
         check_run_id(self.run_id)
         for name in _WHOLE:
@@ -148,7 +148,7 @@ def _seconds(written: str) -> float:
 
 
 def _size(written: str) -> int:
-    """Return bytes from text as ``8GiB``. Raises ValueError."""
+    """Parse a size such as ``8GiB`` into bytes. Raises ValueError."""
     found = re.fullmatch(r"([0-9]{1,15})(?:([KMGT])iB)?", written)
     if found is None:
         raise ValueError
@@ -184,13 +184,13 @@ def _user_name(field_name: str) -> str:
 
 
 def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``RunConfig`` from the names that users write.
+    """Convert option names that users write to fields of ``RunConfig``.
 
     Arguments:
-        options: name to value, texts or numbers; names of other backends of torch are left out.
+        options: name to value, strings or numbers; names of torch's other backends are dropped.
 
     Raises:
-        ConfigError: a name is unknown, or a value is not of its kind.
+        ConfigError: a name is unknown, or a value has the wrong form.
     """
     fields: dict[str, Any] = {}
     for name, value in options.items():
@@ -206,17 +206,16 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # -- address --------------------------------------------------------------------------------------------------------
+# A guess at this machine's address as other nodes see it: the source address of its packets to the cluster.
 #
-# A guess at this machine's address as other nodes see it: the one from which it speaks to the cluster.
-#
-# If the cluster is on this machine that says nothing; then it is what the machine's name stands for, or its loopback,
-# with which at least a job on one machine works.
+# If the cluster is on this machine, that address is of no use. Then the guess is the address of the machine's name, or
+# loopback, with which at least a job on one machine works.
 
 LOOPBACK: Final = "127.0.0.1"
 
 
 def guess_address(endpoints: Iterable[Endpoint]) -> str:
-    """Guess this machine's address, in numbers. May ask DNS, so it is not for an event loop; sends no packet."""
+    """Guess this machine's numeric address. May query DNS, so do not call it on an event loop; connects to nothing."""
     address = next(filter(None, map(_source_towards, endpoints)), LOOPBACK)
     if not is_loopback(address):
         return address
@@ -228,12 +227,12 @@ def guess_address(endpoints: Iterable[Endpoint]) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether no other machine can reach an address."""
+    """Return whether an address is loopback, so that no other machine can reach it."""
     return address.startswith("127.") or address == "::1"
 
 
 def _source_towards(endpoint: Endpoint) -> str:
-    """Find the source address of packets to an endpoint; empty: there is no way."""
+    """Return the source address of packets to an endpoint; empty: no route."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""The errors of a run. Each is one line: what happened, where, and what to do."""
+"""The errors of a run, with one-line messages: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from raftkv.errors import UNAVAILABLE, RaftKVError, StatusError
 
 
 def warn_deprecated(old: str, new: str) -> None:
-    """Warn the caller's caller of a previous name."""
+    """Issue a DeprecationWarning for a previous name, at the caller's caller."""
     warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
 
 
 class DeprecatedAlias:
-    """A previous name of an attribute: it warns, and gives what the present name gives."""
+    """A previous name of an attribute: it warns, and returns the value of the current name."""
 
     def __init__(self, new: str) -> None:
         self._old, self._new = "", new
@@ -34,7 +34,7 @@ class TrainingError(RaftKVError):
 
 
 class RunClosed(TrainingError):
-    """The run is over; no generation begins in it any more while one of its nodes is there."""
+    """The run is closed; no new generation begins in it while one of its nodes is present."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         because = f": {reason}" if reason else ""
@@ -44,7 +44,7 @@ class RunClosed(TrainingError):
 
 
 class ClusterAway(TrainingError, StatusError):
-    """The cluster did not answer a node, or a worker, that starts."""
+    """The cluster did not answer a starting node or worker in time."""
 
     code = UNAVAILABLE
 
@@ -56,7 +56,7 @@ class ClusterAway(TrainingError, StatusError):
 
 
 class JoinTimeout(TrainingError):
-    """No generation that includes this node began in time; the line says how far it was."""
+    """No generation that includes this node began in time; the message says what was missing."""
 
     def __init__(self, run_id: str, timeout_s: float, why: str) -> None:
         super().__init__(f"run {run_id!r} did not begin within {timeout_s:g} s: {why}")
@@ -64,7 +64,7 @@ class JoinTimeout(TrainingError):
 
 
 class RunConflict(TrainingError):
-    """Nodes of the same run id were started with other limits: two jobs with one id, most likely."""
+    """Nodes of the same run id were started with other limits; most likely two jobs use one id."""
 
     def __init__(self, run_id: str, theirs: str, ours: str) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class RunConflict(TrainingError):
 
 
 class GenerationOver(TrainingError):
-    """The generation has ended, or goes on without this node: nothing was written; come back to the rendezvous."""
+    """The generation has ended, or continues without this node. Nothing was written; rejoin the rendezvous."""
 
     definite = True
 
@@ -90,7 +90,7 @@ class GenerationOver(TrainingError):
 
 
 class StateLost(TrainingError):
-    """No rank has a whole state any more: the last one that had it died while it sent the state to the others."""
+    """No rank has complete state any more: the last one that had it died while sending it to the others."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
@@ -101,15 +101,15 @@ class StateLost(TrainingError):
 
 
 class BarrierTimeout(TrainingError, TimeoutError):
-    """Some ranks did not come to a barrier, or did not give their value, in time; calling again goes on waiting.
+    """Some ranks did not reach a barrier, or did not give their value, in time; another call continues to wait.
 
     Arguments:
-        what: was waited for.
-        timeout_s: for so long.
-        missing: those ranks; None: the cluster does not answer.
+        what: what was waited for.
+        timeout_s: time to wait.
+        missing: missing ranks; None: the cluster does not answer.
 
     Attributes:
-        missing: those ranks; empty: not known, or all have come by now.
+        missing: missing ranks; empty: unknown, or all have arrived by now.
     """
 
     definite = False
@@ -124,7 +124,7 @@ class BarrierTimeout(TrainingError, TimeoutError):
 
 
 class PostedLost(TrainingError):
-    """A key was deleted before this rank saw it: a later use of its name was posted, and no history tells of it."""
+    """A key was deleted before this rank saw it: its name was used again, and the history was compacted."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -134,7 +134,7 @@ class PostedLost(TrainingError):
 
 
 class UnknownRun(TrainingError):
-    """There is no such run."""
+    """The store has no run with this id."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(f"there is no run {run_id!r}; `raftkvctl run list` shows those that there are")

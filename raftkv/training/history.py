@@ -1,4 +1,4 @@
-"""Reading the history of a run out of the store: every change of its keys, from its first on.
+"""The history of a run, read from the store: every change of its keys, from the first on.
 
 ::
 
@@ -6,10 +6,9 @@
     history = await read_history(kv, "job")
     async for change, fold in follow(kv, "job"): ...
 
-Owns the questions to the store. The changes come from a watch that begins in the past: at the revision in which the
-run's record was created, or, when that is compacted, right behind the compaction, from a copy of the keys as they were
-then (``complete`` is False). A watch has no end, so the reader first takes a copy of the keys as they are now, and
-stops when the changes have led to that copy.
+The changes come from a watch that begins in the past: at the revision at which the run's record was created. If that
+revision is compacted, the history begins with a copy of the keys at the compaction (``complete`` is False). A watch has
+no end, so the reader first copies the current keys, and stops when the changes have led to that copy.
 
 Nothing is written. Keys of user code and of torch stores (``store/``, ``sync/``) are not read.
 """
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 # -- timeline -------------------------------------------------------------------------------------------------------
 #
-# The history of a run: its generations, nodes and faults, put together from the changes of its keys. Pure.
+# The history of a run: its generations, nodes and faults, computed from the changes of its keys. Pure.
 #
 # ::
 #
@@ -61,15 +60,15 @@ if TYPE_CHECKING:
 #         print(one.generation, [member.host for member in one.members], one.reason, one.recovery)
 #
 # No process writes a log for this: the store keeps every change of a key until it is compacted, so the timeline of a
-# run is what its keys went through. Owns the folding of these changes; ``history`` fetches them, ``raftkvctl run``
-# shows them.
+# run is the history of its keys. This part folds the changes; ``read_history`` fetches them, ``raftkvctl run`` prints
+# them.
 #
-# Times are the wall clocks of those who wrote the records. A duration is exact only between two times of one writer,
-# which is nearly always so: the arbiter writes both the end of a generation and the beginning of the next. If it was
-# the arbiter that died, another clock wrote the second time, and the duration says that it is approximate.
+# Times are the wall clocks of the nodes that wrote the records. A duration is exact only between two times of one
+# writer, which is the usual case: the arbiter writes both the end of a generation and the beginning of the next. If the
+# arbiter died, another node wrote the second time, and the duration is marked approximate.
 
 Content = GenerationRecord | State | Fault | Node | str
-"""What a key of a run holds; text: of ``arbiter``, ``boot/`` and ``deny/``."""
+"""Content of a key of a run; a string for ``arbiter``, ``boot/`` and ``deny/``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,11 @@ class Change:
     """One change of one key.
 
     Attributes:
-        revision: of the store.
+        revision: store revision.
         kind: the first part of the key's name: ``round``, ``state``, ``fault``, ``node``, ``arbiter``, ``boot`` or
             ``deny``.
-        name: the rest of it, as a node id.
-        content: what it holds now; None: it was deleted.
+        name: the rest of the key, such as a node id.
+        content: current content; None: deleted.
     """
 
     revision: int
@@ -92,17 +91,17 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Seconds between two times; approximate if two clocks told them."""
+    """Seconds between two times; approximate if the times are from two clocks."""
 
     seconds: float
     approximate: bool = False
 
     @classmethod
     def between(cls, start: Stamp, end: Stamp) -> Duration:
-        """Never negative: clocks that disagree so much only show that nothing is known.
+        """Return the time between two stamps, at least 0 even if the clocks disagree.
 
         Arguments:
-            start, end: as they were written.
+            start, end: times as they were written.
         """
         seconds = end.time - start.time
         return cls(max(seconds, 0.0), approximate=start.writer != end.writer or seconds < 0)
@@ -113,7 +112,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When something was written: by the clock of which node, and at which revision of the store."""
+    """When something was written: the time, the node whose clock gave it, and the store revision."""
 
     time: float
     writer: str
@@ -125,9 +124,9 @@ class CommitHistory:
     """A checkpoint of the run, as it was committed.
 
     Attributes:
-        step, kind, size_bytes, holder: as in its record.
-        saved: when its attempt began: the state of that moment is what it keeps.
-        committed: when it was committed; by the next generation, perhaps.
+        step, kind, size_bytes, holder: fields of its record.
+        saved: when its attempt began, which is the time of the saved state.
+        committed: when it was committed, possibly by the next generation.
     """
 
     step: int
@@ -140,16 +139,16 @@ class CommitHistory:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The work that the end of a generation cost, as far as it is known.
+    """The work that was lost at the end of a generation, as far as it is known.
 
-    No record holds each step, so the step at which a generation broke is not known. Known are the newest
-    checkpoint that survived, and how much time lay between the state that it keeps and the end.
+    The store does not record single steps, so the step at which a generation ended is unknown. Known are the newest
+    checkpoint that survived, and the time between the state in it and the end.
 
     Attributes:
-        kept_step: of that checkpoint; None: there was none, and all work was lost.
-        since: from its state, or from the beginning of the generation if that is later, to the end.
-        steps_at_least: by so many steps an attempt was ahead of it that was given up.
-        steps_estimated: by the pace between the commits of the generation; None: it had fewer than two.
+        kept_step: step of the last checkpoint; None: there was none, and all work was lost.
+        since: time from its state, or from the beginning of the generation if that is later, to the end.
+        steps_at_least: how many steps an aborted attempt was ahead of the kept state.
+        steps_estimated: lost steps, by the pace between the commits of the generation; None: it had fewer than two.
     """
 
     kept_step: int | None
@@ -169,17 +168,17 @@ class GenerationHistory:
     """One generation.
 
     Attributes:
-        generation: its number.
-        members: in the order of ranks.
+        generation: generation number.
+        members: members in rank order.
         began: when.
-        ended: when it broke, was closed or was followed by another; None: it goes on.
-        reason: why it ended, for people; cause and node: as the arbiter wrote them.
-        faults: what was reported in it, the oldest first.
-        closed: it ended because the run was closed.
-        recovery: from its end to the beginning of the next generation; None: there is none (yet), or the run was
-            closed.
-        commits: checkpoints whose saving began in it and that were committed; see ``history``.
-        lost: what its end cost; None: it goes on, or was closed, or nothing is known of checkpoints.
+        ended: when a fault ended it, it was closed or another followed; None: it is running.
+        reason: why it ended, for people; ``cause`` and ``node`` are as the arbiter wrote them.
+        faults: faults reported in it, oldest first.
+        closed: whether it ended because the run was closed.
+        recovery: time from its end to the beginning of the next generation; None: no next generation (yet), or the run
+            was closed.
+        commits: committed checkpoints whose save began in this generation.
+        lost: work that its end lost; None: it is running or was closed, or checkpoints are unknown.
     """
 
     generation: int
@@ -197,12 +196,12 @@ class GenerationHistory:
 
     @property
     def lasted(self) -> Duration | None:
-        """From its beginning to its end."""
+        """Time from its beginning to its end."""
         return None if self.ended is None else Duration.between(self.began, self.ended)
 
     @property
     def root_fault(self) -> Fault | None:
-        """The fault that ended it: of all that were reported, in their order, the one the others follow from."""
+        """The root cause among the reported faults: the one from which the others follow."""
         named = [fault for fault in self.faults if fault.node == self.node and self.cause in ("", fault.cause)]
         found = root_cause(Reported(fault, place) for place, fault in enumerate(self.faults))
         return found or next(iter([*named, *self.faults]), None)
@@ -220,10 +219,10 @@ class NodeHistory:
     """One node, from its first registration to its end.
 
     Attributes:
-        id, host, address, slots: as in its record.
-        joined: by its own clock.
-        left_revision: of the store, when its key went; 0: it is there.
-        cause: why it went, as far as that is known.
+        id, host, address, slots: fields of its record.
+        joined: when it joined, by its own clock.
+        left_revision: store revision when its key was deleted; 0: present.
+        cause: why it left, if known.
     """
 
     id: str
@@ -240,15 +239,15 @@ class RunHistory:
     """A run.
 
     Attributes:
-        run_id: of it.
-        revision: of the store, up to which this is true.
-        since_revision: from which on this is true.
-        complete: whether that is the run's beginning; False: what was before is compacted.
+        run_id: id of the run.
+        revision: store revision up to which this is true.
+        since_revision: store revision from which on the history is known.
+        complete: whether that is the run's beginning; False: earlier history was compacted.
         generations, nodes: the oldest first.
-        state, round: as they are now; None: not written yet.
-        present: the nodes that are there now.
+        state, round: current records; None: not written yet.
+        present: the nodes that are present now.
         arbiter: id of the node that decides; empty: none.
-        boot: what rank 0 of the last generation has published.
+        boot: record published by rank 0 of the last generation.
         denied: hosts that may not take part for now.
     """
 
@@ -279,7 +278,7 @@ class RunHistory:
 class Fold:
     """A run, change by change.
 
-    ``apply`` takes changes in the order of revisions; ``history`` is where that has led to.
+    ``apply`` takes changes in the order of revisions; ``history`` returns the result.
     """
 
     keys: RunKeys
@@ -294,7 +293,7 @@ class Fold:
     revision: int = 0
 
     def apply(self, change: Change) -> None:
-        """Take one change."""
+        """Apply one change."""
         self.revision = max(self.revision, change.revision)
         content = change.content
         if change.kind == "arbiter":
@@ -308,7 +307,7 @@ class Fold:
         elif isinstance(content, Fault):
             self._add_fault(content)
         elif change.kind in ("state", "round") and content is None:
-            self.state = self.round = None  # the run was deleted: what comes now is another one of that id
+            self.state = self.round = None  # the run was deleted: later changes belong to a new run with that id
             self.generations.clear()
         elif change.kind in ("boot", "deny"):
             self._set_text(self.boots if change.kind == "boot" else self.denied, change)
@@ -324,7 +323,7 @@ class Fold:
             node = self.present[change.name] = change.content
             joined = Stamp(node.time, node.id, change.revision)
             first = NodeHistory(node.id, node.host, node.address, node.slots, joined)
-            # One that registers anew, after its lease was lost, is the same node.
+            # A node that registers again after losing its lease is the same node.
             self.nodes[change.name] = replace(self.nodes.get(change.name, first), left_revision=0, cause="")
         elif change.content is None and self.present.pop(change.name, None) is not None:
             cause = self.state.cause if self.state is not None and self.state.node == change.name else ""
@@ -339,7 +338,7 @@ class Fold:
             ended = last.ended or began
             recovery = None if last.closed else Duration.between(ended, began)
             self.generations[-1] = replace(last, ended=ended, recovery=recovery)
-        # A lasting member is one object in all generations: else a thousand nodes and generations make a million.
+        # A member that stays is one object in all generations; else 1,000 nodes and 1,000 generations make a million.
         known = {member: member for member in (self.round.members if self.round is not None else ())}
         members = tuple(known.get(member, member) for member in content.members)
         self.round = replace(content, members=members)
@@ -361,7 +360,7 @@ class Fold:
         if last.ended is not None:
             self.generations[-1] = replace(last, closed=True)
             return
-        # Any node may close a run, and the state names it. All else is written by the arbiter.
+        # Any node may close a run, and the state names that node. All other states are written by the arbiter.
         ended = Stamp(content.time, content.node if closed else self.arbiter, revision)
         self.generations[-1] = replace(
             last, ended=ended, reason=content.reason, cause=content.cause, node=content.node, closed=closed
@@ -373,11 +372,11 @@ class Fold:
                 self.generations[index] = replace(generation, faults=(*generation.faults, fault))
 
     def history(self, *, since_revision: int, complete: bool) -> RunHistory:
-        """Return the run that the changes so far have led to.
+        """Return the history after the changes so far.
 
         Arguments:
-            since_revision: from which on the changes are known.
-            complete: whether that is the run's beginning.
+            since_revision: store revision from which on the changes are known.
+            complete: whether that is the beginning of the run.
         """
         generation = self.round.generation if self.round is not None else 0
         return RunHistory(
@@ -400,8 +399,8 @@ def fold(keys: RunKeys, changes: Iterable[Change]) -> Fold:
     """Fold all changes.
 
     Arguments:
-        keys: of the run.
-        changes: in the order of revisions.
+        keys: keys of the run.
+        changes: changes in the order of revisions.
     """
     folded = Fold(keys)
     for change in changes:
@@ -410,13 +409,13 @@ def fold(keys: RunKeys, changes: Iterable[Change]) -> Fold:
 
 
 def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -> Change | None:
-    """Decode a change of a key; None: history is not made of that key, or it holds something else.
+    """Decode a change of a key; None: the history does not use that key, or the value is not a record.
 
     Arguments:
-        keys: of the run.
-        key: which changed.
-        value: what it holds now; None: it was deleted.
-        revision: of the change.
+        keys: keys of the run.
+        key: changed key.
+        value: current value; None: deleted.
+        revision: revision of the change.
     """
     kind, _, name = key.decode("utf-8", "backslashreplace").removeprefix(keys.base).partition("/")
     records: dict[str, type[GenerationRecord | State | Fault | Node]] = {
@@ -435,7 +434,7 @@ def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -
         if not isinstance(content, str) and not content.belongs_to(f"{keys.base}{kind}/{name}"):
             return None
     except (RecordError, UnicodeDecodeError):
-        return None  # a foreign value; the run goes on without it, and so does its history
+        return None  # not a record; the run ignores it, and so does its history
     return Change(revision, kind, name, content)
 
 
@@ -448,9 +447,9 @@ class RunSummary:
     """A run in one line.
 
     Attributes:
-        run_id: its id.
-        state: what is going on; None: nodes are there, but nothing is decided yet.
-        nodes: that are there.
+        run_id: run id.
+        state: state of the run; None: nodes are present, but nothing is decided yet.
+        nodes: present nodes.
         revision: mod revision of the state; 0: there is none.
     """
 
@@ -461,7 +460,7 @@ class RunSummary:
 
 
 def interval(keys: RunKeys) -> Sparse:
-    """Return what history is made of, from ``arbiter`` to ``state``; runs below this one lie between."""
+    """Return the keys of the history, from ``arbiter`` to ``state``; keys of runs below this one lie in between."""
     parts = [below(f"{keys.base}{name}/") for name in ("boot", "deny", "fault", "node")]
     singles = [(key, "") for key in (keys.arbiter, keys.round, keys.state)]
     return Sparse(keys.arbiter, f"{keys.state}\0", (*singles, *parts))
@@ -485,7 +484,7 @@ def count_nodes(names: list[str]) -> dict[str, int]:
     {'jobs/a': 1}
     """
     found = [(match["run"], name) for name in names if (match := _RUN_KEY.fullmatch(name))]
-    # The keys inside a run are its users' own: one of them may look like a run within the run.
+    # Users choose keys inside a run, so one of them may look like a run within the run.
     runs = {run for run, _ in found}
     outer = sorted(run for run in runs if not any(_INNER.match(run, len(other)) for other in _prefixes(run, runs)))
     nodes = dict.fromkeys(outer, 0)
@@ -508,15 +507,15 @@ def _state(item: KeyValue | None) -> State | None:
 
 
 async def read_history(kv: Client, run_id: str) -> RunHistory:
-    """Read everything that the store still knows of a run.
+    """Read everything that the store still has about a run.
 
     Arguments:
         kv: a client of the whole cluster, not a view.
-        run_id: which run.
+        run_id: run id.
 
     Raises:
-        UnknownRun: nothing is known of it.
-        ConfigError: that cannot be the id of a run.
+        UnknownRun: the store has no such run.
+        ConfigError: the run id is not valid.
         StatusError: the cluster did not answer.
     """
     replay = await _replay(kv, run_id)
@@ -524,16 +523,16 @@ async def read_history(kv: Client, run_id: str) -> RunHistory:
 
 
 async def follow(kv: Client, run_id: str) -> AsyncIterator[tuple[Change | None, Fold]]:
-    """Yield the run as it is (with no change), then every change as it happens, already applied. Never ends by itself.
+    """Yield the current run (with no change), then every change as it happens, already applied. Never ends by itself.
 
-    A reader that is slower than the store forgets misses what was overwritten since, and goes on with what is there.
+    A reader that is slower than the compaction misses overwritten values, and continues with the current ones.
 
     Arguments:
         kv: a client of the whole cluster, not a view.
-        run_id: which run.
+        run_id: run id.
 
     Raises:
-        As ``read_history``; and ``WatchCanceled`` if a member refuses to go on.
+        As ``read_history``; and ``WatchCanceled`` if a member refuses the watch.
     """
     replay = await _replay(kv, run_id)
     yield None, replay.fold
@@ -594,13 +593,13 @@ async def _replay(kv: Client, run_id: str) -> _Replay:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an interval of keys went through.
+    """The history of an interval of keys.
 
     Attributes:
         events: in the order of revisions; of what is compacted, the last change of each key that was there then.
-        items: the keys to which they have led.
-        since_revision: from which on all changes are known.
-        complete: whether that is the one that was asked for; False: what was before is compacted.
+        items: the keys that result from the events.
+        since_revision: store revision from which on all changes are known.
+        complete: whether that is the requested revision; False: earlier history was compacted.
     """
 
     events: list[Event]
@@ -618,13 +617,13 @@ Now = tuple[list[KeyValue], int]
 
 
 async def read_past(kv: Client, keys: Interval | Sparse, since: int, now: Now | None = None) -> Past:
-    """Read every change of an interval, until they have led to the keys as they are now, or further.
+    """Read every change of an interval, at least up to its current keys.
 
     Arguments:
         kv: a client of the whole cluster, not a view.
-        keys: the interval; of a sparse one the parts count.
+        keys: the interval; of a sparse interval only its parts.
         since: the first revision.
-        now: the keys as they are; None: they are read.
+        now: the current keys; None: they are read.
     """
     if now is None:
         found = await kv.range(keys[0], keys[1])
@@ -665,20 +664,20 @@ async def _events_from(
 
 
 async def _keys_at(kv: Client, keys: Interval | Sparse, revision: int, watch: Watch) -> list[KeyValue]:
-    """Read the keys as they were then, in the order of their last changes."""
+    """Read the keys at a revision, in the order of their last changes."""
     if revision < 1:
         return []
     try:
         found = await kv.range(keys[0], keys[1], revision=revision)
     except CompactedError:
-        await watch.next_batch()  # a range tells only that it is so, a watch from where on there is history
+        await watch.next_batch()  # unlike a range, a watch says from which revision on there is history
         raise
     return sorted(found, key=lambda item: item.mod_revision)
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
 #
-# The checkpoints in the history of a run: what each generation committed, and what its end cost in work.
+# The checkpoints in the history of a run: what each generation committed, and how much work its end lost.
 #
 # ::
 #
@@ -686,22 +685,22 @@ async def _keys_at(kv: Client, keys: Interval | Sparse, revision: int, watch: Wa
 #     for one in history.generations:
 #         print(one.generation, [commit.step for commit in one.commits], one.lost)
 #
-# The commits come from the history of the registry's keys, as generations do from that of the run's: those that
-# retention has deleted since are there too. A checkpoint belongs to the generation in which its saving began, which the
-# number of its attempt says, for a revision of the store is in it. So one that the next generation has taken over
-# counts for the generation that it saves from being lost.
+# The commits come from the history of the registry's keys, as generations come from the history of the run's keys, so
+# they include checkpoints that retention has deleted since. A checkpoint belongs to the generation in which its save
+# began, even if the next generation committed it. The number of its attempt contains a store revision, which identifies
+# that generation.
 #
-# Leaves out the steps themselves: no record holds them, so the cost of a fault is said in seconds, and in steps only as
-# a lower bound and as an estimate (``timeline.Lost``).
+# The store does not record single steps, so the cost of a fault is given in seconds, and in steps only as a lower bound
+# and an estimate (``Lost``).
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """An attempt that was never committed: the run had reached its step.
+    """An attempt that was never committed, which shows that the run had reached its step.
 
     Attributes:
-        step: of training.
-        began_revision: of the store, when it began.
+        step: training step.
+        began_revision: store revision when it began.
     """
 
     step: int
@@ -709,11 +708,11 @@ class GivenUp:
 
 
 async def read_progress(kv: Client, history: RunHistory) -> RunHistory:
-    """Add commits, and what faults cost, to the history of a run; it stays as it is if there are no checkpoints.
+    """Add commits and the cost of faults to the history of a run; without checkpoints it stays unchanged.
 
     Arguments:
         kv: a client of the whole cluster, not a view.
-        history: of the run.
+        history: history of the run.
 
     Raises:
         StatusError: the cluster did not answer.
@@ -734,11 +733,11 @@ def _commits(past: Past) -> list[CommitHistory]:
     for event in past.events:
         place = (event.key, event.kv.create_revision)
         if event.type != PUT or place in found:
-            continue  # a later change, as of its metrics, is no commit
+            continue  # a later change, such as new metrics, is not a commit
         try:
             one = read(Checkpoint, event.kv)
         except RecordError:
-            continue  # a foreign value; the run goes on without it, and so does its history
+            continue  # not a record; the run ignores it, and so does its history
         saved = Stamp(one.time - one.duration_s, one.holder, one.id.began_revision)
         committed = Stamp(one.time, one.holder, event.kv.create_revision)
         found[place] = CommitHistory(one.step, one.kind, one.size_bytes, one.holder, saved, committed)
@@ -758,11 +757,11 @@ def _attempts(keys: RegistryKeys, past: Past) -> list[GivenUp]:
 
 
 def with_commits(history: RunHistory, commits: Sequence[CommitHistory], given_up: Sequence[GivenUp] = ()) -> RunHistory:
-    """Add commits, and what faults cost, to the history of a run.
+    """Add commits and the cost of faults to the history of a run.
 
     Arguments:
-        history: of the run.
-        commits: of its checkpoints, the oldest first.
+        history: history of the run.
+        commits: commits of its checkpoints, oldest first.
         given_up: attempts that were never committed.
     """
     if not commits and not given_up:

@@ -1,14 +1,14 @@
-"""Watches the runs and checkpoints of a store and keeps their metrics.
+"""Prometheus metrics of the runs and checkpoints of a store, kept current by watches.
 
 ::
 
     async with Exporter(kv) as exporter:
-        await exporter.look()                       # for new runs; done by itself every DISCOVERY_S
+        await exporter.look()                       # find new runs; done automatically every DISCOVERY_S
         text = generate_latest(exporter.registry)
 
-Owns one task a run, which follows its history; two copies of keys a run, of attempts and of commits; one copy of the
-summaries of all runs; and the look for new runs and at clusters. What cannot be read now is tried again at the next
-look, and counted.
+Owns one task per run, which follows its history; two copies of keys per run, of attempts and of commits; one copy of
+the summaries of all runs; and the periodic search for runs and clusters. Failed reads are counted, and repeated at the
+next search.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------
 #
-# Checkpoints as families of metrics: commits, attempts, the newest of each kind. Pure, but for the clock.
+# Metric families of checkpoints: commits, attempts, the newest of each kind. Pure, except for the clock.
 #
-# An attempt is committed or given up in the revision in which its head goes: there is a record of the same revision, or
-# there is none. The two are watched apart, so what became of a head is decided ``SETTLED_S`` after it went.
+# An attempt ends at the revision at which its head is deleted: it was committed if a record has the same revision, else
+# aborted. Heads and records are watched separately, so the outcome is decided ``SETTLED_S`` after the deletion.
 
 Key = TypeVar("Key", bound=tuple[str, ...])
 Shown = TypeVar("Shown")
 
 SETTLED_S: Final = 2.0
-"""After so long every commit of a revision is known, if its deletions are."""
+"""Time after which every commit of a revision is known whose deletions are known."""
 
 REVISIONS_MAX: Final = 100_000
-"""Commits that are kept, to know heads that went with them, and metrics that came later."""
+"""Number of remembered commits, to recognise heads deleted by them, and later changes of metrics."""
 
 _LABELS: Final = ("run", "kind")
 
@@ -87,7 +87,7 @@ class _Kind:
 
 
 class CheckpointMetrics(Collector):
-    """The checkpoints of the runs that are known.
+    """Metrics of the checkpoints of all known runs.
 
     Arguments:
         clock: seconds since 1970.
@@ -106,9 +106,9 @@ class CheckpointMetrics(Collector):
         """Take the summary of a kind.
 
         Arguments:
-            run_id, kind: of what.
-            latest: the summary; None: it is gone, with all checkpoints of the kind.
-            revision: of the store.
+            run_id, kind: run and kind.
+            latest: the summary; None: deleted, with all checkpoints of the kind.
+            revision: store revision.
         """
         if latest is None:
             self._kinds.pop((run_id, kind), None)
@@ -117,11 +117,11 @@ class CheckpointMetrics(Collector):
         found.latest, found.latest_revision = latest, revision
 
     def committed(self, checkpoint: Checkpoint, revision: int) -> None:
-        """Take a commit; the same one again (its metrics have changed) counts once.
+        """Take a commit; the same commit with changed metrics counts once.
 
         Arguments:
-            checkpoint: what was committed.
-            revision: in which.
+            checkpoint: committed checkpoint.
+            revision: revision of the commit.
         """
         steps = self._committed.setdefault((checkpoint.run_id, checkpoint.kind, revision), set())
         if checkpoint.step in steps:
@@ -136,11 +136,11 @@ class CheckpointMetrics(Collector):
             found.newest = checkpoint
 
     def began(self, run_id: str, kind: str, head: bytes) -> None:
-        """An attempt is under way, whose head has this key."""
+        """Note that an attempt with this head key has begun."""
         self._kind(run_id, kind).open_attempts.add(head)
 
     def ended(self, run_id: str, kind: str, head: bytes, revision: int) -> None:
-        """The head of an attempt has gone in a revision: it was committed or given up."""
+        """Note that the head of an attempt was deleted at a revision: it was committed or aborted."""
         found = self._kind(run_id, kind)
         if head in found.open_attempts:
             found.open_attempts.discard(head)
@@ -198,16 +198,16 @@ class CheckpointMetrics(Collector):
 
 # -- queues ---------------------------------------------------------------------------------------------------------
 #
-# Clusters whose slots runs share, as families of metrics: slots, grants, and the runs that wait.
+# Metric families of clusters whose slots runs share: slots, grants, and waiting runs.
 
 _CLUSTER: Final = ("cluster",)
 
 
 class QueueMetrics(Collector):
-    """The clusters that are known.
+    """Metrics of all known clusters.
 
     Attributes:
-        views: of each, by name, as of the last look.
+        views: view of each cluster by name, as of the last look.
     """
 
     def __init__(self) -> None:
@@ -236,22 +236,22 @@ class QueueMetrics(Collector):
 
 # -- runs -----------------------------------------------------------------------------------------------------------
 #
-# Runs as families of metrics, out of what ``history`` folds. Pure, but for the clock.
+# Metric families of runs, from the folds of ``history``. Pure, except for the clock.
 #
-# Times are those that nodes wrote. Open periods last until the exporter's own clock, so a machine with a
-# wrong clock shows a wrong time without a world until the next generation begins.
+# Times are those that nodes wrote. Open periods last until the current time of the exporter's clock, so if that clock
+# is wrong, the time without a world is wrong until the next generation begins.
 
 _RUN: Final = ("run",)
 
 
 class RunMetrics(Collector):
-    """The runs that are known.
+    """Metrics of all known runs.
 
     Arguments:
         clock: seconds since 1970.
 
     Attributes:
-        folds: of each run, by id; the exporter puts them here.
+        folds: fold of each run by id, set by the exporter.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -260,7 +260,7 @@ class RunMetrics(Collector):
         self._lost_s: dict[str, float] = {}
 
     def forget(self, run_id: str) -> None:
-        """Show a run no more: it was deleted."""
+        """Drop a run that was deleted."""
         self.folds.pop(run_id, None)
         self._lost_s.pop(run_id, None)
 
@@ -306,7 +306,7 @@ class RunMetrics(Collector):
             causes = [fault.cause for generation in fold.generations for fault in generation.faults]
             for cause in sorted({*CAUSES, *causes}):
                 faults.add_metric((run_id, cause), causes.count(cause))
-            # Another node's clock may end what this one's has measured until now: a counter never goes back.
+            # The end may be written by another node's clock, so keep the counter from decreasing.
             self._lost_s[run_id] = max(self._lost_s.get(run_id, 0.0), self._all_lost_s(fold))
             lost.add_metric((run_id,), self._lost_s[run_id])
         yield from (faults, lost)
@@ -348,7 +348,7 @@ def _waiting(fold: Fold) -> int:
 _log = logging.getLogger(__name__)
 
 DISCOVERY_S: Final = 15.0
-"""How often new runs are looked for, by a read of the names of all keys of runs, and clusters looked at."""
+"""Interval of the search for new runs, which reads the names of all keys of runs, and for clusters."""
 
 _HEAD: Final = "head"
 R = TypeVar("R", bound=Record)
@@ -359,10 +359,10 @@ class Exporter:
 
     Arguments:
         kv: a client of the whole cluster, not a view.
-        discovery_s: time between two looks for new runs.
+        discovery_s: time between two searches for new runs.
 
     Attributes:
-        registry: whose families are served.
+        registry: registry whose families are served.
     """
 
     def __init__(self, kv: Client, discovery_s: float = DISCOVERY_S) -> None:
@@ -408,7 +408,7 @@ class Exporter:
                 self._failed("cannot look for runs", error)
 
     async def look(self) -> None:
-        """Look for runs and clusters.
+        """Find runs and clusters.
 
         Raises:
             RaftKVError: the store did not answer.
@@ -436,7 +436,7 @@ class Exporter:
                 except (RecordError, ConfigError) as error:
                     self._failed(f"cannot read the slots of cluster {name!r}", error)
         except PermissionDeniedError:
-            views = {}  # a user of runs need not be one of clusters: what it may see is shown
+            views = {}  # the user may lack permission for clusters; show the rest
         self._queues.views = views
 
     def _forget(self, run_id: str) -> None:
@@ -450,7 +450,7 @@ class Exporter:
             async for _, fold in follow(self._kv, run_id):
                 self._runs.folds[run_id] = fold
         except TrainingError:
-            return  # it was deleted, just now
+            return  # it was deleted just now
         except (RaftKVError, ConfigError) as error:
             self._failed(f"cannot follow run {run_id!r}", error)
 

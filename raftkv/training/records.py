@@ -1,8 +1,8 @@
 """The records of a run: the values of its keys.
 
-A foreign value below a run's prefix is a ``RecordError``, never code (the stock rendezvous of torch
-unpickles its store); see ``client.records``. ``time`` is the writer's wall clock, for people to read: no
-decision depends on it.
+A value below a run's prefix that is not a record gives a ``RecordError`` and is never run as code (torch's own
+rendezvous unpickles values of its store); see ``client.records``. ``time`` is the writer's wall clock and only for
+people: no decision depends on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROKEN: Final = "broken"
 CLOSED: Final = "closed"
 PHASES: Final = (GATHERING, RUNNING, BROKEN, CLOSED)
 SUCCEEDED: Final = "succeeded"
-"""The reason with which a run is closed when the work of all its nodes has ended well."""
+"""Reason with which a run is closed when all its nodes have finished successfully."""
 
 EXIT: Final = "exit"
 SIGNAL: Final = "signal"
@@ -38,17 +38,17 @@ LEFT: Final = "left"
 CAUSES: Final = (EXIT, SIGNAL, OUT_OF_MEMORY, HEARTBEAT_LOST, DISCONNECTED, PARTITION, LEFT)
 
 GENERATION_MAX: Final = 2**48
-"""No run comes so far: a record with a later generation is none."""
+"""Highest generation; a record with a higher one is not valid."""
 SLOTS_MAX: Final = 65_536
-"""Workers of one node: every node of the run makes lists of them."""
+"""Maximum workers of one node; limited because every node of the run makes lists of them."""
 
 HEAD_FORM: Final = 1
-"""The form of ``Head`` that this version writes and understands."""
+"""Version of the ``Head`` format that this version writes and reads."""
 
 _STORED_AS: Final = {"generation": "epoch", "generations": "epochs"}
-"""Fields that have another name in the store and in JSON: the one that they had in the first versions."""
+"""Fields with a different name in the store and in JSON: the name that they had in the first versions."""
 _OF_USERS: Final = frozenset(("data", "left_out"))
-"""Fields whose names below them are not the records' own."""
+"""Fields whose nested names are chosen by users, so that they are not renamed."""
 
 
 def stored_name(name: str) -> str:
@@ -57,7 +57,7 @@ def stored_name(name: str) -> str:
 
 
 def to_json(plain: object) -> Any:
-    """Rename the fields of what ``dataclasses.asdict`` gives, at any depth, to those of the JSON that users read."""
+    """Rename the fields in a result of ``dataclasses.asdict``, at any depth, to the names used in JSON."""
     if isinstance(plain, dict):
         return {stored_name(name): value if name in _OF_USERS else to_json(value) for name, value in plain.items()}
     return [to_json(item) for item in plain] if isinstance(plain, list | tuple) else plain
@@ -78,7 +78,7 @@ class TrainingRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Member(TrainingRecord):
-    """A node, as part of a generation."""
+    """A node that is a member of a generation."""
 
     NAME: ClassVar[str] = "member"
     id: str
@@ -91,7 +91,7 @@ class Member(TrainingRecord):
     def from_plain(cls, plain: object) -> Self:
         """Implement ``Record.from_plain``.
 
-        Every node reads a thousand of these when a thousand gather, so the usual case is quick.
+        With 1,000 nodes every node reads 1,000 of these, so the usual case is fast.
         """
         try:
             member = cls(**cast("dict[str, Any]", plain))
@@ -113,19 +113,19 @@ class Member(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class Node(TrainingRecord):
-    """A node that is there: the value of its leased key.
+    """A present node: the value of its leased key.
 
     Attributes:
-        id: of this incarnation of the agent.
-        host: name of its machine; hosts are denied and share local ranks by it.
-        address: where other nodes reach it.
+        id: id of this incarnation of the agent.
+        host: name of its machine, by which hosts are denied and local ranks are assigned.
+        address: address at which other nodes reach it.
         slots: workers that it runs.
-        topology: where the machine stands, as ``row1/rack7``; nodes of one place get neighbouring ranks at first.
-        want: the first generation that it may be in: it runs nothing of an earlier one any more.
-        running: a generation of which it may still run something; 0: none. Told by a node that registers anew.
-        min_nodes, max_nodes: what it was started with.
-        data: small texts of its own.
-        time: when it came.
+        topology: location of the machine, as ``row1/rack7``; at first, nodes of one place get adjacent ranks.
+        want: the first generation that it may be in; it runs nothing of an earlier one any more.
+        running: a generation of which it may still run workers; 0: none. Set by a node that registers again.
+        min_nodes, max_nodes: limits with which the node was started.
+        data: small strings that other nodes can read.
+        time: when the node registered.
     """
 
     NAME: ClassVar[str] = "node"
@@ -151,13 +151,13 @@ class Node(TrainingRecord):
 
     @property
     def member(self) -> Member:
-        """The node as a part of a generation."""
+        """The node as a member of a generation."""
         return Member(self.id, self.host, self.address, self.slots, self.topology)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord(TrainingRecord):
-    """A generation: who is in it, in the order of ranks."""
+    """A generation: its members, in rank order."""
 
     NAME: ClassVar[str] = "round"
     PARTS: ClassVar[Mapping[str, type[Record]]] = {"members": Member}
@@ -172,21 +172,21 @@ class GenerationRecord(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class Head(TrainingRecord):
-    """What a node that knows the generation before needs to know the next: its size depends on the change alone.
+    """The difference between a generation and the previous one; its size depends only on the change.
 
     The arbiter writes it with the generation's ``round``, in one txn: both have the same mod revision, which is the
-    fence. A reader to whom the head says too little reads ``round``.
+    fence. A reader that cannot compute the generation from the head reads ``round``.
 
     Attributes:
-        number: of the generation.
-        nodes: in it.
-        digest: of its members, in the order of ranks; see ``rendezvous.world.Roster``.
-        base: mod revision of the ``round`` that it came from; 0: the head does not say what changed.
-        parent: number of the generation that it came from.
-        left: places in the parent of those that are in it no more, ascending.
-        joined: those that are new, each with its place in the generation, ascending.
-        form: of the head; a reader of an earlier one goes by ``round`` alone.
-        time: of the ``round``.
+        number: generation number.
+        nodes: number of nodes in it.
+        digest: digest of its members, in rank order; see ``rendezvous.world.Roster``.
+        base: mod revision of the ``round`` that it is based on; 0: the head does not say what changed.
+        parent: number of the generation that it is based on.
+        left: places in the parent of the members that left, ascending.
+        joined: new members, each with its place in the generation, ascending.
+        form: version of the format; a reader that does not know it uses only ``round``.
+        time: ``time`` of the ``round``.
     """
 
     NAME: ClassVar[str] = "head of a round"
@@ -225,17 +225,17 @@ class State(TrainingRecord):
     """The state of a run.
 
     Attributes:
-        generation: the last that began; 0: none yet.
+        generation: last generation that began; 0: none yet.
         phase: ``gathering`` before the first generation; ``running``; ``broken``: its members must come back;
             ``closed``.
-        reason: of the phase, for people.
-        cause: of a broken generation: one of ``CAUSES``, ``returned`` (a member came back by itself) or ``scale up``.
-        node: whom that is about.
-        joined: nodes that are there and ready, as of the last report of progress.
+        reason: reason of the phase, for people.
+        cause: why a generation ended: one of ``CAUSES``, ``returned`` (a member came back by itself) or ``scale up``.
+        node: the node concerned.
+        joined: number of present and ready nodes, as of the last report of progress.
         min_nodes, max_nodes: the limits of the run.
         time: when it was written.
-        waits_for: what the next generation waits for beside its nodes, as slots of a cluster.
-        left_out: hosts with nodes that may not take part for now, and why.
+        waits_for: what the next generation waits for besides nodes, such as slots of a cluster.
+        left_out: hosts whose nodes may not take part for now, and why.
     """
 
     NAME: ClassVar[str] = "state"
@@ -261,16 +261,16 @@ class State(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class Fault(TrainingRecord):
-    """Something that went wrong in a generation, as its observer reports it.
+    """A fault in a generation, as its observer reports it.
 
     Attributes:
-        generation: the one that it broke.
-        node, host: where.
-        rank: of the worker; -1: it is about the whole node.
+        generation: generation that it ended.
+        node, host: where it happened.
+        rank: rank of the worker; -1: the whole node.
         cause: one of ``CAUSES``.
-        exit_code: of the worker, if the cause is ``exit``.
+        exit_code: exit code of the worker, if the cause is ``exit``.
         signal: name of the signal that killed it, as ``SIGKILL``.
-        message: more, for people.
+        message: details, for people.
         time: when it was seen.
     """
 
@@ -293,7 +293,7 @@ class Fault(TrainingRecord):
 
     @property
     def key(self) -> str:
-        """Its place below the faults of the generation: one for each worker, one for each node."""
+        """Its key below the faults of the generation: one for each worker and one for each node."""
         return f"{self.rank:06d}" if self.rank >= 0 else self.node
 
     def __str__(self) -> str:
@@ -310,38 +310,38 @@ class Fault(TrainingRecord):
 # ::
 #
 #     /raftkv/train/<run id>/arbiter                 leased; id of the node that decides
-#     /raftkv/train/<run id>/boot/<generation>       what rank 0 publishes for the generation
-#     /raftkv/train/<run id>/fault/<generation>/..   faults as they were reported
-#     /raftkv/train/<run id>/node/<node id>          leased; one for each node that is there
-#     /raftkv/train/<run id>/round                   the present generation and its members; written when one begins
-#     /raftkv/train/<run id>/round/head              written with it: what has changed since the generation before
-#     /raftkv/train/<run id>/state                   what is going on in it
+#         /raftkv/train/<run id>/boot/<generation>       what rank 0 publishes for the generation
+#     /raftkv/train/<run id>/fault/<generation>/..   reported faults
+#     /raftkv/train/<run id>/node/<node id>          leased; one for each present node
+#     /raftkv/train/<run id>/round                   the current generation and its members; written when one begins
+#     /raftkv/train/<run id>/round/head              written with ``round``: the changes since the previous generation
+#     /raftkv/train/<run id>/state                   the phase of the run
 #     /raftkv/train/<run id>/store/<generation>/..   a torch.distributed.Store
 #     /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 #
-# The order of the names matters: every node watches the two intervals ``calls`` and ``news`` only, for any size of
-# the run. Runs below, as ``<run id>/best``, may lie in them: their keys are neither read nor kept. The arbiter alone
-# watches ``node/`` and ``fault/``. ``round`` is read by those who know no generation from which its head tells the way.
-# ``round`` and ``state`` outlive a run, so that the generations of an id never go back; all else is deleted with it,
-# and the members of a large generation too.
+# The order of the names matters: for any size of the run, every node watches only the two intervals ``calls`` and
+# ``news``. Keys of runs below this one, as ``<run id>/best``, may be in these intervals; they are skipped. Only the
+# arbiter watches ``node/`` and ``fault/``. A node reads ``round`` if it does not know the generation on which the head
+# is based. ``round`` and ``state`` outlive a run, so that the generations of an id never decrease; all other keys are
+# deleted with the run, and so is the member list of a large generation.
 
 ROOT: Final = "/raftkv/train/"
 CLUSTER_ROOT: Final = "/raftkv/train-cluster/"
 STORE_ROOT: Final = "/raftkv/store/"
-"""Prefix of the stores of torch that are no generation's."""
+"""Prefix of torch stores that do not belong to a generation."""
 RUN_ID_MAX: Final = 200
 PARTS: Final = frozenset(
     ("arbiter", "boot", "deny", "elect", "fault", "node", "round", "state", "store", "strike", "sync")
 )
-"""Names below a run; no part of a run id may be one, or a run would lie inside another."""
+"""Names of keys below a run; not allowed as parts of a run id, because one run would then be inside another."""
 _PART: Final = r"(?!\.\.?(?:/|\Z))[^\x00-\x20/\\\x7f\ud800-\udfff]+"
 _RUN_ID: Final = re.compile(f"{_PART}(/{_PART})*")
-"""What raftkv.checkpoint takes too, or a run would begin and have no registry. Half of a surrogate pair is what Python
-makes of an argument that is no UTF-8."""
+"""Run ids, restricted to what raftkv.checkpoint accepts, so that every run can have a registry. Surrogates are
+excluded: Python uses them for arguments that are not UTF-8."""
 
 
 def check_run_id(run_id: str) -> str:
-    """Return a run id if it can be used.
+    """Return a valid run id unchanged.
 
     Raises:
         ConfigError: it is empty, too long, or has white space, backslashes, parts that are empty, ``.`` or ``..``, or a
@@ -360,7 +360,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_cluster(cluster: str) -> str:
-    """Return the name of a cluster if it can be used.
+    """Return a valid cluster name unchanged.
 
     Raises:
         ConfigError: it is empty, too long, or has slashes or white space.
@@ -377,15 +377,15 @@ class RunKeys:
     """The keys of one run.
 
     Attributes:
-        base: before everything of the run.
+        base: prefix of all keys of the run.
         arbiter: the node that decides.
-        round: the present generation; its mod_revision is the fence.
+        round: the current generation; its mod_revision is the fence.
         state: the phase of the run.
-        nodes: prefix of the nodes that are there.
+        nodes: prefix of the present nodes.
         calls: ``arbiter`` and ``boot/``.
-        head: what is new in the present generation.
+        head: changes in the current generation.
         record: ``round``, ``head`` and ``state``.
-        news: of them ``head`` and ``state``.
+        news: ``head`` and ``state``.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -407,23 +407,23 @@ class RunKeys:
         return f"{self.nodes}{node_id}"
 
     def boot(self, generation: int) -> str:
-        """Return the key of what rank 0 of a generation publishes."""
+        """Return the key that rank 0 of a generation publishes."""
         return f"{self.base}boot/{generation}"
 
     def faults(self, generation: int) -> str:
-        """Prefix of the faults of a generation."""
+        """Return the prefix of the faults of a generation."""
         return f"{self.base}fault/{generation}/"
 
     def store(self, generation: int) -> str:
-        """Prefix of the torch store of a generation."""
+        """Return the prefix of the torch store of a generation."""
         return f"{self.base}store/{generation}/"
 
     def sync(self, generation: int) -> str:
-        """Prefix of what user code shares in a generation."""
+        """Return the prefix of values that user code shares in a generation."""
         return f"{self.base}sync/{generation}/"
 
     def exits(self, generation: int) -> str:
-        """Prefix of the nodes of a generation whose work has ended well, each by its place in the generation."""
+        """Return the prefix of the nodes that finished successfully, each by its place in the generation."""
         return f"{self.sync(generation)}exit/"
 
     def exit(self, generation: int, place: int) -> str:

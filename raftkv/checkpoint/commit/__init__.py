@@ -1,4 +1,4 @@
-"""How a checkpoint comes to exist: whole, or not at all.
+"""Creating a checkpoint atomically: complete, or not at all.
 
 ::
 
@@ -6,20 +6,21 @@
                     |                                                  |
                     +---- abort: deleting (head deleted) <-------------+  or the next generation takes it over
 
-    claim        the right to write: every write of a generation stands under its fence; waits end with the claim
+    claim        the right to write: every write of a generation carries its fence; waits end with the claim
     attempt      one try to save one checkpoint: begin, join, prepare, commit, abort, takeover
-    summary      what goes with every commit and later metric: ``latest``, and the index of metrics
-    manifest     the list of all files, written beside the bytes before the commit
+    summary      keys written with every commit and metric: ``latest``, and the index of metrics
+    manifest     the list of all files, written beside them before the commit
 
 Invariants
 
 1. A record exists only if every rank has prepared, and a rank prepares only durable files.
-2. One txn exchanges the head of an attempt for its record, so a head exists exactly while its attempt is undecided.
-3. ``latest`` moves only upwards, and only to a step whose record is written in the same txn.
-4. All writes stand under the fence of their generation. The present generation commits or deletes the parts that a dead
-   generation prepared, and only one of both: each takes the head away.
-5. No two attempts write bytes below the same directory, and none begins twice: ``begun`` is written with each head.
-6. A late copy of a txn changes nothing, however much later it arrives.
+2. One txn replaces the head of an attempt by its record, so a head exists exactly while its attempt is open.
+3. ``latest`` only increases, and only to a step whose record is written in the same txn.
+4. All writes carry the fence of their generation. The current generation either commits or aborts what a dead
+   generation prepared; both delete the head, so only one can happen.
+5. No two attempts write files below the same directory, and no attempt begins twice: ``begun`` is written with each
+   head.
+6. A delayed copy of a txn changes nothing, no matter when it arrives.
 
-Leaves out the bytes (``checkpoint.storage``), and how long a checkpoint stays (``checkpoint.retention``).
+Not here: the files (``checkpoint.storage``), and how long a checkpoint is kept (``checkpoint.retention``).
 """

@@ -1,16 +1,16 @@
-"""One try to save one checkpoint: what the coordinator and the ranks do to make it whole.
+"""One attempt to save one checkpoint: the steps of the coordinator and the ranks.
 
 ::
 
-    attempt = await begin(means, claim, record, make_uri)     # the coordinator; others: await join(...); see opening
+    attempt = await begin(means, claim, record, make_uri)     # the coordinator; other ranks: await join(...)
     await attempt.prepare(rank, files)                        # every rank, when its files are durable
     await attempt.prepare(0, files, metrics={"loss": 0.1})    # the coordinator, last of all
-    checkpoint = await attempt.commit()                       # so does it, or, after its death, a later claim
-    checkpoint = await attempt.outcome()                      # the others
+    checkpoint = await attempt.commit()                       # the coordinator, or, after its death, a later claim
+    checkpoint = await attempt.outcome()                      # the other ranks
 
 Every step may be repeated, by the same process or, after its death, by another with a later claim: a second ``prepare``
-of the same files and a second ``commit`` return what the first one did. The commit is one txn of constant size,
-for any number of ranks; what they prepared is folded into the Merkle root and the manifest.
+of the same files and a second ``commit`` return the result of the first. The commit is one txn whose size does not
+depend on the number of ranks; what they prepared is in the Merkle root and the manifest.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ WriteManifest = Callable[[str, bytes], Awaitable[None]]
 CheckFiles = Callable[[str, Manifest], Awaitable[None]]
 
 GIVE_UP_S: Final = 10.0
-"""For giving up an attempt that has failed: the caller waits for the error, not for an absent cluster."""
+"""Time limit for aborting a failed attempt, so that the caller gets the error without waiting for the cluster."""
 PREPARED_MAX_BYTES: Final = 256 * 1024
-"""Limit of what one rank prepares: about 1,700 files."""
+"""Maximum size of one rank's prepared part: about 1,700 files."""
 PREPARED_TOTAL_MAX_BYTES: Final = 256 * 1024 * 1024
-"""Limit of what all ranks prepare; the coordinator reads it at once. Beyond 1,024 ranks each has its share of it."""
+"""Maximum size of all prepared parts, which the coordinator reads at once; with more than 1,024 ranks, divided among
+them."""
 RECORD_MAX_BYTES: Final = 64 * 1024
-"""Limit of the head of an attempt, with the metadata of the user; the record is not much longer."""
+"""Maximum size of the head of an attempt, including user metadata; the record is not much larger."""
 LISTING_MAX_BYTES: Final = 1 << 20
-"""Limit of the list of files of a checkpoint in memory, which is a value of the store."""
+"""Maximum size of the list of files of a checkpoint in memory, which is a value in the store."""
 _DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 
 
@@ -87,9 +88,9 @@ class Means:
         write_manifest: writes the manifest, durably, below the uri of an attempt.
         check_files: raises FilesChanged if what a manifest lists is not below that uri, or has another size.
         now: the wall clock in seconds, for people.
-        draw: a random number below the one that is given.
-        leave_mark: leaves a file with a name and contents below a uri (``retention.ownership``); None: no mark is left.
-        read_copy: reads a copy from its holder, unchecked.
+        draw: returns a random number below a limit.
+        leave_mark: writes a marker file with a name and content below a uri (``retention.ownership``); None: none.
+        read_copy: reads a copy from its holder, without verification.
     """
 
     control: Control
@@ -102,7 +103,7 @@ class Means:
 
 
 class _Seen(NamedTuple):
-    """The keys that a decision needs, at one revision."""
+    """The keys that a commit reads, at one revision."""
 
     head: KeyValue | None
     record: KeyValue | None
@@ -111,15 +112,15 @@ class _Seen(NamedTuple):
 
 
 class Attempt:
-    """One try to save one checkpoint; made by ``begin`` and ``join``.
+    """One attempt to save one checkpoint; made by ``begin`` and ``join``.
 
     Arguments:
-        means: what it works with.
-        claim: under which it goes on: that of its own generation, or a later one that takes it over.
-        record: its head.
+        means: store, files and clock to use.
+        claim: current claim: that of its own generation, or a later one that takes it over.
+        record: head of the attempt.
 
     Attributes:
-        record: its head.
+        record: head of the attempt.
     """
 
     def __init__(self, means: Means, claim: Claim, record: AttemptRecord) -> None:
@@ -135,15 +136,15 @@ class Attempt:
 
     @property
     def uri(self) -> str:
-        """Return the URL of the directory of its bytes."""
+        """Return the URL of the directory of its files."""
         return self.record.uri
 
     async def check(self) -> None:
-        """Raise if it cannot be committed any more: ask before anything is written that other programs would read.
+        """Raise if it cannot be committed any more; call this before writing files that other programs read.
 
         Raises:
-            FenceBroken, GenerationOver: the claim is over.
-            AttemptOver: it was aborted.
+            FenceBroken, GenerationOver: the claim has ended.
+            AttemptOver: the attempt was aborted.
         """
         seen = await self._read()
         if seen.head is None and self._own(seen.record) is None:
@@ -154,18 +155,18 @@ class Attempt:
     async def prepare(
         self, rank: int, files: Sequence[FileRecord], *, metrics: Mapping[str, object] | None = None
     ) -> None:
-        """Say that this rank's files are durable. From now on they must not change.
+        """Record that this rank's files are durable. From now on they must not change.
 
         Arguments:
-            rank: from 0 to ``world_size`` - 1.
-            files: all of the rank; a rank that has none says so too.
-            metrics: as for ``commit``; given here they are those of the checkpoint also if a later claim commits it.
+            rank: rank, from 0 to ``world_size`` - 1.
+            files: all files of the rank; a rank without files must prepare too.
+            metrics: as for ``commit``; given here, they are kept also if a later claim commits the checkpoint.
 
         Raises:
-            ConfigError: the rank or a name cannot be, or there are too many files; or a metric cannot be used.
+            ConfigError: the rank, a name or a metric is not valid, or there are too many files.
             PrepareConflict: this rank has prepared other files.
-            AttemptOver: it was aborted.
-            FenceBroken, GenerationOver: the claim is over; nothing was written.
+            AttemptOver: the attempt was aborted.
+            FenceBroken, GenerationOver: the claim has ended; nothing was written.
         """
         rank = whole(rank, "rank")
         part = self._checked(rank, files, checked_metrics(metrics, self.record.step))
@@ -193,7 +194,7 @@ class Attempt:
             raise PrepareConflict(f"rank {rank} has prepared other files for {self} already; abort it, and save again")
         if found is None and self._own(record) is None:
             raise self._over(deleting)
-        # Else an earlier copy of this call was applied, and the attempt may be committed by now.
+        # Otherwise an earlier copy of this call was applied, and the attempt may already be committed.
 
     def _checked(self, rank: int, files: Sequence[FileRecord], metrics: Mapping[str, float]) -> Prepared:
         if not 0 <= rank < self.record.world_size:
@@ -213,20 +214,20 @@ class Attempt:
         return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)), metrics)
 
     async def outcome(self, timeout_s: float | None = None) -> Checkpoint:
-        """Wait until it is committed.
+        """Wait until the attempt is committed.
 
         Arguments:
             timeout_s: None: as long as the claim lasts.
 
         Raises:
-            AttemptOver: it was aborted.
-            FenceBroken, GenerationOver: the claim ended before; what becomes of it the next one decides.
-            TimeoutError: nothing was decided in time.
+            AttemptOver: the attempt was aborted.
+            FenceBroken, GenerationOver: the claim ended before; the next claim commits or aborts the attempt.
+            TimeoutError: the attempt was neither committed nor aborted in time.
         """
         what = f"{self} was neither committed nor given up"
         async with limited(timeout_s, what), Watching(self._control, self._claim, (self._keys.head, "")) as copy:
             is_decided = await copy.holds(lambda items: not items)
-        # Asked even if the claim has ended: it may have been committed just before.
+        # Read even if the claim has ended, because it may have been committed just before.
         seen = await self._read_unfenced()
         committed = self._own(seen.record)
         if committed is None:
@@ -236,17 +237,17 @@ class Attempt:
     # ---- the coordinator
 
     async def prepared(self, timeout_s: float | None = None, *, but: Sequence[int] = ()) -> dict[int, Prepared]:
-        """Wait until the ranks have prepared; returns what each has.
+        """Wait until the ranks have prepared; return their parts.
 
         Arguments:
             timeout_s: None: as long as the claim lasts.
-            but: ranks that are not waited for, as the coordinator itself, which prepares last.
+            but: ranks not to wait for, such as the coordinator itself, which prepares last.
 
         Raises:
-            RanksMissing: some did not in time; calling again goes on waiting.
-            PrepareConflict: what is there cannot be read.
-            CheckpointExists: it is committed already.
-            AttemptOver: it was aborted.
+            RanksMissing: some ranks did not prepare in time; another call continues to wait.
+            PrepareConflict: a prepared part cannot be read.
+            CheckpointExists: the attempt is already committed.
+            AttemptOver: the attempt was aborted.
             FenceBroken, GenerationOver: the claim ended before.
         """
         ranks = set(range(self.record.world_size)) - set(but)
@@ -260,7 +261,7 @@ class Attempt:
             missing = sorted(wanted[key] for key in wanted.keys() - copy.items.keys())
             raise RanksMissing(str(self), timeout_s or 0.0, missing) from None
         if not wanted.keys() <= items.keys():
-            await self.check()  # a later claim may have committed it, or given it up
+            await self.check()  # a later claim may have committed or aborted it
             raise CheckpointExists(f"{self} is committed already")
         return {rank: self._part(rank, items[self._keys.rank(rank).encode()]) for rank in sorted(ranks)}
 
@@ -271,21 +272,21 @@ class Attempt:
             raise PrepareConflict(f"what rank {rank} has prepared for {self} cannot be used: {error}") from None
 
     async def commit(self, *, metrics: Mapping[str, float] | None = None, timeout_s: float | None = None) -> Checkpoint:
-        """Wait for all ranks, write the manifest, and commit; or find that this was done.
+        """Wait for all ranks, write the manifest, and commit; or return the result if this was already done.
 
         Arguments:
-            metrics: numbers by which the best is found, beside those that were prepared.
-            timeout_s: for the ranks; None: as long as the claim lasts.
+            metrics: numbers by which the best is found, in addition to the prepared ones.
+            timeout_s: time to wait for the ranks; None: as long as the claim lasts.
 
         Raises:
-            ConfigError: there are too many metrics, or one cannot be used.
-            RanksMissing: some did not prepare in time.
+            ConfigError: there are too many metrics, or one is not valid.
+            RanksMissing: some ranks did not prepare in time.
             PrepareConflict: two ranks have prepared the same file.
-            FilesChanged: what a rank has prepared is gone, or was cut.
+            FilesChanged: a prepared file is missing or truncated.
             CheckpointExists: another attempt has committed the step.
             StaleStep: a newer step is committed.
-            AttemptOver: it was aborted.
-            FenceBroken, GenerationOver: the claim is over.
+            AttemptOver: the attempt was aborted.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         metrics = checked_metrics(metrics, self.record.step)
         seen = await self._read()
@@ -296,12 +297,12 @@ class Attempt:
             parts = await self.prepared(timeout_s)
             manifest = Manifest.of(self.record, parts)
         except CheckpointExists:
-            return await self.commit()  # by another process of this claim: it is read
-        await self.check()  # nothing is written for readers that a dead generation could leave behind
+            return await self.commit()  # committed by another process of this claim: read the result
+        await self.check()  # so that a dead generation writes no manifest for readers
         try:
-            await self._check_bytes(manifest)  # first: the manifest would make the directory anew
+            await self._check_bytes(manifest)  # first, because writing the manifest would create the directory
         except FilesChanged:
-            if (await self._read()).head is None:  # given up meanwhile, so its bytes are being deleted; or committed
+            if (await self._read()).head is None:  # aborted meanwhile, so its files are being deleted; or committed
                 return await self.commit()
             raise
         if self.record.kind != MEMORY:
@@ -312,12 +313,12 @@ class Attempt:
         if metrics:
             check_durable(self.record.kind)
         while (committed := await self._try_commit(checkpoint, manifest)) is None:
-            pass  # `latest` has changed meanwhile, as for a new metric
+            pass  # `latest` has changed meanwhile, for example by a new metric
         await self._clean()
         return committed
 
     async def _check_bytes(self, manifest: Manifest) -> None:
-        """Look whether all bytes are there: files, or, in memory, a copy of each. Raises FilesChanged, StorageError."""
+        """Check that all files, or in memory a copy of each, exist. Raises FilesChanged, StorageError."""
         if self.record.kind != MEMORY:
             await self._means.check_files(self.uri, manifest)
             return
@@ -339,7 +340,7 @@ class Attempt:
         )  # fmt: skip
 
     async def _try_commit(self, checkpoint: Checkpoint, manifest: Manifest) -> Checkpoint | None:
-        """Commit on what is there now; None: it has changed in between."""
+        """Try to commit on the condition of the keys as read; None: they have changed in between."""
         seen = await self._read()
         if (done := self._own(seen.record)) is not None:
             return done
@@ -351,7 +352,7 @@ class Attempt:
             version(run.record(kind, step)) == 0,
             mod_revision(run.latest(kind)) == (0 if seen.latest is None else seen.latest.mod_revision),
         ]
-        is_memory = kind == MEMORY  # then it replaces all before it
+        is_memory = kind == MEMORY  # then it replaces all previous ones
         operations = [
             put(run.record(kind, step), checkpoint.encode()),
             put(run.latest(kind), advanced(None if is_memory else latest, checkpoint).encode()),
@@ -381,7 +382,7 @@ class Attempt:
         return seen.head
 
     def refuse(self, record: KeyValue | None, latest: KeyValue | None) -> None:
-        """Raise if the step cannot be committed by this attempt, by what the two keys hold.
+        """Raise if this attempt cannot commit the step, according to the two keys.
 
         Raises:
             CheckpointExists, StaleStep: the step, or a later one, is committed.
@@ -398,13 +399,13 @@ class Attempt:
             )
 
     async def abort(self, reason: str) -> bool:
-        """Give it up: its bytes are garbage from now on, or were before. False: it is committed, and exists.
+        """Abort the attempt, so that its files will be deleted; idempotent. False: it is committed and exists.
 
         Arguments:
-            reason: for people.
+            reason: human-readable reason.
 
         Raises:
-            FenceBroken, GenerationOver: the claim is over; the next one gives it up.
+            FenceBroken, GenerationOver: the claim has ended; the next one aborts the attempt.
         """
         while True:
             seen = await self._read()
@@ -412,20 +413,20 @@ class Attempt:
                 return self._own(seen.record) is None
             gone = Deleting(self.uri, reason, self._means.now())
             deleting = put(self._deleting, gone.encode())
-            # The ranks' keys go too: nothing that was prepared for bytes which are to be deleted may ever be committed.
+            # Delete the ranks' keys too, so that nothing prepared for deleted files can ever be committed.
             operations: list[Operation] = [delete(self._keys.head), delete(self._keys.ranks, prefix=True), deleting]
             as_seen = mod_revision(self._keys.head) == seen.head.mod_revision
             if (await under(self._control, self._claim, [as_seen], operations)).succeeded:
                 return True
 
     async def give_up(self, error: BaseException, who: str = "") -> None:
-        """Abort it because of an error, which is the one to tell: this raises none, and ends soon.
+        """Abort the attempt because of an error that the caller raises; this method raises nothing and returns soon.
 
         If it cannot be aborted now, the next claim aborts it.
 
         Arguments:
-            error: what has failed; its first line is the reason.
-            who: has failed, for people; empty: no name is given.
+            error: error, whose first line is the reason.
+            who: name of the failed rank, for people; empty: none.
         """
         line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
         with contextlib.suppress(RaftKVError, TimeoutError):
@@ -449,11 +450,11 @@ class Attempt:
 
     @property
     def _deleting(self) -> str:
-        """Return the key that says that its bytes are garbage, and why, until they are deleted."""
+        """Return the operation that marks its files for deletion, with the reason."""
         return self._run.deleting(self.record.kind, self.record.id)
 
     def _own(self, found: KeyValue | None) -> Checkpoint | None:
-        """Return the committed checkpoint if it is of this attempt."""
+        """Return the committed checkpoint if it is from this attempt."""
         checkpoint = None if found is None else read(Checkpoint, found)
         return checkpoint if checkpoint is not None and checkpoint.id == self.record.id else None
 
@@ -464,13 +465,13 @@ class Attempt:
         return AttemptOver(f"{self} was given up, or was committed and has been deleted since; save a later step")
 
     async def _clean(self) -> None:
-        """Delete what the ranks prepared: the manifest has it. After a crash the collector deletes it."""
+        """Delete the ranks' prepared parts, which are in the manifest; after a crash the collector does it."""
         with contextlib.suppress(StatusError):
             await until_answered(lambda: self._control.txn((), [delete(self._keys.ranks, prefix=True)]))
 
 
 def _replacing(run: RegistryKeys, step: int, manifest: Manifest) -> list[Operation]:
-    """Return what a commit in memory does more: its list of files has no directory, and all before it goes."""
+    """Return the additional writes of a commit in memory: store its list of files, delete all previous checkpoints."""
     return [
         put(run.manifest(MEMORY, step), manifest.encoded),
         delete(run.manifests_of(MEMORY), run.manifest(MEMORY, step)),
@@ -480,13 +481,13 @@ def _replacing(run: RegistryKeys, step: int, manifest: Manifest) -> list[Operati
 
 
 async def forget_memory(means: Means, claim: Claim) -> None:
-    """Forget what is committed in memory, so that an earlier step may be saved there again.
+    """Delete the checkpoint in memory, so that an earlier step may be saved there again.
 
-    To be called by the coordinator when a restore found that a file has no good copy: nothing else is lost.
+    The coordinator calls this when a restore found that a file has no good copy.
 
     Arguments:
-        means: what attempts work with.
-        claim: of the present generation, which has taken over.
+        means: store, files and clock to use.
+        claim: claim of the current generation, which has taken over.
 
     Raises:
         FenceBroken, GenerationOver: the claim is over.
@@ -495,12 +496,12 @@ async def forget_memory(means: Means, claim: Claim) -> None:
     prefixes = (run.records_of(MEMORY), run.manifests_of(MEMORY), f"{run.deletings}{MEMORY}/")
     operations: list[Operation] = [delete(prefix, prefix=True) for prefix in prefixes]
     while (found := (await under(means.control, claim, (), [get(run.latest(MEMORY))])).results[0]) is not None:
-        seen = mod_revision(run.latest(MEMORY)) == found.mod_revision  # a late copy finds another one
+        seen = mod_revision(run.latest(MEMORY)) == found.mod_revision  # so that a late copy has no effect
         await under(means.control, claim, [seen], [delete(run.latest(MEMORY)), *operations])
 
 
 def _held_by_child(parent: Reference, child: Checkpoint) -> Operation:
-    """Return what keeps a parent from being deleted before its child is."""
+    """Return the write of the hold that keeps a parent as long as its child."""
     name = f"{child.run_id}@{child.kind}@{child.step}"
     hold = RegistryKeys(parent.run_id).hold(parent.kind, parent.step, CHILD, name)
     return put(hold, Hold(str(child.reference), child.time).encode())
@@ -508,9 +509,9 @@ def _held_by_child(parent: Reference, child: Checkpoint) -> Operation:
 
 # ---- how an attempt is opened
 #
-# No two attempts share a directory. ``begun`` is written with every head, on condition that no head was written since
-# the attempt's number was chosen, so even a much later copy of the txn changes nothing. The number ends in random
-# digits, for a cluster that was lost and begins at revision 1 again beside the bytes of the old one.
+# No two attempts share a directory. ``begun`` is written with every head, on the condition that no head was written
+# since the attempt's number was chosen, so even a very late copy of the txn changes nothing. The number ends in random
+# digits, in case a lost cluster is replaced by one that begins at revision 1 while the old files exist.
 
 WHO: Final = "this rank"
 
@@ -521,16 +522,16 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
     """Begin an attempt.
 
     Arguments:
-        means: what it works with.
-        claim: under which.
-        record: what is to be saved; generation, number, uri and time are filled in.
-        make_uri: makes the uri of the directory of its bytes.
+        means: store, files and clock to use.
+        claim: current claim.
+        record: what to save; ``generation``, ``number``, ``uri`` and ``time`` are filled in.
+        make_uri: returns the directory for an attempt.
 
     Raises:
-        ConfigError: there are too many ranks, or the metadata is too large or no text.
-        CheckpointExists: the step is committed already.
-        StaleStep: a newer one is.
-        FenceBroken, GenerationOver: the claim is over.
+        ConfigError: there are too many ranks, or the metadata is too large or not text.
+        CheckpointExists: the step is already committed.
+        StaleStep: a newer step is committed.
+        FenceBroken, GenerationOver: the claim has ended.
     """
     if not 1 <= record.world_size <= WORLD_SIZE_MAX:
         raise ConfigError(f"a checkpoint is saved by 1 to {WORLD_SIZE_MAX} ranks, not by {record.world_size}")
@@ -585,13 +586,13 @@ async def join(
     """Wait until the coordinator has begun an attempt in this generation.
 
     Arguments:
-        means: what it works with.
-        claim: under which.
-        kind, step: what is to be saved.
+        means: store, files and clock to use.
+        claim: current claim.
+        kind, step: kind and step to save.
         timeout_s: None: as long as the claim lasts.
-        after: number of the attempt of this kind that this rank took part in before, 0 for none: if one of another step
-            has begun since, the ranks save different steps. None: a coordinator may save several side by side.
-        who: this rank, for the error that says so.
+        after: number of the last attempt of this kind in which this rank took part, 0: none. If an attempt for another
+            step has begun since, the ranks save different steps. None: a coordinator may save several concurrently.
+        who: name of this rank, for the error about different steps.
 
     Raises:
         ConfigError: the coordinator saves another step.
@@ -622,9 +623,9 @@ async def join(
                 error = different_steps(begun.step, step, who)
                 await Attempt(means, claim, read(AttemptRecord, head)).give_up(
                     error, f"{who} failed"
-                )  # else its coordinator would wait
+                )  # else its coordinator would keep waiting
                 raise error
-            after = begun.number  # of another kind, or given up
+            after = begun.number  # of another kind, or aborted
     found = [read(AttemptRecord, item) for key, item in items.items() if _is_head(key)]
     if not found:
         raise CheckpointExists(f"step {step} of run {claim.run_id!r} ({kind}) is committed already")
@@ -632,7 +633,7 @@ async def join(
 
 
 def different_steps(begun: int, step: int, who: str) -> ConfigError:
-    """Make the error of a rank that is asked for its part of another step than it saves."""
+    """Make the error of a rank that saves another step than the coordinator."""
     return ConfigError(
         f"the coordinator saves step {begun}, and {who} step {step}: all ranks save the same steps, in the same order"
     )
@@ -642,7 +643,7 @@ def _begun(item: KeyValue | None) -> AttemptId | None:
     try:
         return None if item is None else AttemptId.parse(item.value.decode())
     except ValueError:
-        return None  # it is not raftkv's
+        return None  # not written by raftkv
 
 
 def _is_head(key: bytes) -> bool:
@@ -650,9 +651,9 @@ def _is_head(key: bytes) -> bool:
 
 
 async def undecided(control: Control, run: RegistryKeys) -> list[AttemptRecord]:
-    """Return all attempts of a run that are neither committed nor given up, with one read for each.
+    """Return all open attempts of a run, with one read for each.
 
-    A head that cannot be read, or is not that of its key, is named in the log and passed over: it is not raftkv's.
+    A head that cannot be read, or does not belong to its key, was not written by raftkv; it is logged and skipped.
     """
     found = []
     start, end = run.attempts.encode(), prefix_end(run.attempts.encode())
@@ -660,7 +661,7 @@ async def undecided(control: Control, run: RegistryKeys) -> list[AttemptRecord]:
         kind, attempt_id, last = (*item.key.removeprefix(run.attempts.encode()).split(b"/", 2), b"", b"")[:3]
         start = item.key + b"\0"
         if last >= b"head":
-            # The keys of ranks lie behind the head: one step passes over all of them.
+            # The keys of the ranks sort after the head, so one step skips all of them.
             start = run.attempts.encode() + kind + b"/" + attempt_id + b"0"
         if last != b"head":
             continue
@@ -674,14 +675,14 @@ async def _first(control: Control, start: bytes, end: bytes) -> KeyValue | None:
     return items.items[0] if items.items else None
 
 
-# ---- takeover: what a new generation makes of the attempts of the generations before
+# ---- takeover: a new generation commits or aborts the open attempts of previous generations
 #
 # The coordinator of an attempt prepares last, and prepares everything that readers need. So an attempt that all ranks
-# have prepared is whole: the next claim commits it, unless its files were deleted or cut meanwhile. It gives up any
-# other attempt, whose bytes are then garbage.
+# have prepared is complete: the next claim commits it, unless its files were deleted or truncated meanwhile. It aborts
+# any other attempt, whose files are then deleted.
 
 _UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, FilesChanged, PrepareConflict, StaleStep)
-"""Why an attempt that all ranks have prepared can never be committed."""
+"""Errors after which an attempt that all ranks have prepared can never be committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,9 +690,9 @@ class Taken:
     """The outcome of an attempt of a dead generation.
 
     Attributes:
-        attempt: its head.
-        checkpoint: committed; None: it was given up.
-        reason: why it was given up.
+        attempt: head of the attempt.
+        checkpoint: committed checkpoint; None: the attempt was aborted.
+        reason: why it was aborted.
     """
 
     attempt: AttemptRecord
@@ -700,18 +701,18 @@ class Taken:
 
 
 async def take_over(means: Means, claim: Claim, refusal: Callable[[AttemptRecord], Awaitable[str]]) -> list[Taken]:
-    """Commit or give up all attempts of generations before that of a claim, the lowest step first.
+    """Commit or abort all open attempts of generations before that of a claim, the lowest step first.
 
     Arguments:
-        means: what attempts work with.
-        claim: of the present generation.
-        refusal: returns why nothing may be written where an attempt's record says that its bytes lie; empty: it may.
+        means: store, files and clock to use.
+        claim: claim of the current generation.
+        refusal: returns why the directory in an attempt's record must not be written; empty: it may be written.
 
     Raises:
         FenceBroken, GenerationOver: the claim is over.
     """
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
-    await under(means.control, claim, (), [get(run.fence)])  # a zombie hears it, even if there is nothing to decide
+    await under(means.control, claim, (), [get(run.fence)])  # an ended claim raises, even without open attempts
     dead = [head for head in await undecided(means.control, run) if head.generation < claim.generation]
     return [await _take(means, claim, head, refusal) for head in sorted(dead, key=lambda head: head.id)]
 
@@ -732,4 +733,4 @@ async def _take(
             reason = str(error)
     if await attempt.abort(reason):
         return Taken(head, reason=reason)
-    return Taken(head, await attempt.outcome())  # another rank of this claim has committed it meanwhile
+    return Taken(head, await attempt.outcome())  # committed meanwhile by another rank of this claim

@@ -1,17 +1,16 @@
-"""Claims: who may write the checkpoints of a run.
+"""Claims: the right to write the checkpoints of a run.
 
 ::
 
     claim = await claim_generation(control, "job", source=round_source(run.world), world=run.fence, at_least=7)
     await control.txn([], [guarded(claim, conditions, then, otherwise)])
 
-The fence is the mod_revision of one key. A generation of the run claims it once: its first rank writes the
-key, the others find their generation there. Programs outside a run claim it under a name of their own, and hand the
-claim on to their other ranks (``token``). A new claim ends all previous ones: their writes raise ``FenceBroken``.
-A claim of a run stands under the run's own fence too, so that a rank that slept through the end of its generation
-neither claims nor writes.
+The fence is the mod_revision of one key. A generation of a run claims once: its first rank writes the key, and the
+others find their generation there. Programs outside a run claim under a new name, and pass the claim to their other
+ranks (``token``). A new claim ends all previous ones: their writes raise ``FenceBroken``. A claim of a run also carries
+the run's fence, so a rank that was frozen when its generation ended can neither claim nor write.
 
-Leaves out when to claim: ``Registry.claim``.
+When to claim is decided in ``Registry.claim``.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from raftkv.errors import ConfigError
 from raftkv.pb import rpc_pb2
 
 CLAIM_NAME: Final = "claim/"
-"""Before the source of a claim outside of a run."""
+"""Prefix of the source of a claim outside of a run."""
 
 
 class WorldConditions(Protocol):
     """The fence of a generation of a run; ``training.rendezvous.world.WorldFence`` is one.
 
     Attributes:
-        watched: the keys that tell of its end, before a write that is refused does.
+        watched: keys whose changes show its end before a write is refused.
     """
 
     @property
@@ -62,7 +61,7 @@ class WorldConditions(Protocol):
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
-        """All must hold while the generation lasts."""
+        """Return conditions that hold while the generation lasts."""
         ...
 
     def broken(self, reason: str = "") -> Exception:
@@ -75,10 +74,10 @@ class Claim:
     """The right to write the checkpoints of a run, until the next claim. Usable as ``fence=`` of a client's calls.
 
     Attributes:
-        run_id: of the run.
-        generation: in the path of everything that is written under it; grows with every claim.
-        revision: of the key that says so.
-        world: the generation of the run that it stands on; None: it stands alone.
+        run_id: run id.
+        generation: number in the path of everything written under the claim; increases with every claim.
+        revision: mod revision of the key that says so.
+        world: generation of the run on which the claim is based; None: the claim is outside of a run.
     """
 
     run_id: str
@@ -88,7 +87,7 @@ class Claim:
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
-        """All must hold for a write under this claim."""
+        """Return conditions for a write under this claim."""
         own = mod_revision(RegistryKeys(self.run_id).fence) == self.revision
         return (own,) if self.world is None else (own, *self.world.conditions)
 
@@ -97,16 +96,16 @@ class Claim:
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def broken(self, reason: str = "") -> Exception:
-        """Make the error of a write that was refused, or of a wait that ended, because the claim is over.
+        """Make the error of a write that was refused, or of a wait that ended, because the claim has ended.
 
         Arguments:
-            reason: of the end of its generation, if that is known.
+            reason: reason why its generation ended, if known.
         """
         return FenceBroken(self.run_id, self.generation) if self.world is None else self.world.broken(reason)
 
     @property
     def token(self) -> str:
-        """Text to hand to other ranks, which make the same claim of it with ``from_token``."""
+        """Text for other ranks, which make the same claim from it with ``from_token``."""
         return json.dumps([self.run_id, self.generation, self.revision])
 
     @classmethod
@@ -114,11 +113,11 @@ class Claim:
         """Return the claim that another rank has made.
 
         Arguments:
-            token: as ``token`` gave it.
-            world: the generation of the run in which this rank is; None: none.
+            token: value of ``token``.
+            world: generation of the run of this rank; None: none.
 
         Raises:
-            ConfigError: it is no such text.
+            ConfigError: the text is not a token.
         """
         try:
             run_id, generation, revision = json.loads(token)
@@ -139,14 +138,14 @@ async def claim_generation(
     holder: str = "",
     now: Callable[[], float],
 ) -> Claim:
-    """Claim the checkpoints of a run, or find that the source has done so already.
+    """Claim the checkpoints of a run, or return the existing claim of the same source.
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        source: what the claim stands on; the same text gives the same claim.
-        at_least: its generation, if that is above the last.
-        world: the generation of the run that it stands on; None: it stands alone.
+        run_id: run id.
+        source: what the claim is based on; the same text gives the same claim.
+        at_least: generation to use if it is above the last.
+        world: generation of the run on which the claim is based; None: the claim is outside of a run.
         holder: who claims, for people.
         now: the wall clock, for people.
 
@@ -181,7 +180,7 @@ async def _read(control: Control, key: str, world: WorldConditions | None) -> Ke
 async def _put(
     control: Control, key: str, record: FenceRecord, seen: Compare, world: WorldConditions | None
 ) -> TxnResult | None:
-    """Put the fence; None: the world is over. The caller sees if an earlier copy of it has done so."""
+    """Put the fence; None: the world has ended. The caller checks whether an earlier copy has succeeded."""
     conditions = () if world is None else world.conditions
     inner = txn().when(seen).then(put(key, record.encode()))
     result = await until_answered(lambda: control.txn(conditions, [inner]))
@@ -196,15 +195,15 @@ async def under(
     then: Sequence[Operation],
     otherwise: Sequence[Operation] = (),
 ) -> TxnResult:
-    """Execute a txn under a claim, until it is answered. It must do no harm when it is done twice.
+    """Execute an idempotent txn under a claim, repeated until it is answered.
 
     Arguments:
         control: the store.
         claim: the fence.
-        compares, then, otherwise: of the txn inside; its result is returned.
+        compares, then, otherwise: parts of the inner txn, whose result is returned.
 
     Raises:
-        FenceBroken, GenerationOver: the claim is over; nothing was written.
+        FenceBroken, GenerationOver: the claim has ended; nothing was written.
         StatusError: the cluster refused.
     """
     inner = txn().when(*compares).then(*then).otherwise(*otherwise)
@@ -215,21 +214,21 @@ async def under(
     return answered
 
 
-# ---- waiting: ranks follow copies of a few keys, and no longer than their claim lasts
+# ---- waiting: ranks follow copies of a few keys while their claim lasts
 #
-# A claim of a run also ends with its generation, as soon as that is known: the next claim may be far away, since the
-# next generation waits for the very rank that waits here.
+# A claim of a run also ends with its generation, as soon as that is known: the next claim may come much later, because
+# the next generation waits for the rank that waits here.
 
 Items = Mapping[bytes, KeyValue]
 
 
 class Watching:
-    """A copy of some keys of a run that is followed while a claim lasts; for ``async with``.
+    """A copy of some keys of a run, kept current while a claim lasts; for ``async with``.
 
     Arguments:
         control: the store.
-        claim: what ends the wait.
-        intervals: of the keys; no two share one.
+        claim: claim whose end ends the wait.
+        intervals: disjoint intervals of keys.
     """
 
     def __init__(self, control: Control, claim: Claim, *intervals: Interval) -> None:
@@ -252,7 +251,7 @@ class Watching:
 
     @property
     def why_over(self) -> str | None:
-        """Return why the claim has ended, as far as that is known: empty: it is not known why; None: it lasts."""
+        """Return why the claim has ended; empty: for an unknown reason; None: it lasts, as far as is known."""
         world = self._claim.world
         reason = None if world is None or self._world is None else world.why_over(self._world.items)
         fence = self._fence.get(RegistryKeys(self._claim.run_id).fence)
@@ -281,18 +280,18 @@ class Watching:
             reflector.close()
 
     async def holds(self, is_so: Callable[[Items], bool]) -> bool:
-        """Wait until the keys are as they should be, or the claim is over; whether they are.
+        """Wait until the keys satisfy a condition or the claim ends; return whether they satisfy it.
 
         Raises:
             StatusError: the cluster refuses to show the keys, or the client was closed.
         """
         await self._until(lambda: is_so(self.items) or self.why_over is not None)
-        if not is_so(self.items):  # each copy has a watch of its own: what came before the end may not be known yet
+        if not is_so(self.items):  # each copy has a separate watch: changes before the end may not have arrived yet
             await asyncio.gather(*(copy.refresh() for copy in self._copies))
         return is_so(self.items)
 
     async def until(self, is_so: Callable[[Items], bool]) -> Items:
-        """Wait until the keys are as they should be; returns them.
+        """Wait until the keys satisfy a condition; return them.
 
         Raises:
             FenceBroken, GenerationOver: the claim ended before.
@@ -319,10 +318,10 @@ class Watching:
 
 @asynccontextmanager
 async def limited(timeout_s: float | None, what: str) -> AsyncIterator[None]:
-    """Limit the time that something may take; None: there is no limit.
+    """Limit the time of a block; None: no limit.
 
     Raises:
-        TimeoutError: it took longer; the text says what did not happen.
+        TimeoutError: the block took longer; the message says what did not happen.
     """
     try:
         async with asyncio.timeout(limit(timeout_s, "timeout_s")):

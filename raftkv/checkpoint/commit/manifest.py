@@ -1,8 +1,7 @@
-"""The manifest of a checkpoint: all its files, with sizes and digests, as one file beside them.
+"""The manifest of a checkpoint: the list of its files with sizes and digests, stored as a file beside them.
 
-It is made of what the ranks prepared and of nothing else, so every process that commits the attempt writes the same
-bytes; its digest is in the record, so a later change is noticed. One JSON object a line: a head, then the
-files by rank and name.
+It depends only on what the ranks prepared, so every process that commits the attempt writes the same bytes. Its digest
+is in the record, so a later change is detected. Each line is a JSON object: a head, then the files by rank and name.
 
     manifest = Manifest.of(attempt, parts)
     manifest.digest, manifest.root
@@ -37,8 +36,8 @@ class Manifest:
     """All files of a checkpoint.
 
     Attributes:
-        head: what the first line says: of which attempt, and the Merkle root.
-        files: by rank, each rank's by name.
+        head: first line: the attempt, and the Merkle root.
+        files: files of each rank, by name.
     """
 
     head: Mapping[str, Any]
@@ -49,8 +48,8 @@ class Manifest:
         """Return the manifest of an attempt that all ranks have prepared.
 
         Arguments:
-            attempt: its head.
-            parts: of each rank.
+            attempt: head of the attempt.
+            parts: part of each rank.
 
         Raises:
             PrepareConflict: two ranks have prepared a file of the same name.

@@ -1,12 +1,12 @@
-"""Keys of every commit, new metric and deletion: the summary of a kind (``latest``) and the index of metrics.
+"""Keys that change with every commit, metric and deletion: the summary of a kind (``latest``), the index of metrics.
 
 ::
 
     advanced(latest, checkpoint), indexed(run, checkpoint)          # a commit
-    edges(run, kind, names) -> rearranged(...)                      # a metric that changes, a checkpoint that goes
+    edges(run, kind, names) -> rearranged(...)                      # a changed metric, a deleted checkpoint
 
-Invariant: ``latest`` is written with every change of the index, on condition of having been seen. So a writer that has
-read both at one revision, and writes on condition of that ``latest``, knows the index.
+Invariant: every change of the index also writes ``latest``, with its previous revision as the condition. So a writer
+that has read both at one revision, and writes on the condition that ``latest`` is unchanged, knows the current index.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ is found in the index by every name; a search across runs knows the first hundre
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A metric with the step whose model it was measured on: under any other step it is not filed.
+    """A metric with the step of the model on which it was measured; it is not recorded for other steps.
 
-    Programs that keep the values of their last validation, as the frameworks do, hand over these.
+    For programs that keep the values of their last validation, as the frameworks do.
 
     Attributes:
-        value: a number, as a metric without a step is.
-        step: of training.
+        value: a number, as for a metric without a step.
+        step: training step.
     """
 
     value: object
@@ -69,7 +69,7 @@ def checked_metrics(metrics: Mapping[str, object] | None, step: int) -> dict[str
 
     Arguments:
         metrics: name to number; those that were measured at another step (``Measured``) are left out.
-        step: of the checkpoint.
+        step: step of the checkpoint.
 
     Raises:
         ConfigError: there are too many, or a name or value cannot be used.
@@ -184,10 +184,10 @@ def rearranged(
 
     Arguments:
         best: the extremes before.
-        names: of the metrics that change.
+        names: names of the changed metrics.
         found: what ``edges`` of these names have read, at the revision of ``best``.
-        step: whose metrics change.
-        metrics: what it has from now on.
+        step: step whose metrics change.
+        metrics: new metrics.
     """
     after = {name: extremes for name, extremes in best.items() if name not in names}
     for name, low, high in zip(names, found[::2], found[1::2], strict=True):
@@ -223,11 +223,11 @@ async def set_metrics(control: Control, run_id: str, step: int, kind: str, metri
 
     Arguments:
         control: the store.
-        run_id, step, kind: of the checkpoint.
+        run_id, step, kind: run, step and kind of the checkpoint.
         metrics: name to number.
 
     Raises:
-        CheckpointNotFound: there is no such checkpoint, or not any more.
+        CheckpointNotFound: the checkpoint does not exist (any more).
         ConfigError: there are too many metrics, or one cannot be used; or it can be no step.
         StatusError: the cluster refused.
     """

@@ -1,21 +1,22 @@
-"""Where else than in files the bytes of checkpoints are: copies in the memory of nodes, and the catalogue of all.
+"""Copies of checkpoint files in the memory of nodes, and the catalogue of all copies.
 
 ::
 
-    catalogue   which copies there are, the nearest first; which nodes keep some, and which of them to choose
-    holder      a node's memory: takes copies, lends them, and lets them go when a later checkpoint is committed
+    catalogue   existing copies, nearest first; nodes that hold copies, and the choice among them
+    holder      a node's memory: accepts copies, serves them, and drops them when a later checkpoint is committed
+    reading     a file from its nearest copy with the right digest
     transfer    bytes between a program and a holder, over TCP
 
 Invariants
 
-1. The record of a copy is a claim of its holder. Bytes count only if they have the digest that a rank prepared for the
-   attempt that was committed: the reader compares it, each time, before the first use.
-2. The key of a copy is leased by its holder: it is gone within the TTL of the holder's death.
-3. A record speaks for its own key; an address in it is only ever connected to. A reader allocates what the committed
-   list of files says, within its own limit, and never what a record of a copy or an answer says.
-4. A holder answers only those who know its token, which is in its record, and takes no more than its limit.
-5. A checkpoint in memory (``keys.MEMORY``) is committed in the same two phases as files are, if a copy of each file is
-   there; it replaces the one before it. It is the latest of its own kind alone.
+1. The record of a copy is not trusted. A reader accepts bytes only if they have the digest that a rank prepared for the
+   committed attempt, and compares it each time before the first use.
+2. The key of a copy is under its holder's lease, so it is deleted within the TTL of the holder's death.
+3. A record is valid only for its own key; an address in it is only connected to. A reader allocates the size in the
+   committed list of files, within its own limit, and never a size from a copy's record or an answer.
+4. A holder answers only clients that present its token, which is in its record, and stores no more than its limit.
+5. A checkpoint in memory (``keys.MEMORY``) is committed in the same two phases as files, if there is a copy of each
+   file; it replaces the previous one. It is the latest only of its own kind.
 
-Leaves out tensors (``raftkv.torch.memory``), and who runs a holder (``raftkv.training``).
+Not here: tensors (``raftkv.torch.memory``), and the process that runs a holder (``raftkv.training``).
 """

@@ -1,19 +1,19 @@
-"""The catalogue of copies: which there are, the nearest first, and where to put the next ones.
+"""The catalogue of copies: existing copies, nearest first, and the choice of nodes for new ones.
 
 ::
 
     copies = await nearest(control, keys, 100, "rank-3", Spot("host-7", "row1/rack7"))
     peers = choose(await holders(control, keys), own, count=2)
 
-One read of a few keys answers ``nearest``, however many copies a run has. It lists only copies of the attempt that is
-committed: those of an earlier try at the same step, of any generation, are no copies of this checkpoint.
+``nearest`` reads only a few keys, no matter how many copies a run has. It lists only copies of the committed attempt;
+copies of an earlier attempt at the same step, of any generation, are not copies of this checkpoint.
 
 READING: a file of a checkpoint from the nearest copy whose digest is right: memory, a disk, or shared storage.
 
     data = await read_nearest(control, keys, checkpoint, "rank-3", Spot("host-7"), read_copy, limit_bytes=1 << 34)
 
-The caller names the checkpoint, so all ranks that were told of one read one attempt. Its record vouches for the list of
-files, and the list for each file; the catalogue only says where to look.
+The caller names the checkpoint, so all ranks with the same checkpoint read the same attempt. Its record has the digest
+of the list of files, and the list that of each file; the catalogue only gives locations.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 COPIES_MAX: Final = 128
-"""Limit of the copies of one file that a reader looks at."""
+"""Maximum copies of one file that a reader considers."""
 
 
 class Spot(NamedTuple):
-    """The place of a reader: the name of its machine, and where that stands, as ``row1/rack7``."""
+    """The location of a reader: the name of its machine, and its place, as ``row1/rack7``."""
 
     host: str = ""
     topology: str = ""
@@ -58,7 +58,7 @@ class Copy(NamedTuple):
     Attributes:
         distance: 0: on the reader's machine; else 1 and a step for each level of the topology that is another.
         record: the claim of its holder; None: the file of the checkpoint itself, in shared storage.
-        uri: of the directory of that file; empty: it is a holder's.
+        uri: directory of the file; empty: the copy is in the memory of a holder.
     """
 
     distance: int
@@ -75,7 +75,7 @@ class Whereabouts(NamedTuple):
     """A committed checkpoint, and the copies of one of its files.
 
     Attributes:
-        checkpoint: its record.
+        checkpoint: record of the checkpoint.
         listing: the list of its files, unchecked; None: it is beside them.
         copies: the nearest first; that in shared storage comes last.
     """
@@ -86,7 +86,7 @@ class Whereabouts(NamedTuple):
 
 
 def distance(spot: Spot, host: str, topology: str) -> int:
-    """Return how far a machine is from a spot.
+    """Return the distance of a machine from a spot.
 
     >>> spot = Spot("a", "row1/rack7")
     >>> [distance(spot, *other) for other in (("a", ""), ("b", "row1/rack7"), ("c", "row1/rack8"), ("d", "row2/rack1"))]
@@ -106,13 +106,13 @@ async def nearest(control: Control, keys: RegistryKeys, step: int, file: str, sp
 
     Arguments:
         control: the store.
-        keys: of the run.
-        step, kind: of the checkpoint.
-        file: its name in the checkpoint.
-        spot: of the reader.
+        keys: keys of the run.
+        step, kind: step and kind of the checkpoint.
+        file: file name in the checkpoint.
+        spot: location of the reader.
 
     Raises:
-        CheckpointNotFound: there is no such checkpoint, or not any more.
+        CheckpointNotFound: the checkpoint does not exist (any more).
     """
     step, file = check_step(step), check_file_name(file)
     reads = [
@@ -138,7 +138,7 @@ def _holder(copy: CopyRecord) -> str:
 
 
 async def copies_of(control: Control, keys: RegistryKeys, attempt: AttemptRecord | Checkpoint) -> list[CopyRecord]:
-    """Return the copies of all files of an attempt, as their holders claim."""
+    """Return the copies of all files of an attempt, as announced by their holders."""
     found = await _all(control, keys.copies_at(attempt.kind, attempt.step))
     return [copy for copy in readable(CopyRecord, found) if copy.id == attempt.id]
 
@@ -155,15 +155,15 @@ async def _all(control: Control, prefix: str) -> Sequence[KeyValue]:
 
 
 def choose(found: Sequence[HolderRecord], own: str, spot: Spot) -> list[HolderRecord]:
-    """Return holders in the order in which copies go to them: its own, one of each other failure domain, then more.
+    """Return holders in order of preference for copies: the own one, one in each other failure domain, then the rest.
 
     A failure domain is what has one topology; without a topology, a machine. Ranks begin at different places of one
     ring, so that the copies of all ranks are spread evenly.
 
     Arguments:
-        found: all of the run.
+        found: all checkpoints of the run.
         own: name of the holder on the rank's node; empty: it has none.
-        spot: of the rank.
+        spot: location of the rank.
     """
     ring = sorted(found, key=lambda holder: holder.holder)
     mine = [holder for holder in ring if holder.holder == own]
@@ -186,7 +186,7 @@ def describe(copy: CopyRecord) -> str:
 
 
 ReadCopy = Callable[["CopyRecord", int], Awaitable[memoryview]]
-"""Reads a copy of so many bytes from its holder, unchecked; raises StorageError."""
+"""Reads a copy of a given size from its holder, without verification; raises StorageError."""
 
 
 async def receive(copy: CopyRecord, size_bytes: int) -> memoryview:
@@ -204,16 +204,16 @@ async def read_nearest(
     *,
     limit_bytes: int = 0,
 ) -> memoryview:
-    """Return the bytes of a file, with the digest that was prepared.
+    """Return the bytes of a file, verified against its prepared digest.
 
     Arguments:
         control: the store.
-        keys: of the run.
-        checkpoint: as a lookup returned it, or another rank that has looked it up for all.
-        file: its name in the checkpoint.
-        spot: of the reader.
+        keys: keys of the run.
+        checkpoint: result of a lookup by this rank, or by another rank for all.
+        file: file name in the checkpoint.
+        spot: location of the reader.
         read_copy: reads from a holder.
-        limit_bytes: of what is allocated; 0: half of this machine's memory.
+        limit_bytes: limit of allocated memory; 0: half of this machine's memory.
 
     Raises:
         CheckpointNotFound: it is deleted, or was replaced by a later one.
@@ -248,7 +248,7 @@ async def _manifest(checkpoint: Checkpoint, found: Whereabouts) -> Manifest:
 
 
 def check(data: memoryview, wanted: FileRecord, where: str) -> None:
-    """Compare bytes with what a rank has prepared. Raises DigestMismatch."""
+    """Compare bytes with the prepared digest. Raises DigestMismatch."""
     found = Digest.like(wanted.digest)
     found.update(data)
     if (len(data), str(found)) != (wanted.size_bytes, wanted.digest):

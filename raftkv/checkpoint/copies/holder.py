@@ -1,24 +1,24 @@
-"""The memory of a node: it takes copies, lends them, and lets them go when a later checkpoint is committed.
+"""The memory of a node: accepts copies, serves them, and drops them when a later checkpoint is committed.
 
 ::
 
     async with Holder(control, "job", Me("node-1", host="h1", address="10.0.0.7"), limit_bytes=8 << 30):
         ...                                             # while the node is in the run, across all its generations
 
-It belongs to the process that outlives workers, the node's agent, so a copy survives the worker that made it. ``Shelf``
-is what it keeps and announces, without sockets; ``Holder`` serves it.
+It belongs to the node's agent, which outlives workers, so a copy survives the worker that made it. ``Shelf`` stores and
+announces copies, without sockets; ``Holder`` serves them.
 
     put   token, attempt, file, digest, size -> the bytes -> digest compared -> key written under the lease -> answer
     get   token, digest                      -> the bytes
 
 Invariants
 
-1. A copy is announced only when its bytes are here and their digest was found right; it is lent by its digest alone.
-2. The keys are under one lease of this process. If the cluster says that the lease is gone, everything that is still
-   here is announced again under a new one.
-3. What is older than the newest commit of its kind goes; what is newer stays, for it may be committed yet.
-4. Nothing is allocated before the token was found right and the size fits below the limit.
-5. Connections that have not shown the token make room for later ones, the oldest first.
+1. A copy is announced only when its bytes are here and their digest was verified; it is requested only by digest.
+2. The keys are under one lease of this process. If the cluster says that the lease has ended, all remaining copies are
+   announced again under a new one.
+3. Copies older than the newest commit of their kind are dropped; newer ones stay, because they may still be committed.
+4. Nothing is allocated before the token was verified and the size fits below the limit.
+5. Connections that have not presented the token are closed, oldest first, to make room for later ones.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _log = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 64
 HEAD_TIMEOUT_S: Final = 10.0
 _DIGESTED_BYTES: Final = 8 << 20
-"""What is digested at once, on a thread."""
+"""Bytes that a thread digests at once."""
 OPERATIONS_MAX: Final = 100
-"""Limit of one txn: etcd admits 128."""
+"""Maximum operations of one txn; etcd allows 128."""
 
 
 class Me(NamedTuple):
     """The node of a holder.
 
     Attributes:
-        name: of this incarnation of the node.
-        host: of its machine.
-        address: where others reach it, and where it listens.
-        topology: as ``row1/rack7``.
+        name: name of this incarnation of the node.
+        host: host name of its machine.
+        address: address where others reach it, and where it listens.
+        topology: location, as ``row1/rack7``.
     """
 
     name: str
@@ -75,13 +75,13 @@ class Me(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """Bytes that are here.
+    """The stored bytes of a copy.
 
     Attributes:
-        memory: it may be longer than the bytes.
-        size_bytes: of the bytes.
+        memory: buffer, which may be longer than the bytes.
+        size_bytes: number of bytes.
         copies: under which names they are announced.
-        readers: how many read them now.
+        readers: number of current readers.
     """
 
     memory: mmap.mmap
@@ -91,21 +91,21 @@ class Held:
 
 
 class NoRoom(RaftKVError):
-    """A copy does not fit below the limit of the holder."""
+    """A copy does not fit into the limit of the holder."""
 
 
 class Shelf:
-    """What a holder keeps, and what the catalogue says of it.
+    """The stored copies of a holder, and their keys in the catalogue.
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        record: of the holder.
-        limit_bytes: of all bytes together.
-        ttl_s, grace_s: of the lease; see ``Control.grant``.
+        run_id: run id.
+        record: record of the holder.
+        limit_bytes: limit for all bytes together.
+        ttl_s, grace_s: TTL and grace time of the lease; see ``Control.grant``.
 
     Attributes:
-        record: of the holder.
+        record: record of the holder.
         held: bytes by digest.
         used_bytes: of all that is here or on its way.
     """
@@ -143,7 +143,7 @@ class Shelf:
         """End the lease, and with it every key of this holder.
 
         Arguments:
-            is_away: the store is not told; the lease ends with its TTL.
+            is_away: make no calls to the store; the lease ends with its TTL.
         """
         self._copy.close()
         for task in [*self._tasks]:
@@ -158,11 +158,12 @@ class Shelf:
     # ---- bytes
 
     async def take_room(self, size_bytes: int, generation: int) -> mmap.mmap:
-        """Return memory for a copy of a generation; to be given to ``add`` or back to ``give_back``.
+        """Return memory for a copy of a generation; pass it to ``add`` or ``give_back``.
 
         Arguments:
-            size_bytes: of the copy.
-            generation: of its attempt: uncommitted attempts of those before are decided, and go if there is no room.
+            size_bytes: size of the copy.
+            generation: generation of its attempt; open attempts of earlier ones were resolved, and are dropped if there
+                is no room.
 
         Raises:
             NoRoom: it does not fit.
@@ -188,15 +189,15 @@ class Shelf:
             raise NoRoom(f"{size_bytes} bytes: {error}") from None
 
     def give_back(self, memory: mmap.mmap, size_bytes: int) -> None:
-        """Give memory back, for the next copy of the same size."""
+        """Return memory, for the next copy of the same size."""
         self.used_bytes -= size_bytes
         self._spare = [*self._spare[-3:], memory]
 
     async def add(self, copy: CopyRecord, memory: mmap.mmap | None) -> None:
-        """Keep a copy whose digest was found right, and announce it.
+        """Store and announce a copy whose digest was verified.
 
         Arguments:
-            copy: its record.
+            copy: record of the copy.
             memory: from ``take_room``; None: bytes with its digest are here.
 
         Raises:
@@ -222,7 +223,7 @@ class Shelf:
         self._tidy()
 
     def has(self, digest: str, size_bytes: int) -> bool:
-        """Return whether these bytes are here."""
+        """Return whether the bytes with a digest are stored here."""
         held = self.held.get(digest)
         return held is not None and held.size_bytes == size_bytes
 
@@ -237,7 +238,7 @@ class Shelf:
     # ---- the lease
 
     async def _leased(self) -> Grant:
-        """Return the lease; a new one has everything announced under it."""
+        """Return the lease; under a new lease, all copies are announced again."""
         async with self._granting:
             while self._grant is None:
                 self._grants += 1
@@ -286,7 +287,7 @@ class Shelf:
             self._start(self._let_go(self._is_over))
 
     def _is_over(self, copy: CopyRecord) -> bool:
-        """Return whether its attempt is over: a commit says that all of the generations before are decided."""
+        """Return whether its attempt has ended: after a commit, no attempt of earlier generations is open."""
         if copy.id.began_revision < self._forgotten.get(copy.kind, 0):
             return True
         latest = self._latest.get(copy.kind)
@@ -313,14 +314,14 @@ class Shelf:
 
 
 class Holder:
-    """Serve a shelf over TCP; made and ended by ``async with``.
+    """Serves a shelf over TCP; started and ended by ``async with``.
 
     Arguments:
         control: the store.
-        run_id: of the run.
+        run_id: run id.
         me: the node.
-        limit_bytes: of all copies together.
-        ttl_s, grace_s: of its lease.
+        limit_bytes: limit for all copies together.
+        ttl_s, grace_s: TTL and grace time of its lease.
     """
 
     def __init__(
@@ -333,7 +334,7 @@ class Holder:
         self._stack = contextlib.AsyncExitStack()
         self._serving: set[asyncio.Task[None]] = set()
         self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
-        """Connections that have not shown the token, the oldest first."""
+        """Connections that have not presented the token, oldest first."""
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
@@ -365,7 +366,7 @@ class Holder:
         self._spawn(self._accept(listener))
 
     async def close(self, *, is_away: bool = False) -> None:
-        """Serve no more, and end the lease.
+        """Stop serving, and end the lease.
 
         Arguments:
             is_away: the store did not answer just now: the lease ends with its TTL.

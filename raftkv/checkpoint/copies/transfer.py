@@ -1,12 +1,12 @@
-"""Bytes between a program and a holder: one request a connection, a short JSON head, then the bytes themselves.
+"""Transfer between a program and a holder: one request per connection, a short JSON head, then the bytes.
 
 ::
 
-    send(holder, copy, [view, view])                    # the holder has all of it, and its digest is right
-    data = receive(copy, size_bytes)                    # unchecked: the caller compares the digest
+    send(holder, copy, [view, view])                    # returns when the holder has all bytes and verified the digest
+    data = receive(copy, size_bytes)                    # not verified: the caller compares the digest
 
-A head is four bytes, the length of a JSON object, and the object. Blocking: programs with an event loop call this on a
-thread. Every failure of a holder is a ``StorageError``, after which the next copy, or the next holder, is tried.
+A head is four bytes with the length of a JSON object, then the object. Blocking: programs with an event loop call this
+on a thread. Every failure of a holder is a ``StorageError``, after which the caller tries the next copy or holder.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ HEAD_MAX_BYTES: Final = 4096
 PIECE_BYTES: Final = 1 << 20
 CONNECT_TIMEOUT_S: Final = 2.0
 IDLE_TIMEOUT_S: Final = 10.0
-"""A holder that moves no byte for so long is given up."""
+"""Time without progress after which a transfer is abandoned."""
 PACE_BYTES_PER_S: Final = 4 << 20
-"""And one that is slower than this on the whole, as with a broken network card: another may be as it should be."""
+"""Minimum average speed of a transfer; a slower one, as with a broken network card, is abandoned for another holder."""
 
 
 def encode(head: Mapping[str, Any]) -> bytes:
-    """Return a head with its length before it."""
+    """Return a head, prefixed with its length."""
     data = json.dumps(head, separators=(",", ":")).encode()
     return HEAD.pack(MAGIC, len(data)) + data
 
 
 def length_of(prefix: bytes) -> int:
-    """Return how long the head is that follows. Raises ValueError: it is none, or too long."""
+    """Return the length of the following head. Raises ValueError if it is not valid or too long."""
     magic, length = HEAD.unpack(prefix)
     if magic != MAGIC or length > HEAD_MAX_BYTES:
         raise ValueError("this is no raftkv that speaks of copies")
@@ -54,7 +54,7 @@ def length_of(prefix: bytes) -> int:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return a head. Raises ValueError."""
+    """Decode a head. Raises ValueError."""
     head = json.loads(data)
     if not isinstance(head, dict):
         raise ValueError("not an object")
@@ -62,7 +62,7 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def memory_of(size_bytes: int) -> mmap.mmap:
-    """Return writable memory, of which only what is written takes room; at least a byte."""
+    """Return writable memory of at least one byte, which is only allocated when it is written."""
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):  # the kernel may know no huge pages: filling small ones costs more than TCP
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -70,17 +70,17 @@ def memory_of(size_bytes: int) -> mmap.mmap:
 
 
 def memory_limit_bytes() -> int:
-    """Return half of this machine's memory: the most that a reader takes unless it says otherwise."""
+    """Return half of this machine's memory, the default limit of a reader."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def patience_s(size_bytes: int) -> float:
-    """Return how long so many bytes may take."""
+    """Return the time limit for a number of bytes."""
     return IDLE_TIMEOUT_S + size_bytes / PACE_BYTES_PER_S
 
 
 def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryview]) -> None:
-    """Hand a copy to a holder; at the return it has it, has found its digest right, and has announced it.
+    """Send a copy to a holder; returns when the holder has verified its digest and announced it.
 
     Arguments:
         holder: which.
@@ -98,7 +98,7 @@ def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryvi
 
 
 def receive(copy: CopyRecord, size_bytes: int) -> memoryview:
-    """Return the bytes of a copy, unchecked.
+    """Return the bytes of a copy, without verification.
 
     Arguments:
         copy: the claim of its holder.
@@ -130,11 +130,11 @@ def _asked(address: str, head: Mapping[str, Any], size_bytes: int) -> Iterator[t
 
 
 class _Link:
-    """A connection to a holder, which is given up if nothing moves, or all of it too slowly.
+    """A connection to a holder, abandoned if there is no progress or the transfer is too slow.
 
     Arguments:
-        connection: is open.
-        size_bytes: of what is sent or received.
+        connection: open connection.
+        size_bytes: size of the data that is sent or received.
     """
 
     def __init__(self, connection: socket.socket, size_bytes: int) -> None:
@@ -148,13 +148,13 @@ class _Link:
         self._connection.settimeout(min(left_s, IDLE_TIMEOUT_S))
 
     def send(self, data: memoryview) -> None:
-        """Send: in pieces, since ``sendall`` has one time limit for all that it is given."""
+        """Send in pieces, because ``sendall`` has one time limit for all its data."""
         for start in range(0, len(data), PIECE_BYTES):
             self._wait_no_longer()
             self._connection.sendall(data[start : start + PIECE_BYTES])
 
     def answer(self) -> dict[str, Any]:
-        """Return the next head. Raises ValueError: it says what is wrong, or is none."""
+        """Return the next head. Raises ValueError if it reports an error or is not valid."""
         answer = decode(self._exactly(length_of(self._exactly(HEAD.size))))
         if "error" in answer:
             raise ValueError(str(answer["error"])[:200])
@@ -166,7 +166,7 @@ class _Link:
         return bytes(data)
 
     def fill(self, view: memoryview) -> None:
-        """Receive as many bytes as there are places."""
+        """Receive bytes until the buffer is full."""
         place = 0
         while place < len(view):
             self._wait_no_longer()

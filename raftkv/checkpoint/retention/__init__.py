@@ -1,13 +1,13 @@
-"""How long checkpoints stay, and how they go: a checkpoint that is held or newest stays.
+"""How long checkpoints are kept, and how they are deleted; the latest and held checkpoints are always kept.
 
-    holds      the reasons to keep one: pins of readers (leased), tags, children in other runs
+    holds      reasons to keep a checkpoint: pins of readers (leased), tags, children in other runs
     policy     the decisions of a retention policy; pure
-    collector  deletes: ``deleting`` first, then the bytes, then the keys
-    ownership  which bytes go with a checkpoint, and which runs write to a place
+    collector  deletes: first writes ``deleting``, then deletes the files, then the keys
+    ownership  which files are deleted with a checkpoint, and which runs write to a place
 
 Invariants
 
-1. A record that is the latest of its kind, or has a hold, is not deleted: the txn that deletes it compares both.
-2. Bytes are deleted only after ``deleting`` names them; an interrupted collection begins again there.
-3. An attempt is no reason to delete bytes of a committed checkpoint.
+1. A record that is the latest of its kind, or has a hold, is not deleted: the deleting txn compares both.
+2. Files are deleted only after ``deleting`` names them; the next collection continues an interrupted one from there.
+3. Files of a committed checkpoint are never deleted because of an attempt.
 """

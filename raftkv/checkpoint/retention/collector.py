@@ -1,22 +1,21 @@
-"""Deletes checkpoints that no rule keeps, and what dead attempts have left.
+"""Deletes checkpoints that no rule keeps, and the remains of dead attempts.
 
 ::
 
         record ----one txn----> deleting ----> bytes ----> (no key)
           |                        ^
-          | refused while it is    |        attempts that were given up come in here
+          | refused while it is    |        aborted attempts enter here
           | the latest, or held    |
           v
         stays
 
-A collection may be cut off at every step. The next one begins again there: it deletes first what ``deleting`` names.
-Two collectors at once delete the same twice, which does no harm. No claim is needed: a commit or hold meanwhile changes
-a key that the txn compares.
+A collection may be interrupted at any point. The next one continues: it first deletes what ``deleting`` names. Two
+concurrent collectors may delete the same files twice, which does no harm. No claim is needed, because a concurrent
+commit or hold changes a key that the txn compares.
 
-Collected are, in this order: what earlier collections began; checkpoints by a policy; what ranks had prepared for
-attempts that are over; directories of earlier generations that no key names, where only this run writes: a
-zombie of an attempt that was deleted may have written them. Undecided attempts of dead generations are
-left to ``Registry.take_over``.
+The order is: deletions that earlier collections began; checkpoints by a policy; what ranks had prepared for ended
+attempts; directories of earlier generations that no key names, if only this run writes to the place (a process of a
+deleted attempt may have written them). Open attempts of dead generations are left to ``Registry.take_over``.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ from raftkv.errors import ConfigError, StatusError
 
 @dataclass(slots=True)
 class KindState:
-    """One kind of checkpoints.
+    """All checkpoints of one kind.
 
     Attributes:
         latest, revision: the summary, and of its last change.
@@ -87,7 +86,7 @@ class KindState:
     _values: dict[str, list[tuple[float, int]]] | None = None
 
     def remove(self, step: int) -> Latest:
-        """Leave out a checkpoint, and return the summary of those that are left. Costs the same however many these are.
+        """Remove a checkpoint, and return the summary of the rest; the cost does not depend on their number.
 
         If the deletion is refused, nothing here is right any more: it must be loaded again.
         """
@@ -106,7 +105,7 @@ class KindState:
         return self.latest
 
     def _sum_up(self) -> dict[str, list[tuple[float, int]]]:
-        """Make the sum of all sizes, and return the values of each metric with their steps, sorted."""
+        """Compute the sum of all sizes, and return the values of each metric with their steps, sorted."""
         checkpoints = [checkpoint for checkpoint, _ in self.records.values()]
         self.latest = replace(self.latest, size_bytes=sum(each.size_bytes for each in checkpoints))
         found: dict[str, list[tuple[float, int]]] = {}
@@ -131,7 +130,7 @@ class RunState:
     """All kinds of a run.
 
     Attributes:
-        kinds: by name.
+        kinds: kinds by name.
         held: the holds on each checkpoint, by their names.
     """
 
@@ -149,7 +148,7 @@ async def load(control: Control, run_id: str) -> RunState:
 
     Arguments:
         control: the store.
-        run_id: of the run.
+        run_id: run id.
     """
     keys = RegistryKeys(run_id)
     listed = await until_answered(lambda: control.txn((), [get_range(keys.latest_all, prefix=True)]))
@@ -183,17 +182,17 @@ NO_POLICY: Final = Policy()
 
 @dataclass(slots=True)
 class Collected:
-    """The effects of a collection; of a dry run, those that it would have.
+    """The effects of a collection; for a dry run, those that it would have.
 
     Attributes:
-        decisions: what became of each checkpoint, and why.
+        decisions: decision for each checkpoint, and its reason.
         deleted: checkpoints that are gone from the store.
-        given_up: directories of attempts that were given up, and of deletions that were cut off before.
+        given_up: directories of aborted attempts, and of deletions that were interrupted earlier.
         orphans: directories that no key named.
         unknown: directories that no key names, but with all files of a checkpoint: they stay. The store may have been
             restored from a backup since; import them, or delete them by hand.
         kept_bytes: checkpoints that are gone from the store, whose bytes are not the registry's and stay.
-        failures: what could not be deleted, and why; the next collection tries again.
+        failures: deletions that failed, and why; the next collection tries again.
     """
 
     decisions: list[Decision] = field(default_factory=list)
@@ -206,7 +205,7 @@ class Collected:
 
     @property
     def freed_bytes(self) -> int:
-        """Return the size of the checkpoints that were deleted, without those whose bytes stay."""
+        """Return the size of the deleted checkpoints, without those whose files stay."""
         return sum(each.size_bytes for each in self.deleted if each.uri not in self.kept_bytes)
 
 
@@ -215,10 +214,10 @@ class Collector:
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        uri: of its place, below which bytes are deleted; empty: none are.
+        run_id: run id.
+        uri: place below which files are deleted; empty: no files are deleted.
         now: the wall clock.
-        on_progress: told of the bytes of checkpoints, as they are deleted.
+        on_progress: called with the bytes of deleted checkpoints.
         dry_run: nothing is changed.
     """
 
@@ -245,7 +244,7 @@ class Collector:
         self._others: dict[str, str] = {}
 
     async def collect(self, policy: Policy = NO_POLICY) -> Collected:
-        """Delete all that can go. What cannot be deleted is in ``failures``.
+        """Run the collection. Failed deletions are in ``failures``.
 
         Raises:
             StatusError: the cluster refused.
@@ -267,7 +266,7 @@ class Collector:
     # ---- what is to be deleted already
 
     async def _survey(self) -> None:
-        """See whose the place is, before anything is deleted there."""
+        """Read the marker files of the place, before anything is deleted there."""
         self._problem = "" if self._dry_run else await self._find_problem()
 
     async def _find_problem(self) -> str:
@@ -287,7 +286,7 @@ class Collector:
         return ""
 
     async def _refusal(self, gone: Deleting, attempt: AttemptId) -> str:
-        """Return why bytes may not be deleted, after ``_survey``; empty: they may, or stay anyway."""
+        """Return why files must not be deleted, after ``_survey``; empty: they may be, or they stay anyway."""
         if self._dry_run or not ownership.goes(gone, attempt):
             return ""
         try:
@@ -330,7 +329,7 @@ class Collector:
             self._result.failures.append(line)
 
     async def _finish(self, kind: str, attempt: AttemptId, gone: Deleting) -> None:
-        """Delete bytes, then the key that says so."""
+        """Delete files, then the key that names them."""
         key = self._keys.deleting(kind, attempt)
         if kind != MEMORY and (refused := await self._refusal(gone, attempt)):
             self._fail(refused)
@@ -350,7 +349,7 @@ class Collector:
         await self._txn((), [delete(key)])
 
     async def _is_over(self, kind: str, attempt: AttemptId, key: str) -> bool:
-        """Take away what could still be committed of an attempt whose bytes go; False: they must stay."""
+        """Delete the keys with which an attempt could still be committed; False: its files must stay."""
         keys, record = self._keys.attempt(kind, attempt), self._keys.record(kind, attempt.step)
         others = [name for name in KINDS if name != kind]
         of_others = [
@@ -383,7 +382,7 @@ class Collector:
     # ---- checkpoints
 
     async def _apply(self, policy: Policy) -> bool:
-        """Delete by a policy; False: something has changed meanwhile, and it must be decided anew."""
+        """Delete by a policy; False: the keys have changed meanwhile, so decide again."""
         state = await load(self._control, self._run_id)
         decisions = decide(
             policy, state.checkpoints, latest={name: kind.latest.step for name, kind in state.kinds.items()},
@@ -409,7 +408,7 @@ class Collector:
         return True
 
     async def _allowed(self, decisions: list[Decision]) -> list[Decision]:
-        """Let checkpoints stay whose bytes may not be deleted; a failure says why."""
+        """Keep checkpoints whose files must not be deleted, and record why."""
         if all(each.is_kept for each in decisions):
             return decisions
         await self._survey()
@@ -458,7 +457,7 @@ class Collector:
     # ---- what dead attempts have left
 
     async def _delete_prepared(self) -> None:
-        """Delete what ranks had prepared for attempts that are committed or given up."""
+        """Delete prepared parts of committed or aborted attempts."""
         listed = await self._txn((), [get_range(self._keys.attempts, prefix=True, keys_only=True)])
         # <kind>/<attempt>/head, or <kind>/<attempt>/rank/<rank>; any other key is foreign.
         found = [item.key[len(self._keys.attempts.encode()) :].split(b"/") for item in listed.results[0].items]
@@ -497,13 +496,13 @@ class Collector:
             self._fail(str(error))
 
     async def _is_orphan(self, attempt: AttemptId) -> bool:
-        """Return whether no key names the attempt, and none can any more: all at one revision."""
+        """Return whether no key names the attempt, now or later; read at one revision."""
         fence, is_named = await self._look_up(get(self._keys.fence), self._run_id, attempt)
         generations = [record.generation for record in readable(FenceRecord, [fence] if fence else [])]
         return bool(generations) and generations[0] > attempt.generation and not is_named
 
     async def _look_up(self, first: Operation, run_id: str, attempt: AttemptId) -> tuple[KeyValue | None, bool]:
-        """Return what a read gives, and whether a key of a run names an attempt: all at one revision."""
+        """Return the result of a read, and whether a key of the run names an attempt, at one revision."""
         keys, reads = RegistryKeys(run_id), [first]
         for kind in KINDS:
             reads += [get(keys.record(kind, attempt.step)), get(keys.attempt(kind, attempt).head)]
@@ -514,13 +513,13 @@ class Collector:
 
 
 def _is_of(item: KeyValue, attempt: AttemptId) -> bool:
-    """Return whether a record may be that of an attempt: one that cannot be read, as of a later version, may be."""
+    """Return whether a record may belong to an attempt; an unreadable one, as of a later version, may."""
     found = readable(Checkpoint, [item])
     return not found or found[0].id == attempt
 
 
 def _let_go_of_parent(checkpoint: Checkpoint) -> list[Operation]:
-    """Return the deletion of what holds a parent in another run."""
+    """Return the deletion of the hold on a parent in another run."""
     parent = checkpoint.parent
     if parent is None or parent.run_id == checkpoint.run_id:
         return []

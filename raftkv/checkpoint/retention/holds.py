@@ -1,17 +1,17 @@
-"""Holds: why a checkpoint must stay. Pins of readers (leased), tags, and children in other runs.
+"""Holds: reasons to keep a checkpoint. Pins of readers (leased), tags, and children in other runs.
 
 ::
 
-    async with registry.pin(checkpoint, "evaluator"):      # it is not deleted while the block lasts
+    async with registry.pin(checkpoint, "evaluator"):      # not deleted during the block
         ...
-    await registry.tag("release", checkpoint)              # until the tag is moved or taken away
+    await registry.tag("release", checkpoint)              # until the tag is moved or removed
 
-All holds of one checkpoint lie below one prefix. The txn that takes a hold compares the record; the txn that
-deletes the record compares the empty prefix: the store decides which comes first, and refuses the other one.
+All holds of one checkpoint are below one prefix. The txn that takes a hold requires the record to exist; the txn that
+deletes the record requires the prefix to be empty. So the store orders them, and refuses the second.
 
-A pin is kept alive by its process and ends with it. It is lost only on the word of the cluster (as after a freeze of
-the reader for longer than the TTL): then ``on_lost`` is called, ``check`` raises ``PinLost``, and so does the end of
-the block. ``pin_for`` holds without a process: for a time, or until ``unpin``.
+A pin is kept alive by its process and ends with it. It counts as lost only when the cluster says so (for example after
+the reader was frozen for longer than the TTL): then ``on_lost`` is called, and ``check`` and the end of the block raise
+``PinLost``. ``pin_for`` holds without a process, for a time or until ``unpin``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _LEASE: Final = re.compile(rb"[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class HoldInfo:
-    """One reason for which a checkpoint stays.
+    """One reason to keep a checkpoint.
 
     Attributes:
-        checkpoint: which.
+        checkpoint: checkpoint.
         why: ``keys.PIN``, ``TAG`` or ``CHILD``.
-        name: of the reader, the tag, or the child.
-        lease: with which a pin ends; 0: it stays until ``unpin``.
+        name: name of the reader, the tag, or the child.
+        lease: lease with which a pin ends; 0: it stays until ``unpin``.
         holder: who took it, for people.
         time: when, by that one's wall clock.
     """
@@ -71,14 +71,14 @@ class Pin:
 
     Arguments:
         control: the store.
-        checkpoint: which must stay.
-        reader: name of who reads it.
-        ttl_s: how long it outlives a process that is gone or cannot reach the cluster.
+        checkpoint: checkpoint that must stay.
+        reader: name of the reader.
+        ttl_s: how long it outlives a process that died or cannot reach the cluster.
         holder, time: for people.
         on_lost: called once, on the loop, when the cluster says that the pin is gone.
 
     Attributes:
-        checkpoint: which.
+        checkpoint: checkpoint.
         lost: set when it is lost.
     """
 
@@ -111,11 +111,11 @@ class Pin:
         return self.take().__await__()
 
     async def take(self) -> Pin:
-        """Take it; does nothing the second time.
+        """Take the pin. Idempotent.
 
         Raises:
             CheckpointNotFound: the checkpoint is deleted, or about to be.
-            PinLost: it was lost; a lost pin is over, make another one.
+            PinLost: the pin was lost; make a new one.
             StatusError: the cluster refused.
         """
         async with self._taking:  # asked for by many at once, it is taken once
@@ -135,7 +135,7 @@ class Pin:
         return grant
 
     def check(self) -> None:
-        """Raise ``PinLost`` if it is known to be lost: what is read from now on may be deleted under the reader."""
+        """Raise ``PinLost`` if the pin is known to be lost, so that files may be deleted during a read."""
         if self.lost.is_set():
             raise PinLost(
                 f"the pin of {self._reader!r} on {self.checkpoint.reference} is lost: this process was away for longer "
@@ -143,7 +143,7 @@ class Pin:
             )
 
     async def release(self) -> None:
-        """Give it back; if the cluster cannot be told, it ends with its TTL."""
+        """Release the pin; if the cluster does not answer, it ends with its TTL."""
         grant, self._grant = self._grant, None
         if grant is not None:
             try:
@@ -178,7 +178,7 @@ async def _put_pin(control: Control, checkpoint: Checkpoint, reader: str, lease:
 async def _hold_while_there(
     control: Control, checkpoint: Checkpoint, seen: Sequence[Compare], then: Sequence[Operation]
 ) -> bool:
-    """Do something on condition that this very checkpoint exists; False: ``seen`` did not hold.
+    """Make writes on the condition that exactly this checkpoint exists; False: ``seen`` did not hold.
 
     Raises:
         CheckpointNotFound: it is deleted, or another attempt has the step.
@@ -197,7 +197,7 @@ async def _hold_while_there(
 
 
 def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int) -> str:
-    """Return the key of a pin: readers of one name hold each for itself."""
+    """Return the key of a pin; readers with the same name have separate pins."""
     return keys.hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@{lease:x}")
 
 
@@ -206,14 +206,14 @@ async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duratio
 
     Arguments:
         control: the store.
-        checkpoint: which must stay.
-        reader: name of who reads it.
+        checkpoint: checkpoint that must stay.
+        reader: name of the reader.
         duration_s: 0: until ``unpin``.
-        hold: for people.
+        hold: record of the hold, for people.
 
     Raises:
         CheckpointNotFound: the checkpoint is deleted, or about to be.
-        ConfigError: the name cannot be used, or the time.
+        ConfigError: the name is not valid, or the time.
     """
     instance(checkpoint, Checkpoint, "checkpoint")
     check_name("reader", reader)
@@ -224,12 +224,12 @@ async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duratio
 
 
 async def unpin(control: Control, checkpoint: Reference, reader: str) -> int:
-    """Take all pins of a reader on a checkpoint away; returns how many there were.
+    """Remove all pins of a reader on a checkpoint; return their number.
 
     Arguments:
         control: the store.
-        checkpoint: which.
-        reader: name of who reads it.
+        checkpoint: checkpoint.
+        reader: name of the reader.
     """
     check_name("reader", reader)
     prefix = RegistryKeys(checkpoint.run_id).hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@")
@@ -247,7 +247,7 @@ async def unpin(control: Control, checkpoint: Reference, reader: str) -> int:
 
 
 async def holds(control: Control, run_id: str) -> list[HoldInfo]:
-    """Return all reasons for which checkpoints of a run stay, by kind and step."""
+    """Return all holds on checkpoints of a run, by kind and step."""
     keys = RegistryKeys(run_id)
     result = await until_answered(lambda: control.txn((), [get_range(keys.holds, prefix=True)]))
     # One that cannot be read holds too: else a collector would decide to delete what no txn lets it delete, for ever.
@@ -270,23 +270,23 @@ def _info(run_id: str, keys: RegistryKeys, item: KeyValue, hold: Hold = UNKNOWN)
 
 
 def _tag_hold(run_id: str, name: str, on: Reference) -> str:
-    """Return the key that holds what a tag is on; one of another run has a slash in its name."""
+    """Return the key of a tag's hold on its checkpoint; a checkpoint of another run has a slash in its name."""
     return RegistryKeys(on.run_id).hold(on.kind, on.step, TAG, name if on.run_id == run_id else f"{run_id}/{name}")
 
 
 async def tag(control: Control, run_id: str, name: str, checkpoint: Checkpoint, hold: Hold) -> None:
-    """Put a tag on a checkpoint, or move it there: one txn, so the tag is always on one that exists.
+    """Set a tag on a checkpoint, or move it there, in one txn, so that its checkpoint always exists.
 
     Arguments:
         control: the store.
-        run_id: of the tag.
-        name: of the tag.
-        checkpoint: of any run.
-        hold: for people.
+        run_id: run of the tag.
+        name: name of the tag.
+        checkpoint: checkpoint of any run.
+        hold: record of the hold, for people.
 
     Raises:
         CheckpointNotFound: the checkpoint is deleted, or about to be.
-        ConfigError: the name cannot be used.
+        ConfigError: the name is not valid.
     """
     key = RegistryKeys(run_id).tag(check_name("tag", name))
     target = instance(checkpoint, Checkpoint, "checkpoint").reference
@@ -302,11 +302,11 @@ async def tag(control: Control, run_id: str, name: str, checkpoint: Checkpoint, 
 
 
 async def untag(control: Control, run_id: str, name: str) -> bool:
-    """Take a tag away; False: there was none.
+    """Remove a tag; False: it did not exist.
 
     Arguments:
         control: the store.
-        run_id, name: of the tag.
+        run_id, name: run and name of the tag.
     """
     key = RegistryKeys(run_id).tag(check_name("tag", name))
     was_there = False
@@ -319,7 +319,7 @@ async def untag(control: Control, run_id: str, name: str) -> bool:
 
 
 async def tags(control: Control, run_id: str) -> dict[str, Reference]:
-    """Return the tags of a run, by name, and what they are on."""
+    """Return the tags of a run by name, with their checkpoints."""
     keys = RegistryKeys(run_id)
     result = await until_answered(lambda: control.txn((), [get_range(keys.tags, prefix=True)]))
     items: Sequence[KeyValue] = result.results[0].items

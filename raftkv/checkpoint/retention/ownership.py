@@ -1,14 +1,14 @@
-"""The owner of bytes: which of them may be deleted with a checkpoint.
+"""Ownership of files: which files may be deleted with a checkpoint.
 
-A record is input: a writer of one run's keys could name any directory in it. So the collector deletes only below the
-place that it was given, where the run has left its mark.
+A record is not trusted: a writer of one run's keys could name any directory in it. So the collector deletes only below
+its given place, and only if the place has a marker file of the run.
 
-- A directory right below that place that has the name of the attempt was made by it, for it alone: it is deleted whole.
-- An existing directory that was registered in place belongs to its maker. It is left alone, unless it was handed
-  over (``adopt(..., owned=True)``): then the files that its manifest lists are deleted, and nothing else, if the
-  manifest is that of the attempt.
+- A directory directly below that place with the name of the attempt was created only for it, and is deleted as a whole.
+- An existing directory that was registered in place belongs to its creator. It is kept, unless the registry was given
+  ownership (``adopt(..., owned=True)``): then only the files in its manifest are deleted, if it is the attempt's
+  manifest.
 
-The metadata of the checkpoint notes a directory that was handed over.
+The metadata of the checkpoint records that ownership was given.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from raftkv.client.operations import get, mod_revision, put, version
 from raftkv.client.records import RecordError
 
 ADOPTED: Final = "raftkv.adopted"
-"""Name in the metadata of a checkpoint that lies in a directory which was there before."""
+"""Metadata name for a checkpoint in an existing directory."""
 OWNED: Final = "owned"
 KEPT: Final = "kept"
 
 
 def holds_whole_checkpoint(uri: str) -> bool:
-    """Return whether all files are there that the manifest in a directory lists.
+    """Return whether a directory has all files of its manifest.
 
     No zombie leaves such a directory: the manifest is written when all files are there. If no key names it, the store
     is not the one that it was committed in, as after a restore from a backup.
@@ -58,15 +58,15 @@ def holds_whole_checkpoint(uri: str) -> bool:
 
 
 def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
-    """Return why the bytes that a deletion names may not be deleted; empty: they may.
+    """Return why the files of a deletion must not be deleted; empty: they may be.
 
     Arguments:
-        gone: which bytes; they go.
+        gone: files to delete.
         attempt: whose.
-        place: in which the run may delete.
+        place: place in which the run may delete.
 
     Raises:
-        ConfigError: the uri is none.
+        ConfigError: the uri is not valid.
     """
     if is_own(gone.uri, attempt):
         is_there = place.name_below(gone.uri) == attempt.directory
@@ -78,7 +78,7 @@ def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
 
 
 def goes(gone: Deleting, attempt: AttemptId) -> bool:
-    """Return whether bytes go with a deletion; else they are not the registry's."""
+    """Return whether a deletion includes files; else the files do not belong to the registry."""
     return bool(gone.manifest) or is_own(gone.uri, attempt)
 
 
@@ -88,27 +88,27 @@ def is_own(uri: str, attempt: AttemptId) -> bool:
 
 
 def deleting(checkpoint: Checkpoint, reason: str, now: float, collector: str) -> Deleting:
-    """Return what to delete of a checkpoint that has no record any more.
+    """Return what to delete after the record of a checkpoint was deleted.
 
     Arguments:
-        checkpoint: which.
-        reason: for people.
+        checkpoint: checkpoint.
+        reason: human-readable reason.
         now: the wall clock.
-        collector: who deletes it.
+        collector: id of the collector that deletes it.
     """
     handed_over = checkpoint.metadata.get(ADOPTED) == OWNED
     return Deleting(checkpoint.uri, reason, now, checkpoint.manifest if handed_over else "", collector)
 
 
 def delete_bytes(gone: Deleting, kind: str, attempt: AttemptId) -> bool:
-    """Delete what is to be deleted, as far as it is there still; False: the bytes are not the registry's, and stay.
+    """Delete the existing files of a deletion; False: the files do not belong to the registry and stay.
 
     Arguments:
-        gone: which bytes; ``refusal`` has nothing against it.
+        gone: files to delete; ``refusal`` returned no objection.
         kind, attempt: whose.
 
     Raises:
-        StorageError: something could not be deleted; calling again goes on.
+        StorageError: something could not be deleted; another call continues.
         DigestMismatch: the manifest of a directory that was handed over is another one, or another's: nothing was
             deleted.
     """
@@ -147,12 +147,12 @@ _MARK: Final = re.compile(rb"[0-9A-Za-z]{1,64}")
 
 
 async def mark(control: Control, run_id: str, uri: str, leave: Leave) -> None:
-    """Leave the mark of a run in a place; to be called before anything else is written there.
+    """Write the marker file of a run to a place; call this before writing anything else there.
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        uri: of the place.
+        run_id: run id.
+        uri: URI of the place.
         leave: leaves a file of a name, as ``leave_file`` does.
 
     Raises:
@@ -174,7 +174,7 @@ async def mark(control: Control, run_id: str, uri: str, leave: Leave) -> None:
 
 
 async def leave_file(uri: str, name: str, data: bytes) -> None:
-    """Write a file of a place, unless there is one of that name. Raises StorageError."""
+    """Write a file of a place unless it exists. Raises StorageError."""
 
     def leave() -> None:
         place = Place(uri)
@@ -185,18 +185,18 @@ async def leave_file(uri: str, name: str, data: bytes) -> None:
 
 
 def read_marks(uri: str) -> dict[str, str]:
-    """Return the marks in a place, and the run that each names. Raises StorageError."""
+    """Return the marker files in a place, with the run of each. Raises StorageError."""
     place = Place(uri)
     found = [name for name in place.names() if name.startswith(PREFIX)]
     return {name.removeprefix(PREFIX): place.read(name).decode(errors="replace").removesuffix("\n") for name in found}
 
 
 def is_alone(marks: Mapping[str, str], run_id: str, own: bytes | None) -> bool:
-    """Return whether a place has the mark of one run, and no other.
+    """Return whether a place has the marker of a run, and no other.
 
     Arguments:
         marks: in the place, as of ``read_marks``: a run whose record has the mark of another is not at home there.
-        run_id: of the run.
-        own: its mark, as the store has it; None: it has none.
+        run_id: run id.
+        own: marker of the run, according to the store; None: it has none.
     """
     return own is not None and marks == {own.decode(errors="replace"): run_id}

@@ -8,23 +8,23 @@
 
 The rules
 
-- ``keep_...`` protect. A checkpoint stays if any of them names it.
-- ``max_...`` limit. With a limit, a checkpoint that nothing protects stays until the limit is passed; without one it
-  goes at once. ``max_age_s`` deletes those that are older; ``max_bytes`` deletes the oldest that nothing protects until
-  the rest fits. A limit never deletes what a rule protects, so more than ``max_bytes`` may stay.
+- ``keep_...`` rules protect. A checkpoint stays if any of them names it.
+- ``max_...`` are limits. With a limit, an unprotected checkpoint stays until the limit is exceeded; without a limit it
+  is deleted at once. ``max_age_s`` deletes older checkpoints; ``max_bytes`` deletes the oldest unprotected ones until
+  the rest fits. A limit never deletes a protected checkpoint, so more than ``max_bytes`` may stay.
 - The latest of each kind stays under every policy, and so does a checkpoint with a hold (a pin, a tag, a child).
 - A policy without any rule deletes nothing.
-- The best by a metric stays while ``keep_best`` names it. A program that repeats the value of an older validation at
-  later steps displaces nothing: of each of the best values the oldest checkpoint and the newest stay. While no
-  checkpoint of the run has the metric, the best is not known, and all stay.
+- The best by a metric stays while ``keep_best`` names it. If a program repeats the value of an older validation at
+  later steps, the oldest and the newest checkpoint with each of the best values stay. If no checkpoint of the run has
+  the metric, the best is unknown, and all stay.
 
-``keep_...`` apply to each kind of checkpoint by itself, ``max_bytes`` to all of a run together. ``keep_every=1000``
-keeps the first checkpoint of each thousand steps: those at multiples of 1000, if there are such.
+``keep_...`` rules apply to each kind of checkpoint separately, ``max_bytes`` to all checkpoints of a run together.
+``keep_every=1000`` keeps the first checkpoint of each thousand steps: those at multiples of 1000, if they exist.
 
-Age. Times are the wall clocks of those who committed, which may be hours off; the order of steps is certain. So the age
-of a checkpoint is how long ago it was followed by the next one, with the latest time known up to there, as of the
-newest checkpoint's time or the collector's clock, the earlier of the two. One wrong clock, fast or slow,
-can only make checkpoints look younger. A run that has ended does not age any further.
+Age. Times are the wall clocks of the committing processes, which may be hours off, but the order of steps is certain. A
+checkpoint's age counts from when the next one followed it (the latest commit time up to that one), to the newest
+checkpoint's time or the collector's clock, whichever is earlier. So one wrong clock, fast or slow, can only make
+checkpoints look younger. Checkpoints of an ended run do not age further.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ HELD: Final = "held"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best by a metric are kept.
+    """Rule that keeps the best checkpoints by a metric.
 
     Attributes:
-        metric: its name.
+        metric: metric name.
         mode: ``min`` or ``max``: which values are better.
-        count: how many are kept; of more than so many equal ones the oldest, and the newest.
+        count: number kept; of more equal ones than that, the oldest ones and the newest.
     """
 
     metric: str
@@ -65,16 +65,16 @@ class Policy:
     """The rules that keep checkpoints; see the module.
 
     Attributes:
-        keep_last: the newest so many.
-        keep_every: the first of every so many steps.
-        keep_best: the best by metrics.
-        keep_for_s: those that are younger.
-        max_age_s: those that are older go, unless a rule protects them; None: no limit.
-        max_bytes: the oldest go, unless a rule protects them, until the rest is no more than this; None: no limit.
+        keep_last: number of newest checkpoints to keep.
+        keep_every: keep the first checkpoint of every interval of this many steps.
+        keep_best: keep the best by these metrics.
+        keep_for_s: checkpoints younger than this are kept.
+        max_age_s: older checkpoints are deleted unless a rule protects them; None: no limit.
+        max_bytes: the oldest unprotected checkpoints are deleted until the rest is at most this size; None: no limit.
 
     Raises:
-        ConfigError: a number is negative, or a metric has no such mode.
-        TypeError: a count is no whole number.
+        ConfigError: a number is negative, or a mode is unknown.
+        TypeError: a count is not an integer.
     """
 
     keep_last: int = 0
@@ -99,16 +99,16 @@ class Policy:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no rule, and so deletes nothing."""
+        """Whether the policy has no rule, and so deletes nothing."""
         return not (self.keep_last or self.keep_every or self.keep_best or self.keep_for_s or self.has_limit)
 
     @property
     def has_limit(self) -> bool:
-        """Whether what no rule protects stays until a limit is passed."""
+        """Whether unprotected checkpoints stay until a limit is exceeded."""
         return self.max_age_s is not None or self.max_bytes is not None
 
     def with_best(self, best: Best) -> Policy:
-        """Return this policy with one more best that is kept; one without any rule keeps everything as it is."""
+        """Return this policy with one more ``keep_best``; a policy without rules is returned unchanged."""
         if self.is_empty or best in self.keep_best:
             return self
         return replace(self, keep_best=(*self.keep_best, best))
@@ -119,9 +119,9 @@ class Decision:
     """The decision on one checkpoint.
 
     Attributes:
-        checkpoint: which.
-        is_kept: whether it stays.
-        why: the rules that keep it, or the one that deletes it; for people.
+        checkpoint: checkpoint.
+        is_kept: whether the checkpoint is kept.
+        why: rules that keep it, or the rule that deletes it; for people.
     """
 
     checkpoint: Checkpoint
@@ -137,11 +137,11 @@ def decide(
     held: Mapping[Reference, Sequence[str]],
     now: float,
 ) -> list[Decision]:
-    """Return what becomes of each checkpoint of a run, by kind and step.
+    """Return the decision for each checkpoint of a run, by kind and step.
 
     Arguments:
         policy: the rules.
-        checkpoints: all that are committed, of all kinds.
+        checkpoints: all committed checkpoints, of all kinds.
         latest: kind to the step of its newest.
         held: the holds on each checkpoint, by their names.
         now: the collector's wall clock, in seconds.
@@ -168,7 +168,7 @@ def decide(
 
 
 def unmeasured(policy: Policy, checkpoints: Collection[Checkpoint]) -> list[str]:
-    """Return the metrics of ``keep_best`` that none of the checkpoints of a run has, so that the best is not known."""
+    """Return the metrics of ``keep_best`` that no checkpoint of a run has, so that the best is unknown."""
     return [
         best.metric
         for best in policy.keep_best
@@ -198,7 +198,7 @@ def ages_of(ordered: Sequence[Checkpoint], now: float) -> dict[Reference, float]
 def _protected(
     policy: Policy, kind: Sequence[Checkpoint], ages: Mapping[Reference, float]
 ) -> list[tuple[Reference, str]]:
-    """Return which of one kind the rules keep, and which rule."""
+    """Return the checkpoints of one kind that the rules keep, each with its rule."""
     found = [(each.reference, f"last {policy.keep_last}") for each in kind[max(0, len(kind) - policy.keep_last) :]]
     if policy.keep_every:
         for _, group in groupby(kind, key=lambda each: each.step // policy.keep_every):
@@ -224,7 +224,7 @@ def _gone(
     why: Mapping[Reference, Sequence[str]],
     ages: Mapping[Reference, float],
 ) -> dict[Reference, str]:
-    """Return what goes, and by which rule."""
+    """Return the checkpoints to delete, each with its rule."""
     free = [each for each in ordered if not why[each.reference]]
     if not policy.has_limit:
         return {each.reference: "no rule keeps it" for each in free}

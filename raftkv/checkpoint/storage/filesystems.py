@@ -1,10 +1,10 @@
-"""Helpers around fsspec: a URL as a file system, its errors in one line, names and contents on disk.
+"""Helpers for fsspec: a URL as a file system, one-line errors, durable names and contents.
 
     files = open_url("s3://bucket/job")       # files.fs, files.root, files.is_local
     describe(error)                           # one line, and what to do about it
-    sync("/data/model.bin")                   # on disk when it returns
+    sync("/data/model.bin")                   # durable when it returns
 
-Checkpoints and ``raftkv backup`` stand on it.
+Used by checkpoints and ``raftkv backup``.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Files(NamedTuple):
     """A directory of a file system.
 
     Attributes:
-        fs: of fsspec.
+        fs: fsspec file system.
         root: the directory, as the file system names it.
-        is_local: whether it is a directory of this machine.
+        is_local: whether it is a local directory.
     """
 
     fs: Any
@@ -49,8 +49,8 @@ def open_url(url: str, *, extra: str = "checkpoint") -> Files:
     """Return the directory that a URL, or a path, names.
 
     Arguments:
-        url: of the directory.
-        extra: of raftkv, to be installed where fsspec is missing.
+        url: URL of the directory.
+        extra: extra of raftkv to install if fsspec is missing.
 
     Raises:
         ConfigError: it is empty; or fsspec, or what that needs for such a URL, is not installed; or no kind of URL.
@@ -77,7 +77,7 @@ def open_url(url: str, *, extra: str = "checkpoint") -> Files:
 
 
 def absolute(uri: str) -> str:
-    """Return a URL, or a path so that processes with another working directory find the same; without slashes behind.
+    """Return a URL, or an absolute path, without trailing slashes.
 
     >>> absolute("s3://bucket/job/"), absolute("memory://"), absolute("/"), absolute("")
     ('s3://bucket/job', 'memory://', '/', '')
@@ -90,7 +90,7 @@ def absolute(uri: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line: each file system has errors of its own, and most do not say what to do."""
+    """Return an error as one line with advice; file systems have different errors, and most do not say what to do."""
     number = error.errno if isinstance(error, OSError) else None
     text = error.strerror if isinstance(error, OSError) and error.strerror and number in _ADVICE else str(error)
     line = " ".join(text.split()) or type(error).__name__
@@ -103,7 +103,7 @@ def describe(error: BaseException) -> str:
 
 
 def open_file(path: str) -> IO[bytes]:
-    """Open a local file to read. A pipe or device that another has put in its place must not hold the reader up.
+    """Open a local file for reading, without blocking on a pipe or device in its place.
 
     Raises:
         OSError: it cannot be opened, or is no file.

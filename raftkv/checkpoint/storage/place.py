@@ -1,4 +1,4 @@
-"""Files below the directory of a checkpoint, wherever fsspec reaches.
+"""Files below the directory of a checkpoint, on any file system of fsspec.
 
 ::
 
@@ -9,11 +9,12 @@
     file.record                                     # name, size and digest, for ``Attempt.prepare``
     place.list(), place.read("model.bin"), place.delete_tree()
 
-Blocking: programs with an event loop call it on a thread (``asyncio.to_thread``). Every error of a file system
-becomes a ``StorageError`` of one line.
+Blocking: programs with an event loop call it on a thread (``asyncio.to_thread``). Every error of a file system becomes
+a one-line ``StorageError``.
 
-A file that was not finished counts nowhere: no rank has prepared it. Symbolic links are read through (a digest decides
-what is right) but never walked into: neither ``list`` nor ``delete_tree`` leaves the directory.
+An unfinished file has no effect, because no rank has prepared it. Symbolic links to files are followed when reading
+(the digest is verified), but links to directories are never entered, so ``list`` and ``delete_tree`` stay in the
+directory.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ from raftkv.errors import ConfigError
 # is sent.
 
 BLOCK_BYTES: Final = 1 << 20
-"""Smaller writes are gathered into one of this size."""
+"""Size up to which small writes are buffered."""
 THREADS: Final = 4
 
 
 @functools.lru_cache(maxsize=1)
 def _threads(process_id: int) -> ThreadPoolExecutor:
-    """Return the threads that digest; a forked child has none of its parent's, and makes its own."""
+    """Return the digest threads; a forked child creates new ones."""
     return ThreadPoolExecutor(THREADS, f"raftkv-digest-{process_id}")
 
 
 class _Follower:
-    """Digests a local file behind its writer.
+    """Digests a local file while it is written.
 
     Arguments:
-        descriptor: of the file, to read too.
-        digest: to be updated.
+        descriptor: descriptor of the file, also readable.
+        digest: digest to update.
     """
 
     def __init__(self, descriptor: int, digest: Digest) -> None:
@@ -72,10 +73,10 @@ class _Follower:
         self._running: Future[None] | None = None
 
     def advance(self, size_bytes: int) -> None:
-        """Have everything digested that is written now.
+        """Digest everything written so far.
 
         Arguments:
-            size_bytes: of the file.
+            size_bytes: file size.
         """
         with self._lock:
             self._written = size_bytes
@@ -83,7 +84,7 @@ class _Follower:
                 self._running = _threads(os.getpid()).submit(self._run)
 
     def wait(self) -> None:
-        """Wait until everything is digested. Raises OSError: it could not be read back."""
+        """Wait until everything is digested. Raises OSError if the file could not be read back."""
         running = self._running
         if running is not None:
             running.result()
@@ -106,10 +107,10 @@ class Writer(io.BufferedIOBase):
     """A binary file; made by ``Place.open_writer``.
 
     Arguments:
-        place: where it lies.
-        name: of the file, below the place.
+        place: place of the files.
+        name: file name below the place.
         file: opened.
-        digest: that of its algorithm, empty; None: the usual one.
+        digest: new digest of the algorithm; None: the default algorithm.
     """
 
     def __init__(self, place: Place, name: str, file: IO[bytes], digest: Digest | None = None) -> None:
@@ -155,7 +156,7 @@ class Writer(io.BufferedIOBase):
         return self._opened().fileno()
 
     def write(self, data: Any) -> int:
-        """Write bytes, or anything with a buffer; it may be changed again when this returns.
+        """Write bytes, or any buffer, which may be changed after the return.
 
         Raises:
             StorageError: as on a full disk; the file cannot be finished any more.
@@ -173,13 +174,13 @@ class Writer(io.BufferedIOBase):
         return view.nbytes
 
     def flush(self) -> None:
-        """Hand what was written to the file system; only ``close`` makes it durable."""
+        """Flush to the file system; only ``close`` makes the file durable."""
         if self._file is not None:
             self._write_block()
             self._guarded(self._file.flush)
 
     def close(self) -> None:
-        """Finish the file: it is durable, and has a ``record``. Does nothing the second time.
+        """Finish the file: make it durable and set ``record``. Idempotent.
 
         Raises:
             StorageError: it could not be finished, and is no more.
@@ -193,7 +194,7 @@ class Writer(io.BufferedIOBase):
         self._record = FileRecord(self.name, self._size_bytes, str(self._digest))
 
     def abort(self) -> None:
-        """Give the file up; what was written of it is deleted as far as that is possible."""
+        """Abandon the file, and delete the written part if possible."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -214,7 +215,7 @@ class Writer(io.BufferedIOBase):
         super().close()
 
     def _leave_to_parent(self, file: IO[bytes]) -> None:
-        """Give up the copy of a forked child: the file, and the thread that digests it, are the parent's."""
+        """Abandon the copy in a forked child, because file and digest thread belong to the parent."""
         with suppress(Exception):
             if self._place.is_local:
                 file.close()
@@ -246,7 +247,7 @@ class Writer(io.BufferedIOBase):
             self._put(memoryview(block), is_constant=True)
 
     def _put(self, view: memoryview, *, is_constant: bool) -> None:
-        """Digest and write side by side; what the caller may change is digested, or written, when this returns."""
+        """Digest and write in parallel; buffers of the caller are not used after the return."""
         if self._follower is not None:
             self._guarded(lambda: self._write_all(view))
             self._put_bytes += view.nbytes
@@ -281,7 +282,7 @@ class Writer(io.BufferedIOBase):
         self._wait_for_digest()
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Take a step that gives the file up when it fails."""
+        """Run a block; abandon the file if it fails."""
         try:
             with self._place.named("write", self.name):
                 step()
@@ -291,16 +292,16 @@ class Writer(io.BufferedIOBase):
 
 
 DELETES_AT_ONCE: Final = 8
-"""Requests of an object store that delete files side by side."""
+"""Maximum concurrent delete requests to an object store."""
 
 
 class Found(NamedTuple):
-    """A file that lies below a place.
+    """A file below a place.
 
     Attributes:
-        name: below the place, with slashes.
-        size_bytes: its length; of a symbolic link: of what it leads to.
-        is_link: whether it is a symbolic link; what is below one to a directory is not listed.
+        name: file name below the place, with slashes.
+        size_bytes: file size; for a symbolic link, the size of its target.
+        is_link: whether it is a symbolic link; files below a link to a directory are not listed.
     """
 
     name: str
@@ -309,10 +310,10 @@ class Found(NamedTuple):
 
 
 class Place:
-    """The files below one uri.
+    """The files below one URI.
 
     Arguments:
-        uri: of a directory, or a path; it is made by the first file.
+        uri: directory, as a URL or path; the first file creates it.
 
     Attributes:
         uri: as given; a path is absolute.
@@ -332,14 +333,14 @@ class Place:
         return f"<Place {self.uri}>"
 
     def path(self, name: str) -> str:
-        """Return the path of a file, as the file system knows it. Raises ConfigError: it would lie elsewhere."""
+        """Return the path of a file for the file system. Raises ConfigError if it would be outside of the place."""
         return f"{self.root}/{check_file_name(name)}"
 
     def contains(self, uri: str) -> bool:
-        """Return whether a directory lies below this one, and no link on the way to it leads out.
+        """Return whether a directory is below this one, and no link in its path leads out.
 
         Raises:
-            ConfigError: the uri is none.
+            ConfigError: the uri is not valid.
         """
         return bool(self.real_name_below(uri))
 
@@ -347,7 +348,7 @@ class Place:
         """Return the name below this one that a directory has when all links are followed; empty: it lies elsewhere.
 
         Raises:
-            ConfigError: the uri is none.
+            ConfigError: the uri is not valid.
         """
         found = Place(uri)
         if not (self.is_local and found.is_local):
@@ -362,7 +363,7 @@ class Place:
         """Return the name that a directory has below this one; empty: it lies elsewhere.
 
         Raises:
-            ConfigError: the uri is none.
+            ConfigError: the uri is not valid.
         """
         found = Place(uri)
         name = found.root.removeprefix(f"{self.root}/")
@@ -375,7 +376,7 @@ class Place:
     # ---- writing
 
     def write(self, name: str, data: bytes) -> FileRecord:
-        """Write a whole file, durably; on a local disk another of the same name is replaced at once or not at all.
+        """Write a whole file durably; on a local disk, an existing one is replaced atomically.
 
         Raises:
             StorageError: it could not be written.
@@ -393,7 +394,7 @@ class Place:
         return FileRecord(name, file.record.size_bytes, file.record.digest)
 
     def write_new(self, name: str, data: bytes) -> bool:
-        """Write a whole file, durably, unless there is one of that name; False: there is.
+        """Write a whole file durably unless it exists; False: it exists.
 
         On an object store, and on a disk that knows no links, of two who do so at the same moment both may write.
 
@@ -425,8 +426,8 @@ class Place:
         """Open a new file that is digested while it is written; see ``Writer``.
 
         Arguments:
-            name: of the file.
-            digest: its algorithm, of ``digest.ALGORITHMS``.
+            name: file name.
+            digest: digest algorithm, one of ``digest.ALGORITHMS``.
 
         Raises:
             StorageError: it cannot be written.
@@ -458,11 +459,11 @@ class Place:
             return cast("IO[bytes]", self.fs.open(path, "wb"))
 
     def make_durable(self, name: str, *, contents: bool = False) -> None:
-        """Make the name of a file durable, and those of the directories that it lies in; object stores have done so.
+        """Make the name of a file and its parent directories durable; object stores do this themselves.
 
         Arguments:
-            name: of the file.
-            contents: of the file too, as of one that another program has written.
+            name: file name.
+            contents: also the content of the file, as after another program has written it.
 
         Raises:
             StorageError: it cannot be synced.
@@ -485,12 +486,12 @@ class Place:
     # ---- reading
 
     def read(self, name: str) -> bytes:
-        """Return a whole file. Raises StorageError."""
+        """Return the content of a file. Raises StorageError."""
         with self.named("read", name), self._open(name) as file:
             return file.read()
 
     def open_reader(self, name: str) -> IO[bytes]:
-        """Open a file to read. Raises StorageError; reading raises what the file system does."""
+        """Open a file for reading. Raises StorageError; reads raise the errors of the file system."""
         with self.named("read", name):
             return self._open(name)
 
@@ -505,14 +506,14 @@ class Place:
         return open_file(path) if self.is_local else cast("IO[bytes]", self.fs.open(path, "rb"))
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file now; no cache is asked. Raises StorageError."""
+        """Return whether a file exists, without using caches. Raises StorageError."""
         with self.named("look for", name):
             if not self.is_local:
                 self.fs.invalidate_cache()
             return bool(self.fs.isfile(self.path(name)))
 
     def size_now(self, name: str) -> int | None:
-        """Return the length that a file has now; no cache is asked; None: it is gone. Raises StorageError."""
+        """Return the current size of a file, without using caches; None: it does not exist. Raises StorageError."""
         with self.named("look for", name), suppress(FileNotFoundError, NotADirectoryError):
             if not self.is_local:
                 self.fs.invalidate_cache()
@@ -522,7 +523,7 @@ class Place:
         return None
 
     def list(self) -> Sequence[Found]:
-        """Return all files below, by name; none if there is no such directory. Raises StorageError."""
+        """Return all files below the place, by name; empty if the directory does not exist. Raises StorageError."""
         with self.named("list"):
             return sorted(self._walk() if self.is_local else self._find())
 
@@ -547,7 +548,7 @@ class Place:
                 yield Found(name, int(info["size"] or 0), bool(info.get("islink", False)))
 
     def names(self) -> Sequence[str]:
-        """Return the names of files and directories right below; none if there is no such directory."""
+        """Return the names of files and directories directly below; empty if the directory does not exist."""
         with self.named("list"):
             self.fs.invalidate_cache()
             try:
@@ -559,7 +560,7 @@ class Place:
     # ---- deleting
 
     def delete(self, name: str) -> None:
-        """Delete a file, there or not. Raises StorageError."""
+        """Delete a file if it exists. Raises StorageError."""
         with self.named("delete", name), suppress(FileNotFoundError):
             self._check_inside(self.path(name))
             self.fs.rm_file(self.path(name))
@@ -570,10 +571,10 @@ class Place:
             raise StorageError(f"{path} is not deleted: a link on the way leads out of the directory")
 
     def delete_tree(self) -> None:
-        """Delete everything below, and the directory; after an interruption call it again.
+        """Delete the directory with everything below it; after an interruption, call this again.
 
         Raises:
-            StorageError: something could not be deleted; calling again goes on.
+            StorageError: something could not be deleted; another call continues.
             ConfigError: the directory is none that an attempt has made: nothing else is ever deleted whole.
         """
         if AttemptId.of_directory(self.root.rpartition("/")[2]) is None:
@@ -596,7 +597,7 @@ class Place:
         self.delete_empty_directories()
 
     def delete_empty_directories(self) -> None:
-        """Delete directories below, and this one, as far as they are empty; object stores have none."""
+        """Delete empty directories below, and this one if empty; object stores have none."""
         if self.is_local:
             walked = [parent for parent, _, _ in os.walk(self.root, topdown=False)]
         else:
@@ -613,7 +614,7 @@ class Place:
 
     @contextmanager
     def named(self, what: str, name: str = "") -> Iterator[None]:
-        """Turn all errors of a file system into a StorageError that says what was done, and where."""
+        """Convert all errors of a file system to a StorageError that says what was done, and where."""
         try:
             yield
         except (StorageError, ConfigError):

@@ -1,4 +1,4 @@
-"""The files that one rank adds to a checkpoint: written in the attempt's directory, durable and digested at the end.
+"""The files that one rank adds to a checkpoint: written to the attempt's directory, made durable and digested.
 
     files = RankFiles(attempt.uri)
     files.write("rank-3/data.json", b"...")
@@ -27,7 +27,7 @@ class RankFiles:
     """The files of one rank.
 
     Arguments:
-        uri: of the directory of the attempt.
+        uri: directory of the attempt.
         digest: algorithm for what ``open`` writes, of ``digest.ALGORITHMS``.
 
     Raises:
@@ -42,21 +42,21 @@ class RankFiles:
         self._written: dict[str, FileRecord] = {}
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file, durably.
+        """Write a whole file durably.
 
         Arguments:
-            name: below the checkpoint; no two ranks use the same.
-            data: of the file.
+            name: file name below the checkpoint, different on each rank.
+            data: content of the file.
 
         Raises:
-            ConfigError: the name cannot be used, or was used before.
+            ConfigError: the name is not valid, or was used before.
             StorageError: it could not be written.
         """
         self._check_new(name)
         self._written[name] = self.place.write(name, data)
 
     def open(self, name: str) -> Writer:
-        """Open a new file, which is digested while it is written; ``finish`` closes it at the latest.
+        """Open a new file, which is digested while it is written; closed by ``finish`` at the latest.
 
         Arguments:
             name: as for ``write``; so are the errors.
@@ -67,10 +67,10 @@ class RankFiles:
         return writer
 
     def path(self, name: str) -> str:
-        """Return a path of the local disk to write to: a file, or a directory whose files are all of this rank.
+        """Return a local path to write to: a file, or a directory that only this rank uses.
 
         Raises:
-            ConfigError: the name cannot be used, or the checkpoint does not lie on a local disk.
+            ConfigError: the name is not valid, or the checkpoint does not lie on a local disk.
             StorageError: its directory could not be made.
         """
         if not self.place.is_local:
@@ -87,13 +87,13 @@ class RankFiles:
         """Add a file that was written durably by other means.
 
         Arguments:
-            record: of the file.
+            record: record of the file.
         """
         self._check_new(record.name)
         self._written[record.name] = record
 
     def finish(self) -> list[FileRecord]:
-        """Make everything durable; return all files, with their digests.
+        """Make all files durable; return them with their digests.
 
         Raises:
             StorageError: a file that ``path`` was asked for is not there, or could not be read or synced; or a link to

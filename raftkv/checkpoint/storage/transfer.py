@@ -1,14 +1,14 @@
-"""Copying the files of a checkpoint from one place to another, checked on the way.
+"""Verified copies of the files of a checkpoint from one place to another.
 
 ::
 
     files = copy_files(source, files, target, on_progress=lambda done, total: ...)
 
-Each piece is digested as it is read and as it is written, on threads of its own, several files side by side; what is
-handed out at the end is durable. A file whose digest is known and that turns out to be another one is a
-``DigestMismatch``. A copy that was cut off is called again: with ``resume`` it keeps the files that are right already.
+Each piece is digested when it is read and when it is written, on separate threads, several files in parallel; the
+returned files are durable. A file that does not have its known digest raises ``DigestMismatch``. To continue an
+interrupted copy, call it again: with ``resume`` it keeps the files that are already correct.
 
-Leaves out what becomes of the copy: ``checkpoint.exchange``.
+The use of the copy is in ``checkpoint.exchange``.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.sync import Pin, Registry
 
 UNKNOWN: str = ""
-"""Digest of a file that is not known yet."""
+"""Digest of a file whose digest is not known yet."""
 
 
 def list_files(place: Place, *, without: Sequence[str] = ()) -> list[FileRecord]:
-    """Return the files of a directory that is no checkpoint of a registry; their digests are not known.
+    """Return the files, without digests, of a directory that is not a checkpoint of a registry.
 
     Arguments:
-        place: of the directory.
+        place: place of the directory.
         without: names that are left out.
 
     Raises:
@@ -81,11 +81,11 @@ def digest_files(
     on_progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> list[FileRecord]:
-    """Return files with their digests, which stay where they are; of local ones the contents are made durable.
+    """Digest files in place and return them; local ones are made durable.
 
     Arguments:
-        place, files: what to digest.
-        on_progress: told of bytes.
+        place, files: files to digest.
+        on_progress: called with numbers of bytes.
         stop: set to give it up.
 
     Raises:
@@ -111,14 +111,14 @@ def copy_files(
     on_progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> list[FileRecord]:
-    """Copy files; returns them with their digests, in the order given. They are durable then.
+    """Copy files durably; return them with their digests, in the given order.
 
     Arguments:
-        source: where they are.
+        source: location of the files.
         files: which; a digest is checked, unless it is ``UNKNOWN``.
-        target: where they go.
+        target: where the lines go.
         resume: keep files there that are right already.
-        on_progress: told of bytes.
+        on_progress: called with numbers of bytes.
         stop: set to give it up.
 
     Raises:
@@ -156,7 +156,7 @@ def _each(
     on_progress: Progress | None,
     stop: threading.Event | None,
 ) -> list[FileRecord]:
-    """Do something with each file, several side by side; the first failure ends the others."""
+    """Call a function for each file, several in parallel; the first failure ends the others."""
     stop = stop or threading.Event()
     counter = Counter(sum(file.size_bytes for file in files), on_progress)
 
@@ -183,11 +183,11 @@ def _each(
 _log = logging.getLogger(__name__)
 
 _WITHOUT_LOCKS: Final = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
-"""Errors of file systems without locks, as some shared ones are: each process then looks for itself."""
+"""Errors of file systems without locks, as some shared ones; each process then works without a lock."""
 
 
 def make_directory(uri: str) -> None:
-    """Make the directory of an attempt, if it is one of this machine: programs open files in it by path.
+    """Create the directory of an attempt if it is local, because programs open files in it by path.
 
     Raises:
         StorageError: it could not be made.
@@ -200,13 +200,13 @@ def make_directory(uri: str) -> None:
 
 @contextmanager
 def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
-    """Move a local directory to where the bytes of an attempt lie, for a block that commits its files.
+    """Move a local directory to the directory of an attempt, for a block that commits its files.
 
     Arguments:
         directory: it is gone afterwards. If it could not be moved or read, or the block raises ConfigError or
             StorageError, by which nothing was committed, it is as it was: what lies below the uri of a failed attempt
             is deleted. After any other error, as one of the cluster, a commit may have what was moved.
-        uri: of the directory of the attempt, which does not exist yet.
+        uri: directory of the attempt, which does not exist yet.
 
     Raises:
         StorageError: it could not be moved or read.
@@ -279,19 +279,19 @@ def digest_tree(uri: str) -> list[FileRecord]:
 
 
 def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "") -> str:
-    """Return a local directory that has the files of a checkpoint, which were compared with what was committed.
+    """Return a local directory with the verified files of a checkpoint.
 
     Arguments:
-        checkpoint: as a lookup returned it.
-        directory: for checkpoints that do not lie on a local disk: below it is downloaded, once; what is not right
-            any more in a copy that is there is fetched again.
-        look: name of one look by several processes, new for each: the first of a machine downloads and compares, the
-            others wait for it and take the same copy.
+        checkpoint: result of a lookup.
+        directory: download directory for checkpoints that are not on a local disk; each is downloaded once, and wrong
+            files of an existing copy are downloaded again.
+        look: name of one call by several processes, new for each call: the first process of a machine downloads and
+            verifies, the others wait and use the same copy.
 
     Raises:
-        DigestMismatch: a file is missing, or is not what was committed; or there is one that was not committed.
-        ConfigError: it does not lie on a local disk, and there is no directory for it.
-        StorageError: it could not be read or written.
+        DigestMismatch: a file is missing or differs from the committed one, or an uncommitted file exists.
+        ConfigError: the checkpoint is not on a local disk, and ``directory`` is empty.
+        StorageError: a file could not be read or written.
     """
     place = Place(checkpoint.uri)
     if place.is_local:
@@ -316,24 +316,24 @@ def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "")
                 lock.write(look)
                 lock.flush()
         finally:
-            if is_alone:  # said, for a child that was forked meanwhile has the file open too, as long as it lives
+            if is_alone:  # unlock explicitly, because a child that was forked meanwhile also has the file open
                 fcntl.flock(lock, fcntl.LOCK_UN)
     return target
 
 
 Stamps = Mapping[str, tuple[int, ...]]
-"""By the name of a file what changes when it is written to: inode, size, and its two times."""
+"""By file name, the properties that change with a write: inode, size, and its two times."""
 
 
 class HandedOut:
-    """Local directories of checkpoints whose paths went to a loader of another program, which reads them by itself.
+    """Local directories of checkpoints whose paths were given to another program's loader, which reads them itself.
 
-    The last one is pinned until ``check``. Bytes are compared before they are handed out. A writer in between is found
-    afterwards: ``check`` costs a ``stat`` for each file. What another machine writes to a network file system shows
-    only when this machine asks for the times anew.
+    The last one is pinned until ``check``. Digests are verified before a path is given out. A write between that and
+    the load is detected by ``check``, which costs one ``stat`` per file. Writes of another machine to a network file
+    system are detected only when this machine refreshes its cached attributes.
 
     Arguments:
-        registry: of the checkpoints.
+        registry: registry of the checkpoints.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -344,7 +344,7 @@ class HandedOut:
         self._finalizer: weakref.finalize[..., HandedOut] | None = None
 
     def pinned(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-        """Return a checkpoint that is about to be handed out, pinned in place of the one before; None: there is none.
+        """Find and pin the next checkpoint, and unpin the previous one; None: there is none.
 
         Arguments:
             find: called again if what it found is deleted before it is pinned.
@@ -365,7 +365,7 @@ class HandedOut:
                 pin.release()
 
     def take(self, checkpoint: Checkpoint, directory: str = "", look: str = "") -> str:
-        """Return a directory as ``local_directory`` does, and note what is in it. Arguments and errors as there."""
+        """Return a directory like ``local_directory``, and record its state. Arguments and errors as there."""
         place = Place(checkpoint.uri)
         before = _stamps(place) if place.is_local else {}
         self._last = local_directory(checkpoint, directory, look)
@@ -373,12 +373,12 @@ class HandedOut:
         return self._last
 
     def take_again(self, path: str) -> bool:
-        """Hand out a path once more; False: a file below it has changed, so it has to be compared again."""
+        """Return whether a path may be used again; False: a file below it has changed, so it must be verified again."""
         self._last = path
         return not self._changed(path)
 
     def check_before(self) -> None:
-        """Check the path that was handed out last, which is about to be read: a pickle may run code.
+        """Check the last path just before it is read, because a pickle may run code.
 
         Raises:
             DigestMismatch: a file is not the one that was compared any more.
@@ -387,7 +387,7 @@ class HandedOut:
             raise DigestMismatch(self._last, name, "was changed or deleted after it was compared; it is not loaded")
 
     def check(self) -> None:
-        """Check the path that was handed out last, when all processes have read what lies there.
+        """Check the last path after all processes have read it.
 
         Raises:
             DigestMismatch: a file is not the one that was compared any more: it is not known what was read.
@@ -412,7 +412,7 @@ def _stamps(place: Place) -> Stamps:
 
 
 def _lock(path: str) -> tuple[TextIO, bool]:
-    """Open a file that one process at a time has open: it waits. The end of a process gives it back.
+    """Open and lock a file, waiting for other processes; the end of a process releases the lock.
 
     Returns:
         the file, and whether the file system knows locks, so that no other process has it open.
@@ -445,7 +445,7 @@ def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
 
 
 def _fetch(checkpoint: Checkpoint, place: Place, target: str, fetched: Place) -> None:
-    """Download a checkpoint, and rename it when it is whole."""
+    """Download a checkpoint, and rename it when it is complete."""
     manifest = load_manifest(checkpoint)
     copy_files(place, [file for _, file in manifest.files], fetched)
     fetched.write(MANIFEST, manifest.encoded)
@@ -458,7 +458,7 @@ def _fetch(checkpoint: Checkpoint, place: Place, target: str, fetched: Place) ->
 
 
 def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) -> None:
-    """Fetch what is not, or no longer, right in a copy: each file is exchanged at once, as others may read it."""
+    """Download missing or wrong files of a copy; each file is replaced atomically, because others may read it."""
     copy = replace(checkpoint, uri=local.uri)
     try:
         manifest = load_manifest(copy)
@@ -481,11 +481,11 @@ def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) 
 
 
 def _refuse_extra(report: Report, where: str) -> None:
-    """Refuse a directory with a file of which the manifest knows nothing: other people's loaders look what is there."""
+    """Refuse a directory with a file that is not in the manifest, because loaders may read all files of a directory."""
     if report.extra:
         raise DigestMismatch(where, report.extra[0], "was not committed with it, and a loader may take it")
 
 
 def _wrong(report: Report) -> list[str]:
-    """Return the files that are not as they were committed."""
+    """Return the files that differ from the committed ones."""
     return [*report.missing, *report.wrong_size, *report.wrong_digest, *(name for name, _ in report.unreadable)]

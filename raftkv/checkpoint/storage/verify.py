@@ -1,4 +1,4 @@
-"""Whether the bytes of a checkpoint are those that were committed, and readers that hand out no others.
+"""Verification that the files of a checkpoint are the committed ones, and readers that return only such bytes.
 
 ::
 
@@ -7,11 +7,11 @@
     with open_verified(checkpoint, "model.bin") as file: ...     # DigestMismatch before the first byte
     check_there(place, manifest)                                 # before a commit: sizes only
 
-The record has the digest of the manifest, the manifest those of all files: so the store vouches for every byte, and
-a writer to the place of the bytes alone can change nothing unnoticed. Digests are made on several threads, a
-piece of a file at a time: the size of a file, or of a checkpoint, is no matter of memory.
+The record has the digest of the manifest, and the manifest those of all files. So a change of the files by a process
+without write access to the store is always detected. Digests are computed on several threads, one piece of a file at a
+time, so memory does not depend on the size of files.
 
-Blocking, as ``place`` is.
+Blocking, like ``place``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 
 Progress = Callable[[int, int], None]
-"""Told of how many bytes are done, and of how many in all. Called from several threads, one at a time."""
+"""Called with the number of processed bytes and the total; from several threads, one at a time."""
 
 SMALL_BYTES: Final = 64 << 20
-"""Files up to this size are checked in memory, so that they cannot change between the check and the reader."""
+"""Files up to this size are verified in memory, so that they cannot change between the check and the read."""
 PIECE_BYTES: Final = 1 << 20
-"""Pieces of larger files, each of which is checked again when it is handed out."""
+"""Size of the pieces of larger files; each piece is verified again when it is read."""
 THREADS: Final = 4
 
 
@@ -49,8 +49,8 @@ class Report:
     """The findings of ``verify``; names are below the checkpoint.
 
     Attributes:
-        checkpoint: which.
-        file_count, size_bytes: of the files that are right.
+        checkpoint: checkpoint.
+        file_count, size_bytes: number and total size of the files with the right digest.
         missing: files that are not there.
         wrong_size, wrong_digest: files that are not what was committed.
         unreadable: files that could not be read, with the error.
@@ -68,12 +68,12 @@ class Report:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file is there and right."""
+        """Whether every file exists and is correct."""
         return not (self.missing or self.wrong_size or self.wrong_digest or self.unreadable)
 
 
 class Counter:
-    """Adds up bytes from several threads, and tells of them.
+    """Sums up bytes from several threads and reports progress.
 
     Arguments:
         total: bytes in all.
@@ -91,7 +91,7 @@ class Counter:
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int) -> None:
-        """Tell of more bytes.
+        """Report more bytes.
 
         Raises:
             StorageError: the work was given up.
@@ -105,11 +105,11 @@ class Counter:
 
 
 def require_below(checkpoint: Checkpoint, uri: str) -> None:
-    """Refuse a checkpoint that lies elsewhere than the registry's, before code is made of its bytes.
+    """Refuse a checkpoint that is not below the registry's uri, before its files are loaded as code.
 
     Arguments:
-        checkpoint: its record says where it lies, and anyone who may write its key wrote that.
-        uri: of the registry.
+        checkpoint: checkpoint; any user who may write its key may have written the directory that it names.
+        uri: URI of the registry.
 
     Raises:
         ConfigError: it does not lie below.
@@ -122,7 +122,7 @@ def require_below(checkpoint: Checkpoint, uri: str) -> None:
 
 
 def load_manifest(checkpoint: Checkpoint) -> Manifest:
-    """Return the list of a checkpoint's files, which the record vouches for.
+    """Return the list of a checkpoint's files, verified against the record.
 
     Raises:
         DigestMismatch: it is not the one that was committed.
@@ -132,7 +132,7 @@ def load_manifest(checkpoint: Checkpoint) -> Manifest:
 
 
 def read_manifest(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of the list of a checkpoint's files, unchecked. Raises StorageError, as ``load_manifest``."""
+    """Return the unverified bytes of the list of a checkpoint's files. Raises StorageError, as ``load_manifest``."""
     try:
         return Place(checkpoint.uri).read(MANIFEST)
     except StorageError as error:
@@ -143,11 +143,11 @@ def read_manifest(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:
-    """Return the manifest of some bytes.
+    """Decode and verify a manifest.
 
     Arguments:
-        uri: where they are from.
-        data: of the file.
+        uri: where the files come from.
+        data: content of the file.
         wanted: digest that they must have.
 
     Raises:
@@ -164,11 +164,11 @@ def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:
 
 
 def check_there(place: Place, manifest: Manifest) -> None:
-    """Look whether every file that ranks have prepared is there with its size; none is read.
+    """Check that every prepared file exists with its size, without reading the files.
 
     Arguments:
-        place: of the attempt.
-        manifest: of what the ranks have prepared.
+        place: place of the attempt.
+        manifest: manifest of what the ranks have prepared.
 
     Raises:
         FilesChanged: one is not.
@@ -187,12 +187,12 @@ def check_there(place: Place, manifest: Manifest) -> None:
 
 
 def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threads: int = THREADS) -> Report:
-    """Compare every file of a checkpoint with what was committed.
+    """Compare every file of a checkpoint with its committed digest.
 
     Arguments:
-        checkpoint: as a lookup returned it.
-        on_progress: told of bytes.
-        threads: that read and digest side by side.
+        checkpoint: result of a lookup.
+        on_progress: called with numbers of bytes.
+        threads: number of threads that read and digest in parallel.
 
     Raises:
         DigestMismatch: the manifest is not the one that was committed, so nothing can be said of the rest.
@@ -244,13 +244,13 @@ def digest_of(place: Place, name: str, *, like: str = digest.SHA256, on_bytes: C
     """Return the digest of a file.
 
     Arguments:
-        place, name: of the file.
-        like: its algorithm, or another digest of the same.
+        place, name: place and name of the file.
+        like: algorithm, or a digest of the same algorithm.
         on_bytes: told of each piece.
 
     Raises:
         StorageError: it cannot be read.
-        ConfigError: there is no such algorithm.
+        ConfigError: the algorithm is unknown.
     """
     found = Digest.like(like)
     for chunk in place.chunks(name):
@@ -260,7 +260,7 @@ def digest_of(place: Place, name: str, *, like: str = digest.SHA256, on_bytes: C
 
 
 def find_file(manifest: Manifest, checkpoint: Checkpoint, name: str) -> FileRecord:
-    """Return what was committed of a file. Raises DigestMismatch: there is none of that name."""
+    """Return the committed record of a file. Raises DigestMismatch if there is none with that name."""
     for _, file in manifest.files:
         if file.name == name:
             return file
@@ -268,16 +268,16 @@ def find_file(manifest: Manifest, checkpoint: Checkpoint, name: str) -> FileReco
 
 
 def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> IO[bytes]:
-    """Open a file that was checked: no byte is handed out before all of them have been found right.
+    """Open a verified file: no byte is returned before the whole file was verified.
 
     A file up to 64 MiB is read into memory and checked there. A larger one is read twice: first to check it, then by
     the caller. The first time each piece is digested too, and the second time the piece has to be the same.
     ``stream_verified`` reads once.
 
     Arguments:
-        checkpoint: as a lookup returned it.
-        name: of the file.
-        file: what the manifest says of it; None: the manifest is read.
+        checkpoint: result of a lookup.
+        name: file name.
+        file: its entry in the manifest; None: the manifest is read.
 
     Raises:
         DigestMismatch: the file, or the manifest, is not what was committed. A read raises it too, if the file was
@@ -302,10 +302,10 @@ def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None 
 
 
 class _Pieces(io.RawIOBase):
-    """A large file, which is checked first: what is read of it later has to be what was checked.
+    """A large file that is verified first; each later read must return the verified bytes.
 
     Arguments:
-        file: that was opened; closed with this.
+        file: open file, closed with this object.
         place, wanted: what it is.
 
     Raises:
@@ -357,7 +357,7 @@ class _Pieces(io.RawIOBase):
         super().close()
 
     def _read(self, number: int | None = None) -> bytes:
-        """Return a piece, or the next one; a file system may hand out a piece in parts."""
+        """Return a piece, also if the file system returns it in parts."""
         with self._place.named("read", self._wanted.name):
             if number is not None:
                 self._file.seek(number * PIECE_BYTES)
@@ -368,17 +368,17 @@ class _Pieces(io.RawIOBase):
 
 
 def read_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> bytes:
-    """Return the bytes of a file that was checked. Arguments and errors as ``open_verified``."""
+    """Return the verified content of a file. Arguments and errors as ``open_verified``."""
     with open_verified(checkpoint, name, file=file) as opened:
         return opened.read()
 
 
 def stream_verified(place: Place, file: FileRecord) -> Iterator[bytes]:
-    """Read a file once, piece by piece; what was read counts only if the end is reached.
+    """Read a file once, piece by piece; the pieces are verified only when the end is reached.
 
     Arguments:
-        place: where it lies.
-        file: what was committed of it.
+        place: place of the files.
+        file: committed record of the file.
 
     Raises:
         DigestMismatch: at the end: what was handed out is not what was committed.

@@ -1,4 +1,4 @@
-"""Checkpoints that other tools have left in directories, brought into the registry.
+"""Imports existing checkpoints of other tools from directories into the registry.
 
 ::
 
@@ -8,9 +8,8 @@
     importing    what is in a directory, registered oldest first; what is there already is skipped; ``detect``: which
                  tool has written what, from the names of files alone
     source       the directory: its listing, and reads of bounded size
-    formats      whether single files are whole: safetensors, torch's archives, JSON
-    candidate    what may be a checkpoint; steps and numbers of shards in names
-    trackers     files that name the newest checkpoint, compared with what is there
+    formats      completeness of single files: safetensors, torch's archives, JSON
+    candidate    candidates for checkpoints; steps and shard numbers in names
     trainer, lightning, distributed, deepspeed, megatron, orbax, tensorflow, weights
                  one tool each: ``detect`` and ``inspect``
 
@@ -18,8 +17,8 @@ Invariants
 
 1. Nothing is unpickled, and no archive is unpacked: steps are read from names, from JSON, or from single numbers in
    the bytes of a pickle.
-2. Reads of a file are bounded, also against its own header; a link out of the directory is refused.
-3. A checkpoint is registered only if all files that its tool's own index or numbering names are there and not cut off.
+2. Reads of a file are bounded, whatever its header says; a link out of the directory is refused.
+3. A checkpoint is registered only if all files that its tool's index or numbering names exist and are not truncated.
 
-Leaves out tools that name neither a step nor an index: give ``step`` and ``kind``.
+For tools that write neither a step nor an index, pass ``step`` and ``kind``.
 """

@@ -1,4 +1,4 @@
-"""Candidates for checkpoints, by the names of their files; and the numbers in names.
+"""Candidates for checkpoints, found by file names, and the numbers in names.
 
 >>> step_in("checkpoint-400"), step_in("epoch=3-step=400.ckpt"), step_in("iter_0000400"), step_in("model")
 (400, 400, 400, None)
@@ -20,15 +20,15 @@ _STEP: Final = (re.compile(r"step[=_-]?(\d{1,12})(?!\d)"), re.compile(r"(?:^|[-_
 
 @dataclass(frozen=True)
 class Candidate:
-    """Files that may be a checkpoint.
+    """Files that may be one checkpoint.
 
     Attributes:
         tool: name of the importer.
         kind: one of ``keys.KINDS``.
-        path: where it lies below the source, for people.
+        path: path below the source, for people.
         files: name in the checkpoint to size in bytes.
-        base: what stands before those names in the source; empty, or with a slash at the end.
-        step: by its name; None: the name says nothing.
+        base: prefix of those names in the source; empty, or with a slash at the end.
+        step: step according to its name; None: the name has none.
         keep: put before the names in the checkpoint: for tools that load a directory by its name from the one above it.
     """
 
@@ -41,7 +41,7 @@ class Candidate:
     keep: str = ""
 
     def below(self, directory: str) -> Candidate:
-        """Return it as its source sees it, of which the directory that was looked at is a part."""
+        """Return it with names relative to its source instead of the examined directory."""
         if not directory:
             return self
         return replace(self, path=f"{directory}/{self.path}".rstrip("/"), base=f"{directory}/{self.base}")
@@ -54,12 +54,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the files of a whole checkpoint state.
+    """Facts from the files of a complete checkpoint.
 
     Attributes:
         step: None: nothing.
         metrics: name to value.
-        metadata: for people.
+        metadata: metadata for people.
     """
 
     step: int | None = None
@@ -68,7 +68,7 @@ class Facts:
 
 
 def step_in(name: str) -> int | None:
-    """Return the step that a name says: behind ``step``, else the number at its end, before a suffix."""
+    """Return the step in a name: the number after ``step``, else the number at its end, before a suffix."""
     for pattern in _STEP:
         found = pattern.findall(name)
         if found and int(found[-1]) <= STEP_MAX:
@@ -77,7 +77,7 @@ def step_in(name: str) -> int | None:
 
 
 def first_missing(numbers: Iterable[int], count: int = 0) -> int | None:
-    """Return the first number from 0 on that is not there; None: all are, up to the largest, and at least ``count``.
+    """Return the first missing number from 0 on; None: all exist up to the largest, and at least ``count``.
 
     >>> first_missing([0, 1, 3]), first_missing([0, 1]), first_missing([0, 1], 4)
     (2, None, 2)
@@ -88,5 +88,5 @@ def first_missing(numbers: Iterable[int], count: int = 0) -> int | None:
 
 
 def numeric(values: Mapping[str, object]) -> dict[str, float]:
-    """Return those of some values that can be metrics, as ``usable`` finds them, and not too many of them."""
+    """Return the values that can be metrics, according to ``usable``, up to the maximum number."""
     return dict(islice(usable(values).items(), METRICS_MAX))

@@ -1,7 +1,7 @@
 """Directories of DeepSpeed: ``global_step<n>/`` with a file of states for each rank.
 
-DeepSpeed's ``latest`` is written before its other ranks have ended, so it names directories that are not whole. How
-many ranks there are is in the states of the model, as two numbers, which are found there without unpickling.
+DeepSpeed writes ``latest`` before the other ranks have finished, so it may name an incomplete directory. The number of
+ranks is given by two numbers in the states of the model, which are read without unpickling.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ RANKS_MAX: Final = 1_000_000
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return the directory, if states of ranks lie in it; its name stays a part of the names, as DeepSpeed loads it."""
+    """Return the directory if it has states of ranks; file names include its name, as DeepSpeed needs."""
     if not any(_MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) for name in listing.top):
         return []
     return [Candidate(NAME, DEEPSPEED_ZERO, "", listing.files, step=step_in(listing.name), keep=f"{listing.name}/")]
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that the states of all ranks are there.
+    """Check that the states of all ranks exist.
 
     Raises:
-        NotWhole: those of one are missing or cut off; says which.
+        NotWhole: those of one are missing or truncated; the message names it.
     """
     names = sorted(candidate.files)
     models = [(int(found[1] or 0), int(found[2])) for name in names if (found := _MODEL.fullmatch(name))]

@@ -1,7 +1,8 @@
 """Directories of ``torch.distributed.checkpoint``: ``.metadata`` and ``__<rank>_<n>.distcp``, also of Lightning's FSDP.
 
-``.metadata`` is a pickle. It is not unpickled: the names of shards are found as bytes in it. It is written last, so a
-directory without it is one of a crash; one that was saved without collectives has ``__<rank>.metadata`` for each rank.
+``.metadata`` is a pickle, which is not unpickled: the names of shards are found as bytes in it. It is written last, so
+a directory without it was left by a crash. A directory saved without collectives has ``__<rank>.metadata`` for each
+rank.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from raftkv.integrations.importers.source import Listing, Source
 NAME: Final = "dcp"
 METADATA: Final = ".metadata"
 METADATA_MAX_BYTES: Final = 256 * 1024 * 1024
-"""Limit of one ``.metadata`` in which names are looked for: 33 MB are 900 tensors on 256 ranks."""
+"""Maximum size of a ``.metadata`` that is searched for names: 33 MB are 900 tensors on 256 ranks."""
 _SHARD: Final = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 _OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return the directory, if shards or their metadata lie in it."""
+    """Return the directory if it has shards or their metadata."""
     names = listing.top
     if not any(name.endswith((".distcp", METADATA)) for name in names):
         return []
@@ -33,17 +34,17 @@ def detect(listing: Listing) -> list[Candidate]:
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that all shards are there.
+    """Check that all shards exist.
 
     Raises:
-        NotWhole: one is missing or cut off; says which.
+        NotWhole: one is missing or truncated; the message names it.
     """
     check_shards(candidate, source)
     return Facts(candidate.step)
 
 
 def check_shards(candidate: Candidate, source: Source) -> None:
-    """Check each directory of a candidate that has shards: all that its metadata names are there, none is cut off.
+    """Check each directory with shards: all shards named by its metadata exist, and none is truncated.
 
     Raises:
         NotWhole: one is not; says which.

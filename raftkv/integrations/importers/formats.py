@@ -1,7 +1,7 @@
-"""Whether single files are whole, from a few bounded reads: nothing is unpickled or unpacked.
+"""Checks whether single files are complete, with a few bounded reads; nothing is unpickled or unpacked.
 
-A safetensors file says in its header how long it is. An archive of ``torch.save`` (zip) has its index at its end, so
-one that was cut off has none. Numbers in a pickle are found as bytes: a key, and an integer right behind it.
+A safetensors file has its length in its header. An archive of ``torch.save`` (zip) has its index at the end, so a
+truncated one has none. Numbers in a pickle are found as bytes: a key directly followed by an integer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from raftkv.checkpoint.errors import NotWhole
 from raftkv.integrations.importers.source import Source
 
 HEADER_MAX_BYTES: Final = 16 * 1024 * 1024
-"""Limit of the header of a safetensors file: 100,000 tensors."""
+"""Maximum header of a safetensors file: about 100,000 tensors."""
 SCANNED_BYTES: Final = 16 * 1024 * 1024
-"""Limit of the pickle at the beginning of an archive of torch, in which numbers are looked for."""
+"""Maximum size of the pickle in an archive of torch that is searched for numbers."""
 _ZIP: Final = b"PK\x03\x04"
 _ZIP_END: Final = b"PK\x05\x06"
 _ZIP_END_BYTES: Final = 22
 
 
 def check_safetensors(source: Source, name: str) -> dict[str, Any]:
-    """Check that a safetensors file is as long as its header says; returns its metadata.
+    """Check that a safetensors file has the length in its header; return its metadata.
 
     Raises:
         NotWhole: it is not, or is no such file.
@@ -50,7 +50,7 @@ def check_safetensors(source: Source, name: str) -> dict[str, Any]:
 
 
 def check_torch(source: Source, names: Iterable[str]) -> None:
-    """Check that files of ``torch.save``, or shards made of such, are not cut off.
+    """Check that files of ``torch.save``, or shards that consist of such files, are not truncated.
 
     Raises:
         NotWhole: one is.
@@ -65,7 +65,7 @@ def check_torch(source: Source, names: Iterable[str]) -> None:
 
 
 def number_in_torch(source: Source, name: str, key: str) -> int | None:
-    """Return the integer behind a key of the dictionary that ``torch.save`` has written; None: there is none."""
+    """Return the integer of a key in a dictionary written by ``torch.save``; None: not found."""
     data = source.head(name, SCANNED_BYTES)
     is_archive = data.startswith(_ZIP)
     if is_archive and b"/data.pkl" not in data[:256]:
@@ -74,7 +74,7 @@ def number_in_torch(source: Source, name: str, key: str) -> int | None:
 
 
 def number_behind(data: bytes, key: str) -> int | None:
-    """Return the integer behind a text in the bytes of a pickle; None: there is none.
+    """Return the integer that follows a string in the bytes of a pickle; None: not found.
 
     >>> number_behind(b"...X\\x04\\x00\\x00\\x00stepq\\x01K\\x07...", "step")
     7

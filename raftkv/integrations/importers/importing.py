@@ -1,4 +1,4 @@
-"""Bringing a directory into the registry: what is whole is registered, oldest first; the rest is refused with a reason.
+"""Imports a directory: registers complete checkpoints, oldest first, and refuses the others with a reason.
 
 ::
 
@@ -6,15 +6,15 @@
     results = await import_directory(registry, "s3://bucket/exported", step=400, kind="safetensors")
     json.dumps([result.plain() for result in results])
 
-An import can be repeated: it skips steps that are in the registry, and so goes on after an interruption. It claims the
-checkpoints of the run, as every writer does, when there is something to register: a job that trains on is then fenced
-out, unless its own claim is given. The bytes are copied below the uri of the registry and digested on the way, or, with
-``in_place``, digested where they are: then they stay when the checkpoint is deleted.
+An import can be repeated: it skips steps that are in the registry, so it continues after an interruption. Like every
+writer it claims the checkpoints of the run, if there is something to register; this fences out a running job, unless
+its claim is passed. The files are copied below the URI of the registry and digested meanwhile. With ``in_place`` they
+are digested where they are, and stay when the checkpoint is deleted.
 
 DETECTION finds the tools that have written to a directory, from the names of files alone.
 
-Directories are looked at from the top; a tool that knows one takes its files, and what is left is shown to the next.
-The order is that of how much a tool's names say: a directory of Megatron's has DCP's files in it, for example.
+Directories are examined from the top. A tool that recognizes one takes its files, and the rest is passed to the next
+tool. Tools with more specific names come first: for example, a Megatron directory also contains DCP files.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TOOLS: Final[Mapping[str, Tool]] = {
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return all that may be checkpoints, oldest first; those whose step is not in their name come last."""
+    """Return all candidates, oldest first; those without a step in their name come last."""
     names = sorted(listing.files)
     taken: set[str] = set()
     found: list[Candidate] = []
@@ -88,7 +88,7 @@ def detect(listing: Listing) -> list[Candidate]:
 
 
 def _left(directory: str, listing: Listing, names: list[str], taken: set[str]) -> Listing:
-    """Return the files of a directory that no tool has taken; in the order of all names they are neighbours."""
+    """Return the files of a directory that no tool has taken; they are adjacent in the sorted names."""
     start = f"{directory}/" if directory else ""
     first, end = (bisect_left(names, start), bisect_left(names, f"{directory}0")) if directory else (0, len(names))
     left = {name[len(start) :]: listing.files[name] for name in names[first:end] if name not in taken}
@@ -118,12 +118,12 @@ TRACKERS: Final = {
     "latest_checkpointed_iteration.txt": re.compile(r"(?P<number>\d{1,12})\s*|(?P<name>release)\s*"),
     "checkpoint": re.compile(r'model_checkpoint_path:\s*"(?P<name>[^"\n]{1,1000})"(?:.|\n)*'),
 }
-"""Name of the file, and what is in it."""
+"""Name and content of a tracker file."""
 TRACKER_MAX_BYTES: Final = 64 * 1024
 
 
 def wrong_trackers(source: Source, candidates: Iterable[Candidate]) -> dict[str, str]:
-    """Return the trackers of the source that name nothing that is there, and why.
+    """Return the trackers of the source that name a missing checkpoint, with the reason.
 
     Raises:
         StorageError: one could not be read.
@@ -156,18 +156,18 @@ async def import_directory(
     on_result: OnResult | None = None,
     on_progress: Progress | None = None,
 ) -> list[Imported]:
-    """Register the checkpoints that lie in a directory; returns what became of each thing that was found.
+    """Register the checkpoints in a directory; return the outcome for each candidate.
 
     Arguments:
-        registry: of the run that gets them.
+        registry: registry of the run that gets them.
         uri: path or URL of the directory, or of one file.
-        step: of the only checkpoint there, whose name does not say it.
+        step: step of the only checkpoint there, if its name does not give it.
         kind: instead of the kind that was found.
         claim: under which; None: a new one, which ends all claims before.
         dry_run: look only.
         in_place: leave the files where they are; a checkpoint that shares its directory with others is refused.
         on_result: called with each result as it comes.
-        on_progress: told of the bytes of what is whole; on a thread.
+        on_progress: called on a thread with the bytes of complete checkpoints.
 
     Raises:
         ConfigError: nothing is there that any tool has written; or ``step`` is given for several.
@@ -194,7 +194,7 @@ async def import_directory(
 
 
 class _Import:
-    """One import: what is the same for all its candidates."""
+    """One import: the values shared by all its candidates."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class _Import:
         self._seen: dict[tuple[str, int], str] = {}
 
     async def run(self, candidates: list[Candidate], on_result: OnResult) -> list[Imported]:
-        """Take all in, oldest first."""
+        """Register all candidates, oldest first."""
         bad = self._source.bad
         loose = sorted(bad.keys() - {name for candidate in candidates for name in candidate.sources})
         results = [Imported(printable(name), "", "", None, SKIPPED, printable(bad[name])) for name in loose]
@@ -300,7 +300,7 @@ class _Import:
         return await save_copy(self._registry.begin, self._claim, what, self._advance())
 
     def _advance(self) -> Progress:
-        """Return what adds the bytes of one checkpoint to those of all."""
+        """Return a progress callback that adds the bytes of one checkpoint to the total."""
         before = 0
 
         def told(done: int, _: int) -> None:

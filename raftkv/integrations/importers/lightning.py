@@ -1,7 +1,8 @@
-"""Files of Lightning: ``*.ckpt``, each a checkpoint of its own, in one directory.
+"""Files of Lightning: ``*.ckpt``, each a separate checkpoint, in one directory.
 
-A file named ``last.ckpt`` says nothing of its step; that is found in the archive. What ``ModelCheckpoint`` puts into a
-name (``epoch=3-step=400-val_loss=0.12.ckpt``) are its metrics. Directories named so are DCP's (``distributed``).
+The name ``last.ckpt`` does not contain the step, which is read from the archive. Metrics come from the names that
+``ModelCheckpoint`` gives (``epoch=3-step=400-val_loss=0.12.ckpt``). Directories with such names are DCP's
+(``distributed``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def detect(listing: Listing) -> list[Candidate]:
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that it is not cut off, and return the step that it has noted, and the metrics in its name.
+    """Check that the file is not truncated, and return the step recorded in it and the metrics in its name.
 
     Raises:
         NotWhole: it is cut off, or no archive of torch.

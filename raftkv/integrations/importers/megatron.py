@@ -1,6 +1,7 @@
 """Directories of Megatron: ``iter_<n>/``, distributed (DCP's files with ``common.pt``) or with a folder for each rank.
 
-The tracker file, which Megatron truncates before it writes it, is not asked which iteration is whole (``importing``).
+The tracker file does not show which iteration is complete, because Megatron truncates it before writing
+(``importing``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _COMMON: Final = ("common.pt", "metadata.json")
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return the directory, if it is one of an iteration."""
+    """Return the directory if it belongs to an iteration."""
     folder = _FOLDER.fullmatch(listing.name)
     if folder is None:
         return []
@@ -32,10 +33,10 @@ def detect(listing: Listing) -> list[Candidate]:
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that the files of all ranks are there.
+    """Check that the files of all ranks exist.
 
     Raises:
-        NotWhole: one is missing or cut off; says which.
+        NotWhole: one is missing or truncated; the message names it.
     """
     check_torch(source, (candidate.base + name for name in sorted(candidate.files) if name.endswith(".pt")))
     if candidate.kind == TORCH_SAVE:
@@ -49,7 +50,7 @@ def inspect(candidate: Candidate, source: Source) -> Facts:
 
 
 def _check_ranks(candidate: Candidate, source: Source) -> None:
-    """Check that each rank of each dimension (tensor, pipeline, expert) is there up to the largest that is."""
+    """Check that all ranks of each dimension (tensor, pipeline, expert) exist, up to the largest one."""
     ranks = [
         tuple(int(part or 0) for part in found.groups()) for found in map(_RANK.fullmatch, candidate.files) if found
     ]

@@ -1,7 +1,7 @@
 """Step directories of Orbax: ``<root>/<step>/`` with a directory for each item, and ``_CHECKPOINT_METADATA``.
 
-Orbax says in two ways that a step is whole: the directory loses the ending ``.orbax-checkpoint-tmp``, or, on object
-stores, gets a file ``commit_success.txt``. Metadata without the time of the commit is of a step that was not ended.
+Orbax marks a complete step in two ways: the suffix ``.orbax-checkpoint-tmp`` of the directory is removed, or, on object
+stores, a file ``commit_success.txt`` is added. Metadata without a commit time belongs to an unfinished step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _METRICS: Final = "metrics/metrics"
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return the directory, if it is a step of Orbax, ended or not."""
+    """Return the directory if it is a step of Orbax, finished or not."""
     tree = any(
         name.rpartition("/")[2] in ("_METADATA", "manifest.ocdbt") for name in listing.files if name.count("/") < 2
     )
@@ -30,7 +30,7 @@ def detect(listing: Listing) -> list[Candidate]:
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that it was ended, and return its metrics.
+    """Check that the step was finished, and return its metrics.
 
     Raises:
         NotWhole: it was not, or an item is missing; says which.

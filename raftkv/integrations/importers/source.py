@@ -1,10 +1,10 @@
-"""The directory that is imported: its listing, and reads of bounded size, wherever fsspec reaches.
+"""The imported directory: its listing, and reads of bounded size, on any file system of fsspec.
 
     source = Source("/shared/old-job/output")
     source.listing.files["checkpoint-100/trainer_state.json"]     # its size in bytes
     source.read_json("checkpoint-100/trainer_state.json")
 
-Blocking: programs with an event loop call it on a thread. Leaves out writing: nothing below the directory is changed.
+Blocking: programs with an event loop call it on a thread. Read-only: nothing below the directory is changed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from raftkv.checkpoint.storage.place import Found, Place
 from raftkv.errors import ConfigError
 
 FILES_MAX: Final = 200_000
-"""Limit of one directory that is imported."""
+"""Maximum number of files of an imported directory."""
 JSON_MAX_BYTES: Final = 32 * 1024 * 1024
-"""Limit of one file that is parsed; the logs that the HF Trainer keeps in its state grow with the run."""
+"""Maximum size of a parsed file; the logs in the HF Trainer's state grow with the run."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Listing:
     """The files of a directory.
 
     Attributes:
-        name: of the directory, its last part.
+        name: last part of the directory name.
         files: name below it, with slashes, to size in bytes; a slash ends the name of a link to a directory.
     """
 
@@ -44,7 +44,7 @@ class Listing:
 
     @cached_property
     def top(self) -> Mapping[str, int]:
-        """The files that lie in the directory itself."""
+        """The files directly in the directory."""
         return {name: size for name, size in self.files.items() if "/" not in name}
 
     @cached_property
@@ -55,7 +55,7 @@ class Listing:
 
 
 class Source:
-    """A directory, or one file, that another tool has written.
+    """A directory or file that another tool has written.
 
     Arguments:
         uri: path or URL.
@@ -89,7 +89,7 @@ class Source:
         self.listing = Listing(place.root.rpartition("/")[2], found)
 
     def _listed(self, place: Place, file: Found) -> str:
-        """Return the name that a file has in the listing; empty: no tool has written it."""
+        """Return the name of a file in the listing; empty: not written by a tool."""
         name, path = file.name, f"{place.root}/{file.name}"
         if name.rpartition("/")[2] in (MANIFEST, RECORD):
             return ""
@@ -110,12 +110,12 @@ class Source:
         return name
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise NotWhole: one of these names is bad."""
+        """Raise NotWhole if one of these names is not allowed."""
         for name in sorted(self.bad.keys() & set(names)):
             raise NotWhole(self.uri, self.bad[name])
 
     def path(self, name: str) -> str:
-        """Return the path of a file, as the file system knows it."""
+        """Return the path of a file for the file system."""
         return self._place.path(name)
 
     @contextmanager
@@ -142,7 +142,7 @@ class Source:
             return file.read(size_bytes)
 
     def read_json(self, name: str) -> Any:
-        """Return what a file of JSON says.
+        """Return the content of a JSON file.
 
         Raises:
             NotWhole: it is no JSON, as one that was cut off, or is too long.

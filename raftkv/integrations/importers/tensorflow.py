@@ -15,11 +15,11 @@ GRAPHS: Final = ("saved_model.pb", "saved_model.pbtxt")
 _INDEX: Final = ".index"
 _DATA: Final = re.compile(r"(.+)\.data-(\d{5})-of-(\d{5})")
 _TABLE: Final = bytes.fromhex("57fb808b247547db")
-"""The last bytes of an index: the magic number of a table of LevelDB, which it is."""
+"""The last bytes of an index: the magic number of a LevelDB table."""
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return what of a directory is TensorFlow's: the whole of a SavedModel, else each prefix and each frozen graph."""
+    """Return TensorFlow's parts of a directory: a whole SavedModel, else each prefix and each frozen graph."""
     if any(name in listing.top for name in GRAPHS) or "variables/variables.index" in listing.files:
         return [Candidate(NAME, TF_SAVEDMODEL, "", listing.files, step=step_in(listing.name))]
     found = []
@@ -44,10 +44,10 @@ def _prefixes(listing: Listing) -> dict[str, dict[str, int]]:
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that it is whole.
+    """Check that it is complete.
 
     Raises:
-        NotWhole: a file is missing or cut off; says which.
+        NotWhole: a file is missing or truncated; the message names it.
     """
     if candidate.kind == TF_SAVEDMODEL:
         if not any(name in candidate.files for name in GRAPHS):

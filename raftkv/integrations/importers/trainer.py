@@ -1,7 +1,7 @@
 """Folders of the Hugging Face Trainer: ``checkpoint-<step>/``.
 
-The Trainer writes the model first and ``trainer_state.json`` last, and its own search for the newest folder asks for
-neither. So a folder without the state, or with a part of what belongs to resuming, is one of a crash.
+The Trainer writes the model first and ``trainer_state.json`` last, but its own search for the newest folder checks
+neither. So a folder without the state, or with only some of the files needed for resuming, was left by a crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIMINGS: Final = ("_runtime", "_per_second", "_time")
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return the folder, if it is one of the Trainer."""
+    """Return the folder if it belongs to the Trainer."""
     folder = _FOLDER.fullmatch(listing.name)
     own = any(name in listing.top for name in _OWN) or any(is_weights(name) for name in listing.top)
     if folder is None or not own:
@@ -50,7 +50,7 @@ def _kind(listing: Listing) -> str:
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that it is whole, and return its metrics.
+    """Check that the folder is complete, and return its metrics.
 
     Raises:
         NotWhole: something is missing; says what.
@@ -71,7 +71,7 @@ def inspect(candidate: Candidate, source: Source) -> Facts:
 
 
 def _check_states(candidate: Candidate, source: Source) -> None:
-    """Check what resuming needs: all of it, or nothing at all (``save_only_model``)."""
+    """Check that all files needed for resuming exist, or none (``save_only_model``)."""
     names = {name for name in candidate.files if "/" not in name}
     rng = [int(found[1]) for name in names if (found := _RNG.fullmatch(name))]
     missing = first_missing(rng)
@@ -100,13 +100,13 @@ def _check_deepspeed(candidate: Candidate, source: Source) -> None:
 
 
 def metrics_of(state: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the Trainer noted of the step of its state: the loss, and what an evaluation found."""
+    """Return the metrics that the Trainer recorded at the step of its state: loss and evaluation."""
     step = state.get("global_step")
     return numeric(measured_at(measured(state.get("log_history")), step)) if isinstance(step, int) else {}
 
 
 def measured(log: object) -> dict[str, Measured]:
-    """Return the last value of each metric in a log of the Trainer, and at which step it was measured."""
+    """Return the last value of each metric in a log of the Trainer, and the step of its measurement."""
     return {
         name: Measured(value, entry["step"])
         for entry in (log if isinstance(log, list) else [])

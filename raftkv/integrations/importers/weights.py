@@ -19,22 +19,23 @@ _SHARD: Final = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})(\.\w+)")
 
 
 def is_weights(name: str) -> bool:
-    """Return whether a file holds weights, or is the index of such, by its name."""
+    """Return whether, by its name, a file has weights or is an index of weights."""
     return name.endswith((".safetensors", f".safetensors{INDEX}")) or _TORCH.fullmatch(name) is not None
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return what lies in a directory beside safetensors files: configuration and tokenizer belong to them."""
+    """Return the other files of a directory with safetensors files: configuration and tokenizer belong to the
+    checkpoint."""
     if not any(name.endswith((".safetensors", f".safetensors{INDEX}")) for name in listing.top):
         return []
     return [Candidate(NAME, SAFETENSORS, "", listing.top, step=step_in(listing.name))]
 
 
 def inspect(candidate: Candidate, source: Source) -> Facts:
-    """Check that all shards are there and none is cut off.
+    """Check that all shards exist and none is truncated.
 
     Raises:
-        NotWhole: one is missing or cut off; says which.
+        NotWhole: one is missing or truncated; the message names it.
     """
     metadata = check_weights(candidate, source)
     step = metadata.get("step", "")
@@ -43,14 +44,14 @@ def inspect(candidate: Candidate, source: Source) -> Facts:
 
 
 def check_weights(candidate: Candidate, source: Source, *, needed: bool = True) -> dict[str, str]:
-    """Check the weights of a candidate; returns what the first safetensors file says of itself.
+    """Check the weights of a candidate; return the metadata of the first safetensors file.
 
     Arguments:
-        candidate, source: of what.
+        candidate, source: candidate and its source.
         needed: there must be some.
 
     Raises:
-        NotWhole: one is missing or cut off; says which.
+        NotWhole: one is missing or truncated; the message names it.
     """
     weights = sorted(name for name in candidate.files if "/" not in name and is_weights(name))
     if needed and not weights:
@@ -81,7 +82,7 @@ def _check_index(candidate: Candidate, source: Source, index: str) -> None:
 
 
 def _check_numbers(candidate: Candidate, source: Source, shards: Iterable[str]) -> None:
-    """Check that shards that count themselves are all there: an index is written last, and may be missing too."""
+    """Check that all numbered shards exist, because the index is written last and may be missing too."""
     series: dict[tuple[str, int, str, int], set[int]] = {}
     for found in filter(None, map(_SHARD.fullmatch, shards)):
         key = found[1], int(found[3]), found[4], len(found[2])

@@ -1,4 +1,4 @@
-"""torchft's lighthouse on raftkv: unmodified managers get their quorums from daemons of which any may die.
+"""torchft's lighthouse on raftkv: unmodified managers get quorums from replicated daemons, any of which may die.
 
 ::
 
@@ -6,17 +6,17 @@
     TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510 python train.py
 
     lighthouse  the daemon: a listener for each job, calls of managers
-    job         one job in one daemon: announces its replicas, decides if it is the arbiter, hands out answers
-    rules       when replicas form a quorum: torchft's rule, pure; the replicas of one daemon; the keys of a job
+    job         one job in one daemon: announces its replicas, decides if it is the arbiter, answers managers
+    rules       torchft's rule for quorums, pure; the replicas of one daemon; the keys of a job
 
-Needs nothing beside a cluster: torchft is installed where its managers run (tested with torchft-nightly 2026.10.26).
+Needs only a cluster; torchft is installed where its managers run (tested with torchft-nightly 2026.10.26).
 
 Invariants:
 
-1. No answer leaves before a read or a write of this decision has proved that its daemon is the arbiter and knows the
+1. No answer is sent before a read or write of this decision has proved that its daemon is the arbiter and knows the
    last quorum.
-2. A question is answered by one quorum only.
-3. Errors of the store reach no replica.
+2. Each ask is answered by exactly one quorum.
+3. Replicas never see errors of the store.
 
-Leaves out how replicas exchange their weights, which is torchft's.
+The exchange of weights between replicas is done by torchft.
 """

@@ -1,17 +1,17 @@
-"""One torchft job in one daemon: tells the store who is here, decides quorums if it is the arbiter, hands out answers.
+"""One torchft job in one daemon: announces its replicas, decides quorums if it is the arbiter, answers managers.
 
 ::
 
     replica --Quorum--> daemon --member/...--> arbiter --head/quorum--> every daemon --> replicas
 
-Any number of daemons serve a job; one of them, the *arbiter*, decides (``torchft.rules``). The others write what
-their replicas ask into those replicas' leased keys. The arbiter need not be told of its own, and need write nothing at
-all if all members are its own and the quorum stays as it was: then one read confirms that it still is the arbiter and
-that the quorum is still the last one. So a step costs no commit with one daemon, two in a row with several.
+Any number of daemons serve a job; one of them, the *arbiter*, decides (``torchft.rules``). The others write the asks of
+their replicas into leased keys of the replicas. The arbiter writes no keys for its own replicas, and writes nothing at
+all if all members are its own and the quorum is unchanged: then one read confirms that it is still the arbiter and that
+the quorum is still the last one. So a step costs no commit with one daemon, and two in a row with several.
 
 Invariants:
 
-1. No answer leaves before a write or a read of this decision has proved, with a majority of the store's members, that
+1. No answer is sent before a write or read of this decision has proved, with a majority of the store's members, that
    this daemon is the arbiter and knows the last quorum.
 2. An ask is answered by one quorum only: it is never decided again once a stored quorum, or an answer, had it.
 3. Errors of the store reach no replica: the turn is repeated until it works, with the store as it is then.
@@ -21,7 +21,7 @@ Invariants:
 5. A daemon that does not decide, whose arbiter key another client holds, takes it over: a TTL or two after the key was
    written each daemon looks, once, whether the turn of the daemon that it names is under the same lease.
 
-Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``rules``).
+Not here: connections and calls (``lighthouse``), timeouts of replicas (``rules``).
 """
 
 from __future__ import annotations
@@ -63,19 +63,18 @@ from raftkv.integrations.torchft.rules import (
 
 # -- lease ----------------------------------------------------------------------------------------------------------
 #
-# The one lease of a lighthouse daemon: with it goes all that says that the daemon is there.
+# The single lease of a lighthouse daemon: all keys that show that the daemon is alive end with it.
 #
-# It outlives an outage of the whole store, and ends within ``grace_s`` of the daemon's death. When the store says
-# that it
-# is gone, another one is granted; ``number`` tells the users that what they attached to the old one is gone with it.
+# It outlives an outage of the whole store, and ends within ``grace_s`` of the daemon's death. When the store says that
+# it has ended, a new one is granted; a changed ``number`` shows users that keys attached to the old lease were deleted.
 
 
 class DaemonLease:
-    """The lease by which the keys of this daemon live.
+    """The lease of this daemon's keys.
 
     Attributes:
-        lease: the present one; None: there is none now.
-        number: grows with every lease.
+        lease: current lease; None: none at the moment.
+        number: increases with every lease.
         ttl_s: of each lease.
     """
 
@@ -138,22 +137,22 @@ RETRY_MAX_S: Final = 0.25
 OPERATIONS_MAX: Final = 100
 """Members that one txn announces."""
 CALL_TIMEOUT_S: Final = 1.0
-"""Time limit of one attempt. All can be repeated, and what a dead leader of the store has swallowed never answers."""
+"""Time limit of one attempt, because a call to a leader that died is never answered. All calls can be repeated."""
 NAME_BYTES_MAX: Final = 4096
 """No daemon's id is longer."""
 ID_LEAP: Final = 1 << 32
-"""More ids than a job gives out between a backup and its restore. Ids have 63 bits."""
+"""More ids than a job can use between a backup and its restore. Ids have 63 bits."""
 _ABSENT: Final = Ask("", "absent")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds.
+    """Timeouts of replicas, in seconds.
 
     Attributes:
-        heartbeat_timeout_s: a replica that is silent for so long counts as gone.
-        disconnect_grace_s: one whose connections have closed is gone after so long.
+        heartbeat_timeout_s: time of silence after which a replica counts as lost.
+        disconnect_grace_s: time after which a replica whose connections have closed counts as lost.
     """
 
     heartbeat_timeout_s: float = 5.0
@@ -164,12 +163,12 @@ class Job:
     """One torchft job in this daemon.
 
     Arguments:
-        name: of the job.
-        kv: whole, not a view.
-        daemon_id: of this start of the daemon; no slash in it.
-        lease: of the daemon.
-        rules, timing: what it was started with.
-        started_s: when the daemon was, by the loop's clock.
+        name: name of the job.
+        kv: a client, not a view of one.
+        daemon_id: id of this start of the daemon, without slashes.
+        lease: lease of the daemon.
+        rules, timing: settings of the daemon.
+        started_s: when the daemon started, by the loop's clock.
 
     Attributes:
         decision: the last one, for people.
@@ -202,9 +201,9 @@ class Job:
         self._control = ClientControl(kv)
         self._head = Reflector(self._control, below(self._keys.head), self._on_head, on_restored=self._on_restored)
         self._others: Reflector | None = None
-        self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
+        self._announced: dict[str, str] = {}  # by replica, the number of the ask in its key
         self._lease_number = 0
-        self._turn_revision = 0  # mod revision of the key by which what this daemon says has an order
+        self._turn_revision = 0  # mod revision of the key that orders this daemon's writes
         self._arbiter: KeyValue | None = None
         self._doubt_at_s = math.inf  # when the holder of the arbiter key must be a daemon
         self._record_revision = 0
@@ -221,25 +220,25 @@ class Job:
     # ---- what replicas say
 
     def heard(self, replica_id: str, connection: Hashable) -> None:
-        """Take a heartbeat.
+        """Record a heartbeat.
 
         Arguments:
-            replica_id: from whom.
-            connection: on which it came.
+            replica_id: replica that sent it.
+            connection: connection on which it came.
         """
         if self.roster.heard(replica_id, connection, self._loop.time()):
             _log.info("%s: %s is here", self.name, replica_id)
             self._wake.set()
 
     def ask(self, message: bytes, connection: Hashable, waiter: Hashable, answer: Answer) -> Callable[[], None]:
-        """Take a replica's question for its next quorum; returns how to withdraw it.
+        """Record a replica's ask for its next quorum; return a function that withdraws it.
 
         Arguments:
             message: its ``QuorumMember``.
             answer: called with a ``LighthouseQuorumResponse``.
 
         Raises:
-            RecordError: the message is none.
+            RecordError: the message cannot be decoded.
         """
         self._asks += 1
         ask = make_ask(message, f"{self._daemon_id}/{self._asks}")
@@ -254,7 +253,7 @@ class Job:
             self._wake.set()
 
     def disconnected(self, connection: Hashable) -> None:
-        """Note a closed connection; who does not come back on another one within the grace is gone."""
+        """Record a closed connection; a replica without another one within the grace time is lost."""
         for replica_id in self.roster.disconnected(connection):
             self._loop.call_later(self._timing.disconnect_grace_s, self._drop_absent, replica_id)
 
@@ -267,7 +266,7 @@ class Job:
 
     @property
     def is_arbiter(self) -> bool:
-        """Whether this daemon decides, as far as it knows."""
+        """Whether this daemon is the arbiter, as far as it knows."""
         lease = self._lease.lease
         return self._arbiter is not None and lease is not None and self._arbiter.lease == lease.id
 
@@ -277,19 +276,19 @@ class Job:
         self._wake.set()
         if not self._has_read:
             self._has_read = True
-            # They may be on their way back to a service that has just started: no quorum without them at once.
+            # They may be reconnecting to a service that has just started, so decide no quorum without them at once.
             self._awaited = frozenset(self.record.members if self.record is not None else ())
 
     def _on_restored(self) -> None:
-        """Forget what the store held: it is another one now, and a list of it comes next."""
+        """Drop the known state: the store was replaced, and a new listing follows."""
         self._arbiter, self.record, self._record_revision = None, None, 0
         if self._last_id:
             self._leap()
 
     def _leap(self) -> None:
-        """Skip the ids that were given out after the backup: perhaps no daemon is left that knows them.
+        """Skip the ids that were used after the backup, which perhaps no running daemon knows.
 
-        By a random distance, because the same backup may be restored twice, by daemons that know nothing of each other.
+        The distance is random, because the same backup may be restored twice, with daemons that do not know each other.
         """
         self._last_id += ID_LEAP + secrets.randbelow(ID_LEAP)
 
@@ -350,7 +349,7 @@ class Job:
                 self._wake.set()
 
     def _note(self, error: RaftKVError) -> None:
-        """Say once what will not pass by itself, as a missing right: replicas wait, and learn nothing."""
+        """Log a permanent error, such as a missing permission, once, because replicas only wait."""
         passes = isinstance(error, StatusError) and (is_transient(error) or is_client_closed(error))
         _log.log(
             logging.DEBUG if passes or str(error) == self._refusal else logging.WARNING, "%s: %s", self.name, error
@@ -358,7 +357,7 @@ class Job:
         self._refusal = self._refusal if passes else str(error)
 
     async def _sleep(self) -> None:
-        """Until something happened, or time alone may change what is to be done."""
+        """Wait until something has happened, or time alone may change the decision."""
         now_s = self._loop.time()
         times = [self.roster.next_silence_s(now_s)]
         if self._awaited and self._postponed_until_s > now_s:
@@ -374,7 +373,7 @@ class Job:
 
     async def _turn(self) -> None:
         if self._head.revision == 0 or self._lease.lease is None:
-            return  # both wake this loop when they are there
+            return  # both wake this loop when they arrive
         if self._lease_number != self._lease.number:
             self._lease_number = self._lease.number
             self._announced.clear()
@@ -429,9 +428,9 @@ class Job:
     # ---- telling the others who is here
 
     async def _announce(self) -> None:
-        """Bring the keys of this daemon's replicas up to date, in one txn as far as that goes.
+        """Update the keys of this daemon's replicas, in one txn if they fit.
 
-        A txn that was held up finds that another turn has come since: it must not bring back a replica that has gone.
+        A delayed txn must not restore the key of a lost replica, so it fails if another turn has been written since.
         """
         changes = self._changes()[:OPERATIONS_MAX]
         if not changes:
@@ -450,7 +449,7 @@ class Job:
             .commit(timeout_s=CALL_TIMEOUT_S)
         )
         self._wake.set()
-        if not result.succeeded:  # an attempt whose answer was lost came first; said again it does no harm
+        if not result.succeeded:  # an attempt whose answer was lost has succeeded; repeating it does no harm
             found = result.results[0]
             self._turn_revision = 0 if found is None else found.mod_revision
             return
@@ -462,7 +461,7 @@ class Job:
                 self._announced[name] = ask.number if ask is not None else ""
 
     def _changes(self) -> list[tuple[str, Ask | None]]:
-        """Replicas whose keys are not as they should be, with what they ask; ``_ABSENT``: they are gone."""
+        """Return replicas whose keys are outdated, with their asks; ``_ABSENT``: the replica is lost."""
         there = self.roster.healthy(self._loop.time())
         changes: list[tuple[str, Ask | None]] = [(name, _ABSENT) for name in sorted(self._announced.keys() - there)]
         for name in sorted(there):
@@ -505,7 +504,7 @@ class Job:
         self._wake.set()
 
     def _view(self, others: Reflector) -> View:
-        """Return everything that is known at this moment."""
+        """Return the known state at this moment."""
         now_s = self._loop.time()
         healthy = set(self.roster.healthy(now_s))
         asks = self.roster.asks()
@@ -520,7 +519,7 @@ class Job:
         return View(frozenset(healthy | self._awaited), asks, self.record.members if self.record else None)
 
     def _others_there(self, others: Reflector) -> Iterator[tuple[str, Ask | None]]:
-        """Replicas of other daemons; of one that has gone from one daemon to another, the newer key last."""
+        """Return replicas of other daemons; if a replica has changed its daemon, the newer key comes last."""
         for item in sorted(others.items.values(), key=lambda item: item.mod_revision):
             key = item.key.decode(errors="replace")
             daemon_id, replica_id = self._keys.parse_member(key)
@@ -544,7 +543,7 @@ class Job:
             _log.debug("%s: %s", self.name, self._reason)
 
     async def _confirm(self) -> bool:
-        """Tell whether this daemon is still the arbiter and knows the last quorum: a read, nothing is written."""
+        """Return whether this daemon is still the arbiter and knows the last quorum, by one read."""
         return await self._commit(get(self._keys.arbiter))
 
     async def _write(self, record: QuorumRecord) -> bool:

@@ -1,4 +1,4 @@
-"""A lighthouse for torchft that may die: ``torchft.LighthouseService`` with all of its state in raftkv.
+"""A replicated lighthouse for torchft: ``torchft.LighthouseService`` with all its state in raftkv.
 
 ::
 
@@ -6,13 +6,13 @@
     TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510 python train.py                 # the job "a"
     TORCHFT_LIGHTHOUSE=http://127.0.0.1:29511 python train.py                 # the job "b"
 
-The daemon serves unmodified torchft managers. Any number of daemons serve the same jobs side by side, one for all nodes
-or one on each node; replicas of one job may be on different ones. All that a manager knows of a lighthouse is host and
-port: so each job has a listener of its own. A manager holds one connection, for heartbeats and quorums alike: when it
-closes, the replica is gone after a short grace, without waiting for its heartbeats to be missed.
+The daemon serves unmodified torchft managers. Any number of daemons serve the same jobs, one for all nodes or one on
+each node; replicas of one job may use different ones. A manager knows only host and port of its lighthouse, so each job
+has a separate listener. A manager has one connection for heartbeats and quorums: when it closes, the replica counts as
+lost after a short grace time, without waiting for missed heartbeats.
 
-Owns the listeners, the calls and which connection speaks for which replica. What a quorum is: ``torchft.rules``; how
-the daemons agree on it: ``torchft.job``.
+Owns the listeners, the calls, and the mapping of connections to replicas. The rule for quorums is in ``torchft.rules``,
+the agreement between daemons in ``torchft.job``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raftkv.rpc.server.accept import Connection
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
 HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
 REPLICAS_MAX: Final = 2048
-"""Replicas of a job at one daemon. A quorum is one value in the store, which takes 1.5 MiB."""
+"""Maximum replicas of a job at one daemon. A quorum is one value in the store, at most 1.5 MiB."""
 _NOTHING: Final = torchft_pb2.LighthouseHeartbeatResponse().SerializeToString()
 _LIMITS: Final = ServerLimits(ping_permit_without_stream=True)  # managers ping once a minute, busy or not
 _log = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class LighthouseConfig:
     """The configuration of a daemon.
 
     Attributes:
-        rules: when a quorum is one.
-        timing: when a replica is gone.
-        lease_ttl_s: other daemons take over from one that is frozen or cut off after so long.
-        lease_grace_s: and from one that died after so long.
+        rules: rules for a quorum.
+        timing: when a replica counts as lost.
+        lease_ttl_s: time after which other daemons take over from a frozen or disconnected one.
+        lease_grace_s: time after which the decisions of a dead daemon are taken over.
     """
 
     rules: Rules
@@ -77,7 +77,7 @@ class LighthouseConfig:
 
 
 class _Listener(Server):
-    """The server of one job: it hands requests and closed connections to the job."""
+    """The server of one job, which passes requests and closed connections to the job."""
 
     def __init__(self, job: Job, status: Callable[[HttpRequest], bytes | None]) -> None:
         super().__init__(_LIMITS, self._http, translate=_translated)
@@ -133,8 +133,8 @@ class Lighthouse:
     """One daemon.
 
     Arguments:
-        kv: whole, not a view; not closed by the daemon.
-        config: see there.
+        kv: a client, not a view of one; not closed by the daemon.
+        config: see ``LighthouseConfig``.
 
     ``await listen(...)``, then ``await run()`` until cancelled.
     """
@@ -149,15 +149,15 @@ class Lighthouse:
         self._servers: list[Server] = []
 
     async def listen(self, host: str, port: int, job: str) -> list[tuple[str, int]]:
-        """Open a listener for a job, before ``run``; returns the addresses it has got.
+        """Open a listener for a job, before ``run``; return its addresses.
 
         Arguments:
-            host, port: of the listener; port 0: any that is free.
-            job: its name.
+            host, port: address of the listener; port 0: any free port.
+            job: job name.
 
         Raises:
-            ConfigError: the job's name cannot be one.
-            OSError: the address cannot be had.
+            ConfigError: the job's name is not valid.
+            OSError: the address cannot be used.
         """
         server = _Listener(self._job(job), self._status)
         self._servers.append(server)
@@ -172,7 +172,7 @@ class Lighthouse:
         return self.jobs[name]
 
     async def run(self) -> None:
-        """Serve until cancelled; then the lease is given back and all connections are closed."""
+        """Serve until cancelled; then revoke the lease and close all connections."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lease.run())
@@ -192,7 +192,7 @@ class Lighthouse:
 
 
 def _translated(error: BaseException) -> RpcError | None:
-    """Bytes that are no message are the caller's fault, and nothing to report here."""
+    """Convert decoding errors to an error for the caller, without logging."""
     return RpcError(Code.INVALID_ARGUMENT, f"not a message: {error}") if isinstance(error, DecodeError) else None
 
 

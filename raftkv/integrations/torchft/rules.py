@@ -1,22 +1,24 @@
-"""When replicas of a torchft job form a quorum: torchft's rule, as a pure function.
+"""The rule by which replicas of a torchft job form a quorum: torchft's rule, as a pure function.
 
 >>> ask = Ask("a", number="d/1")
 >>> decide(View(healthy=frozenset({"a"}), asks={"a": (ask, 0.0)}), Rules(min_replicas=1), now_s=0.0).members
 (Ask(replica_id='a', number='d/1', shrink_only=False, commit_failures=0, message=b''),)
 
-A replica is *healthy* while it is heard of, and *asks* once a step. The replicas that are healthy and ask form a quorum
+A replica is *healthy* while its messages arrive, and *asks* once per step. The healthy replicas that have asked form a
+quorum
 
-1. at once, if every replica of the quorum before it is among them;
-2. at once, if every replica of the quorum before it *that is still healthy* is, and they satisfy 3;
-3. if they are at least ``min_replicas`` and more than half of the healthy ones (so that of two groups of which neither
-   knows what the other asks only one goes on), and no healthy one is missing or the first has waited
+1. at once, if every replica of the previous quorum is among them;
+2. at once, if every replica of the previous quorum *that is still healthy* is among them, and they satisfy the first
+   part of 3;
+3. if they are at least ``min_replicas`` and more than half of the healthy replicas (so that of two groups that do not
+   see each other's asks only one continues), and either all healthy replicas have asked or the first has waited
    ``join_timeout_s``.
 
-If one of them asks to only shrink, newcomers wait for a later quorum. Rule 2 is raftkv's: torchft waits in that case
-for newcomers that are alive but not ready, up to the join timeout.
+If one of them asks with ``shrink_only``, new replicas wait for a later quorum. Rule 2 is an addition of raftkv: torchft
+waits in that case for new replicas that are alive but not ready, up to the join timeout.
 
-The quorum id grows when the members differ from those of the quorum before, or one of them could not commit its step:
-then all connect to each other anew.
+The quorum id increases if the members differ from those of the previous quorum, or one of them could not commit its
+step; then all replicas reconnect to each other.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class Rules:
     """The options of the service.
 
     Attributes:
-        min_replicas: no smaller quorum, but for one that has lost no member.
-        join_timeout_s: a quorum waits so long for healthy replicas that do not ask.
+        min_replicas: minimum size of a quorum, unless all members of the previous one have asked.
+        join_timeout_s: how long a quorum waits for healthy replicas that have not asked.
     """
 
     min_replicas: int
@@ -50,12 +52,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A replica that waits for its next quorum.
+    """The ask of a replica for its next quorum.
 
     Attributes:
-        replica_id: of the replica, new with every start of it.
-        number: of this ask, ``DAEMON/COUNT``; no other ask ever has it, and counts of a daemon only grow.
-        shrink_only: newcomers are to wait.
+        replica_id: id of the replica, new at each of its starts.
+        number: unique number of this ask, ``DAEMON/COUNT``; counts of a daemon only increase.
+        shrink_only: whether new replicas must wait.
         commit_failures: steps in a row that this replica could not commit.
         message: its ``QuorumMember``, as it came.
     """
@@ -72,8 +74,8 @@ class View:
     """The known state at one moment.
 
     Attributes:
-        healthy: ids of replicas that are heard of.
-        asks: by replica id, with the time since when it waits, seconds of any clock.
+        healthy: ids of healthy replicas.
+        asks: asks by replica id, with the time since when each waits, seconds of any clock.
         previous: ids of the members of the last quorum; None: there was none.
     """
 
@@ -84,13 +86,13 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows.
+    """The result of ``decide``.
 
     Attributes:
-        members: in the order of their ids; empty: no quorum now.
-        reason: why (not), in words.
-        new_id: the quorum needs a new id.
-        ask_again_s: seconds after which the answer may differ though nothing happens; None: it will not.
+        members: members in the order of their ids; empty: no quorum now.
+        reason: reason of the decision, for people.
+        new_id: whether the quorum needs a new id.
+        ask_again_s: seconds after which the decision may change without an event; None: never.
     """
 
     members: tuple[Ask, ...] = ()
@@ -103,7 +105,7 @@ def decide(view: View, rules: Rules, now_s: float) -> Decision:
     """Decide whether the replicas form a quorum now, and which.
 
     Arguments:
-        now_s: by the clock of ``View.asks``.
+        now_s: current time by the clock of ``View.asks``.
     """
     there = {name: ask for name, (ask, _) in view.asks.items() if name in view.healthy}
     members = _members(there, view.previous)
@@ -148,22 +150,22 @@ def _counts(there: Mapping[str, Ask], view: View) -> str:
 
 # -- roster ---------------------------------------------------------------------------------------------------------
 #
-# The replicas that one daemon serves: who is heard of, over which connections, and which replicas wait for a quorum.
+# The replicas that one daemon serves: which are healthy, over which connections, and which wait for a quorum.
 #
-# No clock, no socket, no store: times are given, an answer is a callback.
+# No clock, socket or store: times are arguments, an answer is a callback.
 #
 # Invariants:
 #
-# 1. A replica is dropped when all of its connections have closed and none came in its place within the grace that the
-#    owner gives it. One that was silent for ``heartbeat_timeout_s`` counts as gone; its ask is kept for its return.
-# 2. Every call that waits for a replica's quorum gets one answer, from the first quorum that has the replica's latest
-#    ask.
-# 3. An ask ends with the last call that waits for it: a quorum holds no replica that would not hear of it.
+# 1. A replica is dropped when all of its connections have closed and none was opened within the grace time. A replica
+#    that was silent for ``heartbeat_timeout_s`` counts as lost; its ask is kept in case it returns.
+# 2. Every call that waits for a replica's quorum gets one answer, from the first quorum that includes the replica's
+#    latest ask.
+# 3. An ask ends with the last call that waits for it, so a quorum includes no replica that would not get the answer.
 
 Answer = Callable[[bytes], None]
 
 WAITING_MAX: Final = 16
-"""For one replica's quorum. Each gets the whole quorum, so many would multiply it."""
+"""Maximum calls that wait for one replica's quorum, because each gets the whole quorum."""
 
 
 @dataclass(slots=True)
@@ -171,11 +173,11 @@ class Replica:
     """One replica.
 
     Attributes:
-        heard_s: when it last said something.
-        connections: those it has spoken on that are open.
-        ask: the ask that is not answered yet.
-        asked_s: since when.
-        waiting: the replicas that wait for it, by any name.
+        heard_s: when it last sent a message.
+        connections: open connections on which it has sent messages.
+        ask: unanswered ask.
+        asked_s: since when it waits.
+        waiting: callers that wait for it.
     """
 
     heard_s: float
@@ -194,11 +196,11 @@ class Roster:
         self._by_connection: dict[Hashable, set[str]] = {}
 
     def heard(self, replica_id: str, connection: Hashable, now_s: float) -> bool:
-        """Note that something came from a replica; tells if it did not count as healthy before.
+        """Record a message from a replica; return whether it was not healthy before.
 
         Arguments:
-            replica_id: from whom.
-            connection: on which it came.
+            replica_id: replica that sent it.
+            connection: connection on which it came.
             now_s: seconds of the loop's clock.
         """
         replica = self.replicas.get(replica_id)
@@ -217,11 +219,11 @@ class Roster:
         self._by_connection.setdefault(connection, set()).add(replica_id)
 
     def asked(self, ask: Ask, waiter: Hashable, answer: Answer, now_s: float) -> None:
-        """Note what a replica asks, in place of what it asked before.
+        """Record the ask of a replica, which replaces its previous ask.
 
         Arguments:
-            ask: what it asks.
-            waiter: who withdraws the answer with ``withdraw``.
+            ask: ask of the replica.
+            waiter: identity of the caller, for ``withdraw``.
             answer: called with the body of the answer.
             now_s: seconds of the loop's clock.
         """
@@ -230,15 +232,15 @@ class Roster:
         replica.waiting[waiter] = answer
 
     def is_crowded(self, replica_id: str) -> bool:
-        """Tell whether so many wait for a replica's quorum that no other may; a manager has one call under way."""
+        """Return whether the maximum number of calls wait for a replica's quorum; a manager has one call at a time."""
         replica = self.replicas.get(replica_id)
         return replica is not None and len(replica.waiting) >= WAITING_MAX
 
     def withdraw(self, replica_id: str, waiter: Hashable) -> bool:
-        """Withdraw a waiter; tells if that ends the ask.
+        """Withdraw a waiter; return whether that ends the ask.
 
         Arguments:
-            replica_id: who asked.
+            replica_id: replica that asked.
             waiter: as in ``asked``.
         """
         replica = self.replicas.get(replica_id)
@@ -248,7 +250,7 @@ class Roster:
         return True
 
     def disconnected(self, connection: Hashable) -> list[str]:
-        """Note a closed connection; returns the replicas that have no other."""
+        """Record a closed connection; return the replicas that have no other."""
         alone = []
         for replica_id in sorted(self._by_connection.pop(connection, ())):
             replica = self.replicas.get(replica_id)
@@ -260,7 +262,7 @@ class Roster:
         return alone
 
     def drop_absent(self, replica_id: str) -> bool:
-        """Drop a replica whose grace has passed without a connection; tells if it is gone."""
+        """Drop a replica if it has no connection after the grace time; return whether it was dropped."""
         replica = self.replicas.get(replica_id)
         if replica is None or replica.connections:
             return False
@@ -268,27 +270,27 @@ class Roster:
         return True
 
     def healthy(self, now_s: float) -> frozenset[str]:
-        """Return the replicas that were heard of lately."""
+        """Return the healthy replicas: those with a recent message."""
         return frozenset(name for name, replica in self.replicas.items() if now_s - replica.heard_s < self._timeout_s)
 
     def next_silence_s(self, now_s: float) -> float | None:
-        """Return when the next healthy one may have been silent for too long; None: there is none."""
+        """Return when the next healthy replica may have been silent for too long; None: there is none."""
         ends = [replica.heard_s + self._timeout_s for replica in self.replicas.values()]
         return min((end for end in ends if end > now_s), default=None)
 
     def asks(self) -> dict[str, tuple[Ask, float]]:
-        """Return who asks what, since when."""
+        """Return the asks by replica, with the time since when each waits."""
         return {
             name: (replica.ask, replica.asked_s) for name, replica in self.replicas.items() if replica.ask is not None
         }
 
     def answer(self, replica_id: str, number: str, body: bytes) -> bool:
-        """Answer an ask with a quorum; tells if it was one of this roster.
+        """Answer an ask with a quorum; return whether it was in this roster.
 
         Arguments:
-            replica_id: who asked.
-            number: of the ask.
-            body: of the answer.
+            replica_id: replica that asked.
+            number: number of the ask.
+            body: body of the answer.
         """
         replica = self.replicas.get(replica_id)
         if replica is None or replica.ask is None or replica.ask.number != number:
@@ -302,30 +304,30 @@ class Roster:
 
 # -- records --------------------------------------------------------------------------------------------------------
 #
-# What a torchft job has in the store: keys, and what they hold.
+# The keys and records of a torchft job in the store.
 #
 # ::
 #
 #     /raftkv/torchft/<job>/head/arbiter                      leased; id of the daemon that decides
 #     /raftkv/torchft/<job>/head/quorum                       the last quorum; kept for ever
-#     /raftkv/torchft/<job>/member/<daemon id>/<replica id>   leased; a replica that is there, and what it asks
+#         /raftkv/torchft/<job>/member/<daemon id>/<replica id>   leased; a present replica, and its ask
 #     /raftkv/torchft/<job>/turn/<daemon id>                  leased; written with each change of a daemon's members,
 #                                                             and by the arbiter with its own key
 #
-# Every daemon watches ``head/``, the arbiter alone ``member/``: a step costs as many events as there are daemons. A
-# quorum is written by the arbiter only, on condition that it still is the arbiter and the quorum has not changed: so an
-# id, once used, is never used again, after any restart.
+# Every daemon watches ``head/``, only the arbiter ``member/``, so a step costs one event per daemon. Only the arbiter
+# writes a quorum, on the condition that it is still the arbiter and the quorum has not changed, so an id is never
+# reused, also not after restarts.
 
 ROOT: Final = "/raftkv/torchft/"
 REPLICA_ID_MAX: Final = 512
 QUORUM_ID_MAX: Final = 2**62
 MEMBER_BYTES_MAX: Final = 16 * 1024
-"""Bytes that a replica may say of itself (some 300 do). A quorum is one value: a large one would leave all without."""
+"""Maximum size of a replica's message (usually about 300 bytes), because a quorum must fit into one value."""
 _JOB: Final = re.compile(r"[^\x00-\x20/@\x7f]{1,200}")
 
 
 def check_job(job: str) -> str:
-    """Return the name of a job if it can be used.
+    """Return a valid job name unchanged.
 
     Raises:
         ConfigError: it is empty, too long, or has white space, a slash or an @.
@@ -339,10 +341,10 @@ class JobKeys:
     """The keys of one job.
 
     Attributes:
-        head: prefix of what every daemon watches.
+        head: prefix of the keys that every daemon watches.
         arbiter: the daemon that decides.
         quorum: the last quorum.
-        members: prefix of the replicas that are there.
+        members: prefix of the present replicas.
     """
 
     def __init__(self, job: str) -> None:
@@ -356,8 +358,8 @@ class JobKeys:
         """Return the key of one replica; a daemon's id has no slash, a replica's may have any character.
 
         Arguments:
-            daemon_id: of the daemon that the replica is connected to.
-            replica_id: its name.
+            daemon_id: daemon to which the replica is connected.
+            replica_id: id of the replica.
         """
         return f"{self.members}{daemon_id}/{replica_id}"
 
@@ -366,17 +368,17 @@ class JobKeys:
         return f"{ROOT}{self.job}/turn/{daemon_id}"
 
     def parse_member(self, key: str) -> tuple[str, str]:
-        """Daemon and replica of a key below ``members``."""
+        """Return daemon and replica of a key below ``members``."""
         daemon_id, _, replica_id = key.removeprefix(self.members).partition("/")
         return daemon_id, replica_id
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord(TrainingRecord):
-    """A replica that is there.
+    """A present replica.
 
     Attributes:
-        ask: number of its ask; empty: it has asked for nothing that its daemon wants decided elsewhere.
+        ask: number of its ask; empty: it has no ask that another daemon must decide.
         message: its ``QuorumMember``, base64.
     """
 
@@ -386,28 +388,28 @@ class MemberRecord(TrainingRecord):
 
     @classmethod
     def of(cls, ask: Ask | None) -> MemberRecord:
-        """Make the record of a replica that asks, or (None) does not."""
+        """Make the record of a replica with its ask; None: it does not ask."""
         return cls() if ask is None else cls(ask.number, base64.b64encode(ask.message).decode())
 
     def to_ask(self) -> Ask | None:
-        """Return what the replica asks.
+        """Return the ask of the replica.
 
         Raises:
-            RecordError: its message is none.
+            RecordError: its message cannot be decoded.
         """
         return make_ask(_decoded(self.message), self.ask) if self.ask else None
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumRecord(TrainingRecord):
-    """A quorum that was decided.
+    """A decided quorum.
 
     Attributes:
-        quorum_id: grows by one whenever all have to connect anew.
+        quorum_id: increases by one whenever all replicas must reconnect.
         asks: number of the ask that it answers, by replica id.
         messages: ``QuorumMember`` of each, base64.
         time: wall clock of the arbiter, for torchft and for people.
-        cluster: in which it was decided: one that is restored from a backup is another; empty: not known.
+        cluster: id of the store's cluster, which changes after a restore from a backup; empty: unknown.
     """
 
     NAME: ClassVar[str] = "quorum"
@@ -418,7 +420,7 @@ class QuorumRecord(TrainingRecord):
     cluster: str = ""
 
     def check(self) -> None:
-        """Implement ``Record.check``: there is room for more ids in what torchft reads."""
+        """Implement ``Record.check``: the id leaves room for later ids in torchft's integer type."""
         if self.quorum_id > QUORUM_ID_MAX:
             raise RecordError(self.NAME, f"quorum_id is {self.quorum_id}")
 
@@ -427,10 +429,10 @@ class QuorumRecord(TrainingRecord):
         """Make the record of a decision.
 
         Arguments:
-            quorum_id: of the quorum.
-            members: their asks.
+            quorum_id: id of the quorum.
+            members: asks of the members.
             time: wall clock of the arbiter, in seconds.
-            cluster: in which it is decided.
+            cluster: id of the store's cluster.
         """
         return cls(
             quorum_id,
@@ -442,15 +444,15 @@ class QuorumRecord(TrainingRecord):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Ids of the replicas, in order."""
+        """Ids of the replicas, sorted."""
         return tuple(sorted(self.asks))
 
     def has_answered(self, replica_id: str, number: str) -> bool:
-        """Tell whether this quorum or one before it has answered an ask, which a late write may bring back.
+        """Return whether this or an earlier quorum has answered an ask, which a late write may have restored.
 
         Arguments:
-            replica_id: who asks.
-            number: of the ask.
+            replica_id: replica that asks.
+            number: number of the ask.
         """
         daemon_id, _, last = self.asks.get(replica_id, "").rpartition("/")
         asked_of, _, own = number.rpartition("/")
@@ -461,7 +463,7 @@ class QuorumRecord(TrainingRecord):
         """Encode the ``LighthouseQuorumResponse`` that its members get.
 
         Raises:
-            RecordError: a message is none.
+            RecordError: a message cannot be decoded.
         """
         response = torchft_pb2.LighthouseQuorumResponse()
         quorum = response.quorum
@@ -473,11 +475,11 @@ class QuorumRecord(TrainingRecord):
 
 
 def make_ask(message: bytes, number: str) -> Ask:
-    """Make an ask out of the ``QuorumMember`` that came, whose fields stay as they are.
+    """Make an ask from a received ``QuorumMember``, whose fields stay unchanged.
 
     Arguments:
         message: a serialized ``QuorumMember``.
-        number: of the ask, unique among all daemons.
+        number: number of the ask, unique among all daemons.
 
     Raises:
         RecordError: it is none.

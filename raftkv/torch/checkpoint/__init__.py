@@ -1,4 +1,4 @@
-"""Checkpoints of ``torch.distributed.checkpoint`` (DCP) in the registry: whole, checked and findable, or not there.
+"""Checkpoints of ``torch.distributed.checkpoint`` (DCP) in the registry: complete and verified, or absent.
 
 ::
 
@@ -10,21 +10,21 @@
 
     dcp.load(state, storage_reader=Reader(registry, "latest"))         # or a step, a tag, ("best", "loss")
 
-The ``state`` and the files of ``Writer(files=...)`` are one commit: model, optimizer, position in the data
-and random numbers are of the same step, or the checkpoint does not exist.
+The ``state`` and the files of ``Writer(files=...)`` are one commit: model, optimizer, position in the data and random
+number states are of the same step, or the checkpoint does not exist.
 
-    writer   DCP's StorageWriter: bytes in a directory of the attempt's own, digests beside writing, prepare, commit
-    reader   DCP's StorageReader: finds, pins, checks digests before use; another world size may load
-    resume   what a training program does at its start
-    link     how both reach the registry, in this process or in one that torch has started
+    writer   DCP's StorageWriter: writes to the attempt's directory, computes digests meanwhile, prepares, commits
+    reader   DCP's StorageReader: finds, pins, verifies digests before use; another world size may load
+    resume   loads the latest checkpoint at the start of a training program (in ``reader``)
+    link     connects both to the registry, in this process or in one that torch has started
 
 Invariants
 
-1. ``.metadata`` is written only while the claim lasts, and is in what the coordinator prepares, the last of all.
-2. Nothing is read, and above all nothing is unpickled, before its digest was found right.
-3. A failure of one rank fails all, by DCP's own collectives; the rank that failed gives the attempt up.
+1. ``.metadata`` is written only while the claim lasts; the coordinator prepares it, as the last rank.
+2. Nothing is used, and above all nothing is unpickled, before its digest was verified.
+3. A failure of one rank fails all ranks, by DCP's own collectives; the failed rank aborts the attempt.
 
-A name is imported when it is first used; only then is torch.
+A name, and with it torch, is imported when it is first used.
 """
 
 from __future__ import annotations

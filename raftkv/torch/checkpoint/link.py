@@ -1,11 +1,11 @@
-"""How a writer or reader reaches the registry: through what it was given, or, in another process, by itself.
+"""The connection of a writer or reader to the registry: the given one, or, in another process, a new one.
 
     link = Link(run)            # or Link(registry)
     link.registry.latest()
-    link.claim()                # of the run's generation; of a registry, the first call of this process claims it
+    link.claim()                # claim of the run's generation; with a registry, the first call of this process claims
 
-A link can be pickled: ``dcp.async_save`` hands the writer to a process of its own, which connects when it first asks.
-There the claim of the coordinator is the same, so that a save which outlives its generation is refused there too.
+A link can be pickled: ``dcp.async_save`` passes the writer to a separate process, which connects at the first call.
+That process uses the claim of the coordinator, so a save that outlives its generation is refused there too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from raftkv.training.api.run import Run
 T = TypeVar("T")
 
 Source = Run | Registry
-"""The source that users give: a run, or the registry of a program that is no run."""
+"""Argument of users: a run, or the registry of a program outside a run."""
 
 _claims: Final[WeakKeyDictionary[Registry, Claim]] = WeakKeyDictionary()
 _clients: Final[dict[tuple[Any, ...], raftkv.Client]] = {}
@@ -36,7 +36,7 @@ _lock: Final = threading.Lock()
 
 
 class Link:
-    """A way to the registry.
+    """A connection to the registry.
 
     Arguments:
         source: a run (``raftkv.training.join``), or a registry (``raftkv.checkpoint.Registry``).
@@ -61,7 +61,7 @@ class Link:
 
     @property
     def registry(self) -> Registry:
-        """The registry; the first question in another process connects."""
+        """The registry; the first access in another process connects."""
         if self._registry is None:
             facts = self._facts
             with _lock:
@@ -75,23 +75,23 @@ class Link:
 
     @property
     def run_id(self) -> str:
-        """Whose checkpoints they are."""
+        """Run id of the checkpoints."""
         return str(self._facts["run_id"]) if self._registry is None else self._registry.run_id
 
     @property
     def uri(self) -> str:
-        """Below which the checkpoints lie."""
+        """Directory below which the checkpoints are stored."""
         return str(self._facts["uri"]) if self._registry is None else self._registry.uri
 
     def claim(self, *, take_over: bool = False) -> Claim:
-        """Return the claim under which this process writes; for the coordinator.
+        """Return the claim for writing; for the coordinator.
 
         Arguments:
-            take_over: begin anew: of a registry, end what this program or another has claimed before; then decide what
-                the generations before have left undecided. To be done before ``latest`` is looked for.
+            take_over: start again: with a registry, end all earlier claims; then commit or abort open attempts of
+                previous generations. Do this before looking up ``latest``.
 
         Raises:
-            FenceBroken, GenerationOver: the claim is over.
+            FenceBroken, GenerationOver: the claim has ended.
         """
         if self._claim is None:
             registry = self.registry
@@ -107,12 +107,12 @@ class Link:
         return self._claim
 
     def claim_of(self, token: str, *, is_new: bool = True) -> Claim:
-        """Return the claim that the coordinator has handed on.
+        """Return the claim that the coordinator has passed on.
 
         Arguments:
-            token: of the claim.
-            is_new: it was handed on for this save. Else it may be of a generation before: a run knows its own, and a
-                program the newest of its claims.
+            token: token of the claim.
+            is_new: whether it was passed on for this save. Otherwise it may belong to an earlier generation: a run then
+                uses its own claim, and a program its newest one.
         """
         world = self._world
         if world is not None and not is_new:
@@ -124,12 +124,12 @@ class Link:
         return claim
 
     def keep(self, claim: Claim) -> None:
-        """Note the claim of a program, which another rank has made for all."""
+        """Store the claim of a program, which another rank has made for all."""
         with _lock:
             _claims[self.registry] = claim
 
     def _known(self) -> list[Claim]:
-        """Return what this process has heard of: for this save, or when the program resumed."""
+        """Return the known claim: from this save, or from when the program resumed."""
         kept = None if self._world is not None or self._registry is None else _claims.get(self._registry)
         return [claim for claim in (self._claim, kept) if claim is not None]
 
@@ -142,7 +142,7 @@ class Link:
 
 
 def _way_to(kv: raftkv.Client, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return how another process connects to where this client is connected."""
+    """Return the settings with which another process connects like this client."""
     core = kv.target()[1].scope.core
     settings = dict(client_settings(os.environ) if given is None else given)
     for name in ("password", "token"):
@@ -160,15 +160,15 @@ def _way_to(kv: raftkv.Client, given: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def is_distributed(no_dist: bool = False) -> bool:
-    """Return whether there are other ranks of torch's."""
+    """Return whether ``torch.distributed`` has other ranks."""
     return not no_dist and dist.is_available() and dist.is_initialized()
 
 
 def from_rank_0(group: dist.ProcessGroup | None, make: Callable[[], T], *, no_dist: bool = False) -> T:
-    """Have the first rank of a process group do something; returns it on all. All raise its error.
+    """Call a function on the first rank of a process group; return its result, or raise its error, on all ranks.
 
     Arguments:
-        group: of torch; None: the default one.
+        group: torch process group; None: the default one.
         make: called by the first rank; what it returns can be pickled.
         no_dist: this process is alone; torch is not asked.
     """

@@ -1,4 +1,4 @@
-"""DCP's storage reader on the registry: finds a checkpoint, keeps it from being deleted, and checks what it reads.
+"""DCP's storage reader for the registry: finds a checkpoint, pins it, and verifies what it reads.
 
 ::
 
@@ -7,11 +7,11 @@
     dcp.load(state, storage_reader=Reader(registry, "release"))              # a tag
     reader = Reader(registry, ("best", "accuracy", "max"))
     dcp.load(state, storage_reader=reader)
-    reader.checkpoint.step, reader.read("data.json")                         # a further file of the same commit
+    reader.checkpoint.step, reader.read("data.json")                         # another file of the same commit
 
-The first rank decides which checkpoint it is, once for all. Every file, ``.metadata`` first, is read through and
-compared with the manifest before anything of it is used; a rank does so with the files that it needs, and with its
-share of the others too if ``verify="all"``. The number of ranks that load may differ from that of those that saved.
+The first rank chooses the checkpoint for all ranks. Every file, ``.metadata`` first, is read completely and compared
+with the manifest before any part of it is used. A rank verifies the files that it needs, and with ``verify="all"`` also
+its share of the others. The number of loading ranks may differ from that of the saving ranks.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "collections": ("OrderedDict",),
     "builtins": ("set", "frozenset", "bytearray", "complex"),
 }  # fmt: skip
-"""The types in the metadata of DCP, beside those that pickle has operations for."""
+"""Types allowed in the metadata of DCP, besides those built into pickle."""
 
 Which = int | str | tuple[str, ...] | Checkpoint
-"""``"latest"``, a step, a tag, ``("best", metric)``, ``("best", metric, "max")``, or a checkpoint that was found."""
+"""``"latest"``, a step, a tag, ``("best", metric)``, ``("best", metric, "max")``, or a checkpoint from a lookup."""
 
 
 class Reader(FileSystemReader):
@@ -76,10 +76,10 @@ class Reader(FileSystemReader):
     Arguments:
         source: a run (``raftkv.training.join``), or a registry (``raftkv.checkpoint.Registry``); its ``uri`` may be
             empty.
-        step: which checkpoint; see ``Which``.
+        step: checkpoint to read; see ``Which``.
         kind: ``dcp``, or ``dcp_per_rank`` for what was saved with ``use_collectives=False``.
         verify: ``"read"``: the files that are needed; ``"all"``: all files, shared among the ranks.
-        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
+        anywhere: load a checkpoint from the directory in its record; else only below the ``uri`` of the registry.
         process_group, no_dist: as given to ``dcp.load``.
 
     Raises:
@@ -119,11 +119,11 @@ class Reader(FileSystemReader):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Which checkpoint it is; with several ranks, all of them ask.
+        """The checkpoint; with several ranks, all of them must read this.
 
         Raises:
             CheckpointNotFound: there is none.
-            ConfigError: it does not lie below the ``uri`` of the registry.
+            ConfigError: the checkpoint is not below the ``uri`` of the registry.
             DigestMismatch: its manifest is not what was committed.
         """
         if self._checkpoint is None:
@@ -135,7 +135,8 @@ class Reader(FileSystemReader):
         return self._checkpoint
 
     def _find_pinned(self) -> Checkpoint:
-        """Find it, on the first rank, and pin it; each other rank pins it too, before this one lets it go."""
+        """Find the checkpoint on the first rank and pin it; every other rank pins it before the first rank's pin
+        ends."""
         while True:
             found = self._find()
             if not self._anywhere:
@@ -154,7 +155,7 @@ class Reader(FileSystemReader):
         self._finalizer = weakref.finalize(self, pin.let_go)
 
     def close(self) -> None:
-        """Give the pin back, so that the checkpoint may be deleted again; the end of a load does so."""
+        """Release the pin, so that the checkpoint may be deleted; the end of a load does this."""
         pin, self._pin = self._pin, None
         if pin is not None and self._finalizer is not None:
             self._finalizer.detach()
@@ -176,13 +177,13 @@ class Reader(FileSystemReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory of its bytes, once it is found."""
+        """Directory of the files, once the checkpoint is found."""
         return self._link.uri if self._checkpoint is None else self._checkpoint.uri
 
     # ---- files
 
     def read(self, name: str) -> bytes:
-        """Return a whole file, as one of ``Writer(files=...)``.
+        """Return the content of a file, such as one of ``Writer(files=...)``.
 
         Raises:
             DigestMismatch: there is none of that name, or it is not what was committed.
@@ -193,12 +194,12 @@ class Reader(FileSystemReader):
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[Any]:
-        """Open a file that was found right. Arguments and errors as for ``read``."""
+        """Open a verified file. Arguments and errors as for ``read``."""
         with open_verified(self.checkpoint, name, file=self.record(name)) as file:
             yield file
 
     def record(self, name: str) -> FileRecord:
-        """Return what was committed of a file. Arguments and errors as for ``read``."""
+        """Return the committed record of a file. Arguments and errors as for ``read``."""
         checkpoint = self.checkpoint
         if name not in self._records:
             raise DigestMismatch(checkpoint.uri, name, "is no file of this checkpoint")
@@ -208,11 +209,11 @@ class Reader(FileSystemReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False: it is given as ``storage_reader``, never guessed from an id."""
+        """Return False: the reader is passed as ``storage_reader``, never chosen by an id."""
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Refuse an id: the registry knows the directory.
+        """Refuse an id, because the registry chooses the directory.
 
         Raises:
             ConfigError: one is given.
@@ -260,7 +261,7 @@ class Reader(FileSystemReader):
         return dist.get_rank(self._group) if is_distributed(self._no_dist) else 0
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Check this rank's share of all files, if all are to be checked."""
+        """Verify this rank's share of all files, with ``verify="all"``."""
         self.storage_data = dict(metadata.storage_data or {})
         if self._verify == ALL:
             rank = dist.get_rank(self._group) if is_distributed(self._no_dist) else 0
@@ -270,7 +271,7 @@ class Reader(FileSystemReader):
                     pass
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank needs, from files that were found right; then the pin is given back.
+        """Read what this rank needs from verified files; then release the pin.
 
         Raises:
             DigestMismatch, StorageError: a file is not what was committed, or cannot be read.
@@ -292,10 +293,10 @@ def _member(kind: Any, name: str) -> Enum:
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Reads the metadata of DCP: data of a few types, and never a function that the file names."""
+    """Unpickles the metadata of DCP: only values of a few types, and never a function named in the file."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a type that metadata is made of."""
+        """Return an allowed type of metadata."""
         if (module, name) == ("builtins", "getattr"):
             return _member  # Python 3.11 writes members of an enumeration so
         if name in _TYPES.get(module, ()):
@@ -307,14 +308,14 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class _Checked(FileSystemBase):
-    """The file system that torch's reader asks, for the files of one checkpoint."""
+    """A file system for torch's reader, with the files of one checkpoint."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
     @contextlib.contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """Open a file that was found right."""
+        """Open a verified file."""
         with self._reader.open(str(path)) as file:
             yield file
 
@@ -361,16 +362,16 @@ def resume(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
 ) -> Checkpoint | None:
-    """Load the newest checkpoint into a state, on all ranks the same; None: there is none.
+    """Load the newest checkpoint into a state, the same on all ranks; None: there is none.
 
     Arguments:
-        source: a run, or a registry, whose checkpoints this program then claims: all who wrote before are refused.
+        source: a run, or a registry, whose checkpoints this program then claims, which fences out earlier writers.
         state: as for ``dcp.load``.
         kind, verify, anywhere: see ``Reader``.
         process_group, no_dist: as for ``dcp.load``.
 
     Raises:
-        DigestMismatch: a file is not what was committed; it names the file.
+        DigestMismatch: a file differs from the committed one; it names the file.
         StorageError: a file cannot be read.
         FenceBroken, GenerationOver: another has claimed the run's checkpoints meanwhile.
         CheckpointException: of DCP, for what else can go wrong on any rank.
@@ -403,7 +404,7 @@ def _find(link: Link, kind: str) -> tuple[Claim, Checkpoint | None]:
 
 @contextlib.contextmanager
 def typed(reader: Reader | None = None) -> Iterator[None]:
-    """Raise raftkv's own error instead of the ``CheckpointException`` in which DCP tells of it."""
+    """Raise raftkv's own error instead of DCP's ``CheckpointException`` around it."""
     try:
         yield
     except CheckpointException as error:

@@ -1,18 +1,18 @@
-"""DCP's storage writer on the registry: ``dcp.save`` and ``dcp.async_save`` commit a checkpoint, or leave none.
+"""DCP's storage writer for the registry: ``dcp.save`` and ``dcp.async_save`` commit a checkpoint, or leave none.
 
 ::
 
     dcp.save(state, storage_writer=Writer(run, step, metrics={"loss": loss}))
     future = dcp.async_save(state, storage_writer=Writer(run, step))     # in a thread, or AsyncCheckpointerType.PROCESS
 
-What happens at which of DCP's steps:
+Actions at each of DCP's steps:
 
-    prepare_global_plan   coordinator    claims, begins the attempt; claim and attempt travel to the ranks in the plan
+    prepare_global_plan   coordinator    claims, begins the attempt; the plan carries claim and attempt to the ranks
     write_data            every rank     writes below the attempt's directory and digests; all but one prepare
     finish                coordinator    checks the fence, writes .metadata, prepares, commits
 
-It writes what torch's own ``FileSystemWriter`` does, whose code it uses: the directory of a committed checkpoint is one
-that any DCP reader reads. With ``use_collectives=False`` every rank has a ``.metadata`` of its own (kind
+It writes the same files as torch's own ``FileSystemWriter``, whose code it uses, so any DCP reader can read the
+directory of a committed checkpoint. With ``use_collectives=False`` every rank has a separate ``.metadata`` (kind
 ``dcp_per_rank``), and only the same number of ranks can load it.
 """
 
@@ -48,11 +48,11 @@ FileData = bytes | Callable[[], bytes]
 
 @dataclass
 class _Part:
-    """A rank's part of an attempt, as it travels in the plan.
+    """A rank's part of an attempt, carried in the plan.
 
     Attributes:
         prefix: torch's own, of the names of the rank's files.
-        rank: in the attempt.
+        rank: rank in the attempt.
         claim: token of the coordinator's.
         head: the attempt's record.
         is_used: this process has written it; a planner that caches plans hands it out again at the next save.
@@ -73,15 +73,15 @@ class Writer(FileSystemWriter):
     Arguments:
         source: a run (``raftkv.training.join``), or a registry (``raftkv.checkpoint.Registry``). Keep one registry for
             the life of the program: the first save with it claims the run's checkpoints.
-        step: of training; above the latest.
+        step: training step, above the latest.
         metrics: numbers by which the best is found; the coordinator's count.
         metadata: texts of the user.
-        parent: what it descends from.
+        parent: checkpoint that it descends from.
         files: further files of this rank by name, as bytes or as what returns them: part of the same commit. No two
             ranks use the same name.
         trackers: ``"deepspeed"``, ``"megatron"``: whose tracker files name the newest commit; see
             ``checkpoint.trackers``.
-        timeout_s: for the other ranks to prepare; None: as long as the claim lasts.
+        timeout_s: time to wait for the other ranks to prepare; None: as long as the claim lasts.
         process_group: as given to ``dcp.save``.
         claim, client: see ``link.Link``.
         digest: algorithm. ``sha256`` costs a second core 0.6 to 0.8 s for each GB; where there is none to spare,
@@ -143,7 +143,7 @@ class Writer(FileSystemWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory of its bytes, once there is one."""
+        """Directory of the files, once the attempt has begun."""
         return self._link.uri if self._attempt is None else self._attempt.uri
 
     @property
@@ -154,11 +154,11 @@ class Writer(FileSystemWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False: it is given as ``storage_writer``, never guessed from an id."""
+        """Return False: the writer is passed as ``storage_writer``, never chosen by an id."""
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Refuse an id: the registry chooses the directory.
+        """Refuse an id, because the registry chooses the directory.
 
         Raises:
             ConfigError: one is given.
@@ -167,23 +167,23 @@ class Writer(FileSystemWriter):
             raise ConfigError(f"the registry chooses where step {self.step} lies; give no checkpoint_id")
 
     def stage(self, state_dict: Any) -> Any:
-        """Copy the state, and what ``files`` are now, for an asynchronous save."""
+        """Copy the state, and the current ``files``, for an asynchronous save."""
         self._extra = _resolved(self._extra)
         return super().stage(state_dict)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Learn which rank this is; older versions of torch tell nothing but the coordinator."""
+        """Store the rank; older versions of torch only say whether this is the coordinator."""
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
         self._is_coordinator = is_coordinator
         self._attempt = self._part = self._files = self._checkpoint = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is: there is no directory yet."""
+        """Return the plan unchanged, because there is no directory yet."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Begin the attempt. Errors as for ``Registry.begin``: DCP raises them on all ranks."""
+        """Begin the attempt. Errors as for ``Registry.begin``; DCP raises them on all ranks."""
         if self.use_collectives:
             token, head = self._begin(len(plans))
             first = 0
@@ -204,7 +204,7 @@ class Writer(FileSystemWriter):
         return claim.token, self._attempt.record.encode()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's files; durable, and prepared, when the future is there.
+        """Write this rank's files; they are durable and prepared when the future is done.
 
         Raises:
             ConfigError: this rank saves another step than the coordinator; DCP raises it on all ranks.
@@ -231,7 +231,7 @@ class Writer(FileSystemWriter):
         return results
 
     def _enter(self, part: _Part) -> Attempt:
-        """Return the attempt; with a planner that caches plans the part may be of an earlier one."""
+        """Return the attempt; if the planner caches plans, the part may belong to an earlier one."""
         self._part = part
         was_used, part.is_used, who = part.is_used, True, f"rank {part.rank}"
         claim = self._link.claim_of(part.claim, is_new=not was_used)
@@ -253,7 +253,7 @@ class Writer(FileSystemWriter):
         """Write ``.metadata``, prepare and commit.
 
         Raises:
-            FenceBroken, GenerationOver: the claim is over: ``.metadata`` was not written.
+            FenceBroken, GenerationOver: the claim has ended: ``.metadata`` was not written.
             AttemptOver: another rank has given it up.
         """
         attempt, part, files = self._attempt, self._part, self._files
@@ -280,14 +280,14 @@ class Writer(FileSystemWriter):
             loop.run(Trackers(registry, self._trackers, kind=self._kind).write())
 
     def _give_up(self, error: BaseException) -> None:
-        """Give the attempt up for all ranks, so that no rank waits for this one."""
+        """Abort the attempt for all ranks, so that no rank waits for this one."""
         if self._attempt is None or isinstance(error, GenerationOver | FenceBroken | AttemptOver):
             return
         with contextlib.suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
             self._attempt.give_up(error, f"rank {self._part.rank if self._part else 0} failed")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Hand it to the process of an asynchronous save: with the claim, without connections."""
+        """Pickle the writer for the process of an asynchronous save, with the claim and without connections."""
         self._extra = _resolved(self._extra)
         if not is_distributed() or dist.get_rank(self._group) == 0:
             self._link.claim()
@@ -296,7 +296,7 @@ class Writer(FileSystemWriter):
 
 
 class _Streams(FileSystemBase):
-    """The file system that torch's writer asks, for the files of one rank: new ones, digested while written.
+    """A file system for torch's writer, with the files of one rank: always new, digested while written.
 
     ``.metadata`` is written under its own name at once: no reader looks before the commit, and the directory is new.
     """
@@ -326,7 +326,7 @@ class _Streams(FileSystemBase):
         return path
 
     def mkdir(self, path: Any) -> None:
-        """Do nothing: files make their directories."""
+        """Do nothing: opening a file creates its directories."""
 
     def rm_file(self, path: Any) -> None:
         """Do nothing: there is nothing to remove."""

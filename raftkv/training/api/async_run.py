@@ -1,4 +1,4 @@
-"""A run, as the program that trains sees it: its place, and what ranks do together; for asyncio.
+"""A run, as the training program sees it: its rank, and operations with other ranks; for asyncio.
 
 ::
 
@@ -10,12 +10,12 @@
             except GenerationOver:
                 await run.rejoin()                  # the next generation: other members, maybe another rank
 
-``Run`` puts together an attachment (``Participant``, or the agent's for a worker) and, for the present generation, a
-``Generation`` with its collectives, counters and leadership. Invariants:
+``Run`` combines an attachment (``Participant``, or ``WorkerAttachment`` for a worker of an agent) and, for the current
+generation, a ``Generation`` with its collectives, counters and leadership. Invariants:
 
-1. Everything is fenced by the generation: a rank that missed its end writes nothing, it raises ``GenerationOver``.
-2. The end of a generation interrupts all waits in it at once, and ``changed`` costs nothing to ask.
-3. Losing the cluster ends nothing: calls wait for it, for as long as their ``timeout_s`` allows.
+1. Everything is fenced by the generation: a rank that missed its end writes nothing and raises ``GenerationOver``.
+2. The end of a generation interrupts all waits in it at once; reading ``changed`` costs nothing.
+3. Losing the cluster does not end a generation: calls wait for the cluster, up to their ``timeout_s``.
 
 ``run`` is the same for programs without an event loop.
 """
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
 CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
-"""In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
+"""Environment variable with the URL or path for checkpoints, if ``join`` gets none."""
 FAIL_S: Final = 10.0
-"""For recording why this rank leaves: an unreachable cluster must not delay the error."""
+"""Time limit for recording why this rank leaves, so that an unreachable cluster does not delay the error."""
 INTERRUPTED_S: Final = 0.5
-"""The same after Ctrl-C, when a person waits for the prompt."""
+"""The same limit after Ctrl-C, when a user waits for the prompt."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
 
 class Run(RunPlace):
-    """One process' place in a run; made by ``join``.
+    """One process' membership in a run; made by ``join``.
 
     Attributes:
-        kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes anywhere, only while the generation lasts.
+        kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes any key, but only while the generation lasts.
         checkpoints: the registry of the run's checkpoints: ``latest``, ``best``, ...
     """
 
@@ -111,23 +111,23 @@ class Run(RunPlace):
 
     @property
     def rank(self) -> int:
-        """This rank; it may be another in the next generation."""
+        """This rank, which may change in the next generation."""
         return self._generation.rank
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
+        """Whether this process is a worker of an agent, which lasts for one generation, and not a separate node."""
         return self._place is not None
 
     # ---- when the generation ends
 
     @property
     def changed(self) -> bool:
-        """Whether the generation is over: come back with ``rejoin``. No I/O; any thread may ask."""
+        """Whether the generation has ended; then call ``rejoin``. No I/O; readable from any thread."""
         return self._generation.is_over
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
-        """Call back, on the loop, when a generation ends: once each. Returns a function that cancels it."""
+        """Call back, on the loop, once at the end of each generation; return a function that cancels this."""
         return self._callbacks.add(callback)
 
     async def wait_change(self, timeout_s: float | None = None) -> bool:
@@ -140,15 +140,15 @@ class Run(RunPlace):
         return True
 
     async def rejoin(self, timeout_s: float | None = None) -> World:
-        """Declare that nothing of this generation runs here any more, and wait for the next; the run takes its values.
+        """Declare that nothing of this generation runs here any more, and wait for the next one.
 
         Arguments:
-            timeout_s: for the minimum to be there; None: ``join_timeout_s`` of the run.
+            timeout_s: time to wait for the minimum number of nodes; None: ``join_timeout_s`` of the run.
 
         Raises:
-            RunClosed: the run is over.
+            RunClosed: the run is closed.
             JoinTimeout: too few nodes came; this one has left.
-            GenerationOver: this process is a worker of an agent, which starts another in the next generation.
+            GenerationOver: this process is a worker of an agent, which starts a new worker in the next generation.
         """
         limit(timeout_s, "timeout_s")
         self._generation.end("this rank has left it")
@@ -157,7 +157,7 @@ class Run(RunPlace):
         return self.world
 
     def _look(self, _: object) -> None:
-        """On the loop: the attachment has seen something."""
+        """Handle a change of the attachment, on the loop."""
         if self._generation.is_over:
             return
         end = self._attachment.end
@@ -169,31 +169,31 @@ class Run(RunPlace):
     # ---- what ranks do together
 
     async def barrier(self, name: str = "barrier", *, timeout_s: float | None = None) -> None:
-        """Wait until all ranks of the generation are here. One write a rank; a name may be used again and again.
+        """Wait until all ranks of the generation have called this. One write per rank; a name may be reused.
 
         Arguments:
-            name: all ranks use the same names, each equally often.
+            name: name of the barrier; all ranks use the same names, each equally often.
             timeout_s: None: until the generation ends.
 
         Raises:
             GenerationOver: the generation has ended.
-            BarrierTimeout: ranks are missing, which it names; calling again goes on waiting for them.
+            BarrierTimeout: some ranks are missing; the error names them. Another call continues to wait.
         """
         await self._collectives.barrier(name, timeout_s)
 
     async def broadcast(
         self, name: str, value: str | bytes | None = None, *, root: int = 0, timeout_s: float | None = None
     ) -> bytes:
-        """Give all ranks one small value; returns it.
+        """Send a small value from the root to all ranks; return it.
 
         Arguments:
             name: as for ``barrier``.
-            value: the root's; the others' is not looked at.
-            root: whose.
+            value: value of the root; ignored on other ranks.
+            root: rank whose value is returned.
             timeout_s: None: until the generation ends.
 
         Raises:
-            ConfigError: the root gave none, or one that is too large (256 KiB).
+            ConfigError: the root gave no value, or one above 256 KiB.
             GenerationOver, BarrierTimeout: as for ``barrier``.
         """
         return await self._collectives.broadcast(name, value, root, timeout_s)
@@ -201,33 +201,33 @@ class Run(RunPlace):
     async def gather(
         self, name: str, value: str | bytes, *, root: int = 0, timeout_s: float | None = None
     ) -> list[bytes] | None:
-        """Give a small value to the root, which gets all of them by rank; the others get None, without waiting.
+        """Send a small value to the root, which returns all values by rank; the others return None without waiting.
 
         Arguments:
             name: all ranks use the same names, each equally often.
-            value: of this rank, at most 256 KiB.
+            value: value of this rank, at most 256 KiB.
             root: the rank that gets all values.
             timeout_s: None: until the generation ends.
         """
         return await self._collectives.gather(name, value, root, timeout_s)
 
     async def all_gather(self, name: str, value: str | bytes, *, timeout_s: float | None = None) -> list[bytes]:
-        """Give a small value to all; returns all of them, by rank. Errors as for ``broadcast``.
+        """Send a small value to all ranks; return the values of all ranks. Errors as for ``broadcast``.
 
         Arguments:
             name: all ranks use the same names, each equally often.
-            value: of this rank, at most 256 KiB.
+            value: value of this rank, at most 256 KiB.
             timeout_s: None: until the generation ends.
         """
         return await self._collectives.gather(name, value, None, timeout_s) or []
 
     def counter(self, name: str) -> Counter:
-        """Return a sum over all ranks, from 0 in every generation."""
+        """Return a counter over all ranks, which starts at 0 in every generation."""
         self._generation.check()
         return self._counters.setdefault(name, Counter(self._generation, name))
 
     def leadership(self, name: str, value: str | bytes = b"") -> Leadership:
-        """Make a candidacy among the ranks, to be run by ``async with`` or ``campaign()``.
+        """Make a candidacy among the ranks; start it with ``async with`` or ``campaign()``.
 
         Arguments:
             name, value: see ``elect``.
@@ -235,57 +235,58 @@ class Run(RunPlace):
         return Leadership(self._generation, name, value)
 
     async def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
-        """Wait until this rank leads; the leadership is a fence, over with the generation at the latest.
+        """Wait until this rank leads; the leadership is a fence, and ends with the generation at the latest.
 
         Arguments:
-            name: of the election; every rank that wants to lead calls this.
-            value: what all ranks see of the leader; empty: its rank.
+            name: name of the election; every rank that wants to lead calls this.
+            value: value of the leader that all ranks can read; empty: its rank.
             timeout_s: None: until the generation ends.
 
         Raises:
             GenerationOver: the generation has ended.
-            LockNotFree: others led all that time.
+            LockNotFree: other ranks led until the timeout.
         """
         return await self.leadership(name, value).campaign(timeout_s)
 
     async def leader(self, name: str) -> KeyValue | None:
-        """Return the leader's key; None: no rank leads."""
+        """Return the key of the leader; None: no rank leads."""
         return await leader(self._generation, name)
 
     # ---- checkpoints
 
     def checkpoint(self, step: int, **options: Any) -> Saving:
-        """Save a checkpoint together with all ranks, in an ``async with`` block of each; at its end it is committed.
+        """Save a checkpoint with all ranks, in an ``async with`` block on each rank; the end of the block commits it.
 
         Arguments:
-            step: of training; above the latest.
-            options: ``kind``: what the files are (``checkpoint.keys``). ``metrics``: of rank 0, by which the best is
-                found. ``metadata``: texts of the user. ``parent``: what it descends from. ``timeout_s``: for the other
-                ranks; None: until the generation ends. ``wait=False``: this rank does not wait for the commit.
-                ``trackers``: ``"deepspeed"``, ``"megatron"``: whose files name the newest commit.
+            step: training step, above the latest.
+            options: ``kind``: format of the files (``checkpoint.keys``). ``metrics``: metrics, from rank 0, by which
+                the best is found. ``metadata``: strings of the user. ``parent``: checkpoint that it descends from.
+                ``timeout_s``: time to wait for the other ranks; None: until the generation ends. ``wait=False``: this
+                rank does not wait for the commit. ``trackers``: ``"deepspeed"``, ``"megatron"``: tools whose tracker
+                files name the newest commit.
 
         Raises:
-            ConfigError: there is no place for checkpoints, or an argument cannot be used.
+            ConfigError: there is no place for checkpoints, or an argument is not valid.
             CheckpointExists, StaleStep: the step, or a later one, is committed.
             AttemptOver: another rank has failed; nothing is committed.
-            BarrierTimeout, RanksMissing: ranks are missing, which it names.
+            BarrierTimeout, RanksMissing: some ranks are missing; the error names them.
             GenerationOver: the generation has ended.
         """
         return Saving(self._together(), step, Options(**options))
 
     def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
-        """Agree with all ranks on the checkpoint to go on from, in an ``async with`` block; None: there is none.
+        """Agree with all ranks on the checkpoint to resume from, in an ``async with`` block; None: there is none.
 
-        Attempts that earlier generations left undecided are decided first. All ranks call this, in every
-        generation before its first ``checkpoint``.
+        Attempts that earlier generations left open are committed or aborted first. All ranks call this, in every
+        generation, before its first ``checkpoint``.
 
         Arguments:
-            kind: of the checkpoint; empty: of whichever kind the newest is.
-            trackers: as for ``checkpoint``: they are right before the block begins.
-            timeout_s: for the other ranks; None: until the generation ends.
+            kind: kind of the checkpoint; empty: the kind of the newest.
+            trackers: as for ``checkpoint``; the files are repaired before the block begins.
+            timeout_s: time to wait for the other ranks; None: until the generation ends.
 
         Raises:
-            BarrierTimeout: ranks are missing, which it names.
+            BarrierTimeout: some ranks are missing; the error names them.
             GenerationOver: the generation has ended.
         """
         return Resuming(self._together(), kind, trackers, timeout_s)
@@ -296,11 +297,11 @@ class Run(RunPlace):
     # ---- values
 
     async def put(self, key: str, value: str | bytes) -> None:
-        """Write a small value of the generation; it is kept until the generation after the next begins.
+        """Write a small value of the generation, which is kept until the generation after the next begins.
 
         Arguments:
-            key: any text, of this generation alone.
-            value: at most 256 KiB.
+            key: any string; each generation has separate keys.
+            value: value, at most 256 KiB.
 
         Raises:
             GenerationOver: the generation has ended; nothing was written.
@@ -308,11 +309,11 @@ class Run(RunPlace):
         await self._generation.put(self._user_key(key, self.generation), checked_value(value))
 
     async def get(self, key: str, *, generation: int = 0, epoch: int = 0) -> bytes | None:
-        """Read a value; None: it was not written.
+        """Read a value; None: not written.
 
         Arguments:
-            key: which.
-            generation: of which generation, as the one before; 0: of the present one.
+            key: key.
+            generation: generation to read from, as the previous one; 0: the current one.
             epoch: deprecated name of ``generation``.
         """
         if epoch:
@@ -327,11 +328,11 @@ class Run(RunPlace):
     # ---- rank 0's address
 
     async def publish(self, value: str) -> None:
-        """Tell all members of the generation something, as the address of a store. Errors as for ``put``."""
+        """Publish a value, such as the address of a store, to all members of the generation. Errors as for ``put``."""
         await self._attachment.publish(value)
 
     async def published(self, timeout_s: float | None = None) -> str:
-        """Wait for what was published in the generation, and return it.
+        """Wait for the value published in the generation, and return it.
 
         Raises:
             GenerationOver: the generation ended before.
@@ -342,12 +343,12 @@ class Run(RunPlace):
     # ---- the end
 
     async def report(self, cause: str = EXIT, message: str = "", *, exit_code: int = 0, signal: str = "") -> None:
-        """Record a fault of this rank. The generation ends with it, at once and for all ranks.
+        """Record a fault of this rank, which ends the generation at once for all ranks.
 
         Arguments:
             cause: one of ``raftkv.training.records.CAUSES``.
             message: one line for people.
-            exit_code, signal: of the process, if that is how it ended.
+            exit_code, signal: exit code or signal of the process, if it ended that way.
         """
         member = self.world.member
         fault = Fault(
@@ -356,7 +357,7 @@ class Run(RunPlace):
         await self._attachment.report(fault)
 
     async def leave(self) -> None:
-        """Leave the run. If it goes on, the generation ends for the others. Does nothing the second time."""
+        """Leave the run. If the run continues, the generation ends for the others. A second call does nothing."""
         await self._leave()
 
     async def _leave(self, *, is_away: bool = False) -> None:
@@ -371,14 +372,14 @@ class Run(RunPlace):
             await self.kv.close()
 
     async def close(self, reason: str = "finished") -> None:
-        """End the run for all nodes, and leave. Of a worker: leave; the run is its agent's to close.
+        """Close the run for all nodes, and leave. A worker only leaves; its agent closes the run.
 
         Raises:
             StatusError: the cluster refused; this rank has left.
         """
         try:
             if not self._is_left:
-                self._unwatch()  # what this rank does itself is no news to it
+                self._unwatch()  # this rank needs no callback for its own close
                 await self._attachment.close(reason)
         finally:
             await self.leave()
@@ -387,7 +388,8 @@ class Run(RunPlace):
         """Wait until all ranks are done, close the run, and leave. The end of an ``async with`` block does this.
 
         Arguments:
-            timeout_s: for the others; then the run is left, not closed. None: as long as the generation lasts.
+            timeout_s: time to wait for the others, after which this rank leaves without closing the run; None: as long
+                as the generation lasts.
         """
         try:
             if self._place is None:
@@ -395,12 +397,12 @@ class Run(RunPlace):
                 self._unwatch()
                 await self._attachment.close("finished")
         except (TrainingError, StatusError):
-            pass  # they go on without this rank, or have closed the run already
+            pass  # the others continue without this rank, or have closed the run already
         finally:
             await self.leave()
 
     async def fail(self, error: BaseException) -> None:
-        """Leave the run, and report an error to the others as the cause. A block that ends with an error does this."""
+        """Leave the run, and report an error to the others as the cause. A block that raises does this."""
         is_away = False
         try:
             if not isinstance(error, TrainingError) and not self.changed:
@@ -409,7 +411,7 @@ class Run(RunPlace):
                 async with asyncio.timeout(INTERRUPTED_S if interrupted else FAIL_S):
                     await self.report(message=line[:500], exit_code=1)
         except TimeoutError:
-            is_away = True  # its absence is seen all the same
+            is_away = True  # the others notice the absence anyway
         except RaftKVError:
             pass
         finally:
@@ -440,32 +442,32 @@ async def join(
     checkpoints: str = "",
     **options: Any,
 ) -> Run:
-    """Take part in a run; returns when its first generation with this process has begun.
+    """Join a run; return when its first generation with this process has begun.
 
-    Without a run id, in a worker that ``raftkvctl run exec`` or torchrun has started, it attaches to the surrounding
-    run as the rank that the environment says. Else this process becomes a node of its own, with one slot.
+    Without a run id, in a worker of ``raftkvctl run exec`` or torchrun, attach to the surrounding run with the rank
+    from the environment. Otherwise this process becomes a separate node with one slot.
 
     Arguments:
-        run_id: of the job; all its processes use the same, and no other job does.
-        endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
-        kv: a client to be used instead; it must outlive the run.
-        min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
-        timeout_s: for the store to answer, and for the minimum to be there; None: ``connect_timeout_s`` for the one,
-            ``join_timeout_s`` for the other.
-        on_progress: called on the loop while nodes gather. client: further settings of ``raftkv.aio.connect``: TLS
-        files, user, password. Settings that are not given are as
-            ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
-        checkpoints: URL or path, the same for all ranks, below which checkpoints lie in a directory named after the
-            run; empty: ``RAFTKV_CHECKPOINT_URI``.
+        run_id: id of the job, the same in all its processes and different from other jobs.
+        endpoints: endpoints of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
+        kv: a client to use instead; it must outlive the run.
+        min_nodes, max_nodes: limits of the number of nodes of a generation; maximum 0: equal to the minimum.
+        timeout_s: time to wait for the store and for the minimum number of nodes; None: ``connect_timeout_s`` for the
+            store, ``join_timeout_s`` for the nodes.
+        on_progress: called on the loop while nodes gather.
+        client: further arguments of ``raftkv.aio.connect``: TLS files, user, password. Settings that are not given
+            come from ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ...
+        checkpoints: URL or path, the same for all ranks, below which checkpoints are stored in a directory named after
+            the run; empty: ``RAFTKV_CHECKPOINT_URI``.
         options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
-            where other nodes reach this one; not given: that from which it speaks to the cluster.
+            where other nodes reach this one; not given: the source address of its connection to the cluster.
 
     Raises:
-        ConfigError: an option is unknown or cannot be; the environment is no worker's.
+        ConfigError: an option is unknown or not valid, or the environment is not that of a worker.
         ClusterAway: the store did not answer in time.
         JoinTimeout: too few nodes came in time.
         RunClosed, RunConflict: see ``Participant.open``.
-        GenerationOver: of a worker: its generation is over already.
+        GenerationOver: the generation of this worker has already ended.
         StatusError: the cluster refused.
     """
     limit(timeout_s, "timeout_s")
@@ -489,14 +491,14 @@ async def join(
 
 
 def find_endpoints(run_id: str, endpoints: str | Iterable[str]) -> str | Iterable[str]:
-    """Find the cluster: as given, as the environment says, or on this machine.
+    """Return the endpoints: given ones, those of the environment, or this machine.
 
     Arguments:
-        run_id: of the run to join; empty: the one around this process.
-        endpoints: as given; empty: not given.
+        run_id: run to join; empty: the run that started this process.
+        endpoints: given endpoints; empty: not given.
 
     Raises:
-        ConfigError: neither is a run named, nor is this a worker of one.
+        ConfigError: no run is named, and this process is not a worker of one.
     """
     if not run_id and worker_place(os.environ) is None:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The attachment of a ``Run``: a node of its own, or a place in the run of the agent that started this process.
+"""The attachment of a ``Run``: a separate node, or a worker of the agent that started this process.
 
-``Participant`` is the first kind. ``WorkerAttachment`` is the second: under ``raftkvctl run exec`` or torchrun the node
-is the agent's, and a worker only takes part in the generation that it was started for. It holds no lease; its fence is
-that of its node: once the node is lost, or the next generation has begun, it writes nothing any more.
+A ``Participant`` is a separate node. A ``WorkerAttachment`` is a worker: under ``raftkvctl run exec`` or torchrun the
+agent is the node, and a worker takes part only in the generation for which it was started. It holds no lease and uses
+the fence of its node: once the node is lost, or the next generation has begun, its writes are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WorkerPlace(NamedTuple):
-    """Where the environment says that this process is."""
+    """Place of this process in a run, from the environment."""
 
     run_id: str
     generation: int
@@ -38,7 +38,7 @@ def worker_place(environment: Mapping[str, str]) -> WorkerPlace | None:
     """Read this process' place in a surrounding run; None: there is none.
 
     Raises:
-        ConfigError: the environment holds half of it, or no numbers.
+        ConfigError: the variables are incomplete, or are not numbers.
     """
     if not environment.get("RAFTKV_RUN_ID"):
         return None
@@ -53,15 +53,16 @@ def worker_place(environment: Mapping[str, str]) -> WorkerPlace | None:
 
 
 def announce(run_id: str, generation: int, endpoints: str, environment: MutableMapping[str, str]) -> None:
-    """Tell the workers that an agent starts from now on which generation is theirs; their ranks they know by ``RANK``.
+    """Set the variables that tell workers started from now on their generation; they know their ranks by ``RANK``.
 
     Arguments:
-        run_id, generation: of the agent's world.
-        endpoints: of the cluster, separated by commas.
-        environment: which workers inherit: ``os.environ`` of an agent whose launcher makes it up itself, as torchrun.
+        run_id, generation: run and generation of the agent's world.
+        endpoints: endpoints of the cluster, separated by commas.
+        environment: environment that workers inherit: ``os.environ`` of an agent if its launcher sets it, as torchrun
+            does.
     """
     environment.update(RAFTKV_RUN_ID=run_id, RAFTKV_EPOCH=str(generation), RAFTKV_ENDPOINTS=endpoints)
-    environment.pop("RAFTKV_RANK", None)  # of an agent that is itself a worker
+    environment.pop("RAFTKV_RANK", None)  # set if the agent is itself a worker
 
 
 class WorkerAttachment(RecordView):
@@ -79,16 +80,16 @@ class WorkerAttachment(RecordView):
     async def take(
         cls, kv: Client, place: WorkerPlace, connect_timeout_s: float = CONNECT_TIMEOUT_S
     ) -> WorkerAttachment:
-        """Find the generation that this worker was started for.
+        """Find the generation for which this worker was started.
 
         Arguments:
-            kv: a client, whole, not a view.
-            place: from the environment.
-            connect_timeout_s: for the cluster to answer.
+            kv: a client, not a view of one.
+            place: this worker's place, from the environment.
+            connect_timeout_s: time to wait for the cluster.
 
         Raises:
-            ClusterAway: it did not.
-            GenerationOver: another has begun.
+            ClusterAway: the cluster did not answer.
+            GenerationOver: another generation has begun.
             ConfigError: the generation has no such rank, or the client is a view.
             StatusError: the cluster refused.
         """
@@ -108,7 +109,7 @@ class WorkerAttachment(RecordView):
         return self._cache, self.world
 
     async def next_world(self, timeout_s: float | None = None) -> World:
-        """Refuse: this process' node ends it, and starts another in the next generation."""
+        """Raise: the agent ends this process, and starts a new worker in the next generation."""
         if self.closed:
             raise RunClosed(self._place.run_id, self.phase.reason if self.phase else "")
         raise GenerationOver(
@@ -126,19 +127,19 @@ class WorkerAttachment(RecordView):
             )
 
     async def publish(self, value: str) -> None:
-        """Implement ``Participant.publish``; here the agent's key stays as it is, and workers have one of their own."""
+        """Implement ``Participant.publish``; workers use a separate key, and the agent's key is unchanged."""
         world = self._world()
         await until_answered(lambda: self._kv.put(f"{self._keys.sync(world.generation)}boot", value, fence=world.fence))
 
     async def published(self, timeout_s: float | None = None) -> str:
-        """Refuse: workers meet where their environment says."""
+        """Raise: workers get the address from their environment."""
         raise ConfigError("a worker meets the others where its environment says: MASTER_ADDR and MASTER_PORT")
 
     async def close(self, reason: str = "finished") -> None:
-        """Do nothing: the run is the agent's to close."""
+        """Do nothing: the agent closes the run."""
 
     async def leave(self, *, is_away: bool = False) -> None:
-        """Watch no more. The node stays: it is the agent's.
+        """Stop watching. The node stays, because it is the agent's.
 
         Arguments:
             is_away: as for ``Participant.leave``.

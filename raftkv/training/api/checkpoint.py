@@ -1,4 +1,4 @@
-"""Checkpoints of a run: all ranks save one together, and all go on from the same one; for asyncio.
+"""Checkpoints of a run: all ranks save one together, and all resume from the same one; for asyncio.
 
 ::
 
@@ -10,11 +10,13 @@
         if last is not None:
             data = last.read(f"model-{run.rank}.bin")                       # its digest is right, or this raises
 
-Rank 0 begins, prepares last and commits; the others learn from it what to do by the run's own ``broadcast``, so an
-error of rank 0 is raised by all, and no rank waits beyond the end of the generation. A block that raises on any rank
-gives the attempt up for all of them: they raise ``AttemptOver``. If the process dies, the next generation decides.
+Rank 0 begins the attempt, prepares last and commits. The others follow its decisions by the run's ``broadcast``, so all
+ranks raise an error of rank 0, and no rank waits beyond the end of the generation. If the block raises on any rank, the
+attempt is aborted for all of them and they raise ``AttemptOver``. If the process dies, the next generation commits or
+aborts the attempt.
 
-Leaves out what is in the files; ``raftkv.torch.checkpoint`` has tensors. ``run`` is the same without an event loop.
+The content of the files is not handled here; ``raftkv.torch.checkpoint`` saves tensors. ``run`` is the same without an
+event loop.
 """
 
 from __future__ import annotations
@@ -51,16 +53,16 @@ if TYPE_CHECKING:
 SAVE: Final = "raftkv: checkpoint"
 RESUME: Final = "raftkv: resume"
 _RELAYED: Final = ("CheckpointExists", "StaleStep", "CheckpointNotFound", "StorageError")
-"""Errors of rank 0 that the other ranks raise as what they are."""
+"""Errors of rank 0 that the other ranks raise with the same class."""
 
 
 class Together(NamedTuple):
-    """The parts with which the ranks of a generation do checkpoints.
+    """The objects with which the ranks of a generation save and load checkpoints.
 
     Attributes:
-        generation: of the run.
-        collectives: its.
-        registry: of the run's checkpoints.
+        generation: generation of the run.
+        collectives: collectives of the generation.
+        registry: registry of the run's checkpoints.
     """
 
     generation: Generation
@@ -68,19 +70,19 @@ class Together(NamedTuple):
     registry: Registry
 
     async def claim(self) -> Claim:
-        """Claim the checkpoints for the generation; the same for all its ranks."""
+        """Claim the checkpoints for the generation; all its ranks get the same claim."""
         world = self.generation.world
         return await self.registry.claim_run(world.generation, world.revision, world.fence)
 
     async def decide(
         self, name: str, make: Callable[[], Coroutine[Any, Any, dict[str, Any]]], timeout_s: float | None
     ) -> dict[str, Any]:
-        """Have rank 0 decide something for all; returns it. All ranks raise its error.
+        """Let rank 0 decide something for all ranks; return the result. All ranks raise an error of rank 0.
 
         Arguments:
-            name: of the broadcast.
-            make: called by rank 0; JSON.
-            timeout_s: of the others, for rank 0; None: until the generation ends.
+            name: name of the broadcast.
+            make: called by rank 0; returns JSON.
+            timeout_s: time that the others wait for rank 0; None: until the generation ends.
         """
         if self.generation.rank != 0:
             told: dict[str, Any] = json.loads(await self.collectives.broadcast(name, None, 0, timeout_s))
@@ -89,7 +91,7 @@ class Together(NamedTuple):
             return told
         try:
             made = await self.generation.until_over(make())
-        except Exception as error:  # any: else the others would wait, and take the next answer for this one
+        except Exception as error:  # any: else the others would wait, and mistake the next answer for this one
             if not isinstance(error, GenerationOver):
                 kind, text = type(error).__name__, str(error)
                 told = {"error": text if isinstance(error, RaftKVError) else f"rank 0: {kind}: {text}", "kind": kind}
@@ -123,9 +125,9 @@ class Saving:
     """A checkpoint that all ranks save together, for ``async with``; made by ``Run.checkpoint``.
 
     Attributes:
-        step: of training.
-        metrics: of rank 0: what is in it at the end of the block counts.
-        checkpoint: what was committed; None before the end of the block, or on ranks that do not wait.
+        step: training step.
+        metrics: metrics, from rank 0; the content at the end of the block is saved.
+        checkpoint: committed checkpoint; None before the end of the block, or on ranks that do not wait.
     """
 
     def __init__(self, together: Together, step: int, options: Options) -> None:
@@ -145,7 +147,7 @@ class Saving:
 
     @property
     def uri(self) -> str:
-        """Return the URL of the directory of its bytes, which is this attempt's alone."""
+        """Return the URL of the directory of the files, used only by this attempt."""
         return self._begun().uri
 
     @property
@@ -164,7 +166,7 @@ class Saving:
         self.files.write(name, data)
 
     def open(self, name: str) -> Writer:
-        """Open a new file, which is digested while it is written; blocking, as its methods are."""
+        """Open a new file, which is digested while it is written; blocking, like its methods."""
         return self.files.open(name)
 
     async def __aenter__(self) -> Saving:
@@ -188,7 +190,7 @@ class Saving:
 
     async def _begin(self) -> dict[str, Any]:
         claim = await self._together.claim()
-        await self._trackers.write()  # who died between a commit and its trackers has left those of the commit before
+        await self._trackers.write()  # a death between a commit and its trackers has left the previous trackers
         self._attempt = attempt = await self._together.registry.begin(
             claim,
             self.step,
@@ -220,14 +222,14 @@ class Saving:
             await attempt.prepare(rank, files)
             return await attempt.outcome(self._options.timeout_s) if self._options.wait else None
         await attempt.prepared(self._options.timeout_s, but=[0])
-        # The last: what all have prepared is whole, and a later claim may commit it.
+        # Rank 0 prepares last: an attempt that all have prepared is complete, and a later claim may commit it.
         await attempt.prepare(0, files, metrics=self.metrics)
         committed = await attempt.commit()
         await self._trackers.write()
         return committed
 
     async def _abort(self, error: BaseException) -> None:
-        """Give the attempt up for all ranks, so that no rank waits for this one."""
+        """Abort the attempt for all ranks, so that no rank waits for this one."""
         self._files = None
         if isinstance(error, GenerationOver | FenceBroken | AttemptOver) or self._attempt is None:
             return
@@ -240,10 +242,10 @@ class Saving:
 
 
 class Resumed:
-    """The checkpoint that all ranks go on from; made by ``Run.resume``.
+    """The checkpoint that all ranks resume from; made by ``Run.resume``.
 
     Attributes:
-        checkpoint: its record: step, kind, metadata, metrics.
+        checkpoint: record with step, kind, metadata and metrics.
     """
 
     def __init__(self, checkpoint: Checkpoint, uri: str) -> None:
@@ -255,7 +257,7 @@ class Resumed:
 
     @property
     def step(self) -> int:
-        """Return the step of training."""
+        """Return the training step."""
         return self.checkpoint.step
 
     @cached_property
@@ -264,15 +266,16 @@ class Resumed:
         return load_manifest(self.checkpoint)
 
     def read(self, name: str, *, anywhere: bool = False) -> bytes:
-        """Return a whole file; blocking.
+        """Return the content of a file; blocking.
 
         Arguments:
-            name: below the checkpoint.
-            anywhere: read it wherever its record says that it lies; else only below the place of the run's checkpoints.
+            name: file name below the checkpoint.
+            anywhere: read it from the directory that its record names; else only below the place of the run's
+                checkpoints.
 
         Raises:
-            ConfigError: it does not lie below.
-            DigestMismatch, StorageError: it is not what was prepared, or gone.
+            ConfigError: the directory is not below that place.
+            DigestMismatch, StorageError: the file has another content than was prepared, or is missing.
         """
         if not anywhere:
             require_below(self.checkpoint, self._uri)
@@ -280,9 +283,9 @@ class Resumed:
 
 
 class Resuming:
-    """All ranks agree on the checkpoint to go on from, for ``async with``; made by ``Run.resume``.
+    """Agreement of all ranks on the checkpoint to resume from, for ``async with``; made by ``Run.resume``.
 
-    Every rank pins it while its block lasts, so that retention keeps files that a rank still reads.
+    Every rank pins it during its block, so that retention keeps files that a rank still reads.
     """
 
     def __init__(
@@ -309,13 +312,13 @@ class Resuming:
         collectives.decided[RESUME] = told
         found = Checkpoint.decode(told["checkpoint"].encode())
         if self._pin is None:
-            self._pin = self._pin_of(found)  # here before it is taken: an interruption gives it back
+            self._pin = self._pin_of(found)  # assigned before the pin is taken, so that an interruption releases it
             try:
                 await self._together.generation.until_over(self._pin.take())
             except CheckpointNotFound:
                 del collectives.decided[RESUME]
                 raise
-        await collectives.barrier(RESUME, self._timeout_s)  # rank 0 holds it for those who have not pinned it yet
+        await collectives.barrier(RESUME, self._timeout_s)  # rank 0 holds it for ranks that have not pinned it yet
         del collectives.decided[RESUME]
         return Resumed(found, self._together.registry.uri)
 
@@ -328,7 +331,7 @@ class Resuming:
                 found = await registry.latest(self._kind)
             except CheckpointNotFound:
                 return {}
-            with contextlib.suppress(CheckpointNotFound):  # a later one came, and this was deleted
+            with contextlib.suppress(CheckpointNotFound):  # deleted after a later commit
                 self._pin = await self._pin_of(found).take()
                 return {"checkpoint": found.encode().decode()}
 

@@ -1,13 +1,13 @@
-"""One generation, as user code works in it: where its values lie, under which fence, and when it is over.
+"""One generation, as used by user code: its values, its fence, and its end.
 
     generation = Generation(kv, world, rank=0)
     await generation.until_over(barrier())        # GenerationOver as soon as the generation ends
     generation.end("node b-1 is gone")            # called when the participant hears of the end
 
-Everything lies below ``sync/<generation>/`` and is written in a txn with the world's fence, so a rank that slept
-through the end of its generation writes nothing. The arbiter deletes it two generations later.
+All keys are below ``sync/<generation>/`` and are written in a txn with the world's fence, so writes of a rank that was
+frozen when its generation ended are refused. The arbiter deletes the keys two generations later.
 
-Below it: ``Counter`` and ``Leadership``, which work in one generation too.
+This module also has ``Counter``, ``Leadership`` and ``Collectives``, which work within one generation.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 ATTEMPT_TIMEOUT_S: Final = 1.0
-"""For one attempt of a write that is made until it is answered: one that died with a leader is not waited for long."""
+"""Time limit of one attempt of a repeated write, so that an attempt that died with a leader does not delay it long."""
 _AMOUNT: Final = re.compile(rb"-?[0-9]{1,1000}")
 RESTORED: Final = "the cluster was restored from a backup, and what ranks have shared since is gone"
-"""Why a generation ends that the backup knows as well: ranks would wait for what others believe to have said."""
+"""Why a generation ends after a restore even if the backup contains it: values shared since the backup are lost, and
+ranks would wait for them."""
 VALUE_MAX_BYTES: Final = 256 * 1024
-"""Largest value that ranks may share here: larger ones belong into a file system, and their address here."""
+"""Largest value that ranks may share; put larger ones into a file system and share the address."""
 
 
 def quoted(name: str) -> str:
-    """Quote a name that the user chose, as one part of a key.
+    """Quote a user's name as one part of a key.
 
     Raises:
-        ConfigError: it is empty.
-        TypeError: it is no text.
+        ConfigError: the name is empty.
+        TypeError: the name is not a string.
     """
     if not isinstance(name, str | bytes):
         raise TypeError(f"names are texts, not {name!r}")
@@ -67,11 +68,11 @@ def quoted(name: str) -> str:
 
 
 def checked_value(value: str | bytes) -> bytes:
-    """Return a value to be shared, as bytes.
+    """Check a value to share, and return it as bytes.
 
     Raises:
-        ConfigError: it is larger than values here may be.
-        TypeError: it is neither text nor bytes.
+        ConfigError: the value is too large.
+        TypeError: the value is neither str nor bytes.
     """
     if not isinstance(value, str | bytes):
         raise TypeError(f"values are str or bytes, not {type(value).__name__}")
@@ -85,12 +86,12 @@ def checked_value(value: str | bytes) -> bytes:
 
 
 class Generation:
-    """One generation, as one of its ranks works in it.
+    """One generation, as used by one of its ranks.
 
     Arguments:
-        kv: whole, not a view.
+        kv: a client, not a view of one.
         world: the generation.
-        rank: which of its ranks this is; on a node with several slots not the world's own.
+        rank: rank of this process; on a node with several slots it may differ from ``world.rank``.
     """
 
     def __init__(self, kv: Client, world: World, rank: int) -> None:
@@ -112,39 +113,39 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, as far as this rank knows."""
+        """Whether the generation has ended, as far as this rank knows."""
         return self._over.done()
 
     def end(self, reason: str) -> None:
-        """End it and interrupt all waits in it. Harmless when repeated."""
+        """End the generation and interrupt all waits in it. Idempotent."""
         if not self._over.done():
             self._over.set_result(reason)
 
     def error(self) -> GenerationOver:
-        """Return what to raise when it is over."""
+        """Return the error to raise after the end."""
         reason = self._over.result() if self._over.done() else ""
         return GenerationOver(self.world.run_id, self.world.generation, reason)
 
     def check(self) -> None:
-        """Raise ``GenerationOver`` if it is known to have ended."""
+        """Raise ``GenerationOver`` if the generation is known to have ended."""
         if self._over.done():
             raise self.error()
 
     async def wait_over(self) -> str:
-        """Wait for its end; returns why it ended."""
+        """Wait for the end; return its reason."""
         return await asyncio.shield(self._over)
 
     async def why_over(self) -> str:
-        """Ask the cluster why it has ended; empty: it lasts, as far as the records of the run say."""
+        """Ask the cluster why the generation has ended; empty: according to the run's records it lasts."""
         reads = self.fence.watched.reads()
         found = await self.until_over(until_answered(lambda: self.kv.txn().then(*reads).commit()))
         return self.fence.why_over({item.key: item for item in Sparse.items(found.results)}) or ""
 
     async def until_over(self, waiting: Awaitable[Result]) -> Result:
-        """Wait for something, but not beyond the end of the generation.
+        """Await something, but not beyond the end of the generation.
 
         Raises:
-            GenerationOver: that came first, and what was waited for is cancelled.
+            GenerationOver: the generation ended first, and ``waiting`` was cancelled.
         """
         task = asyncio.ensure_future(waiting)
         try:
@@ -158,13 +159,14 @@ class Generation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def put(self, key: str, value: bytes) -> None:
-        """Put a value, through outages of the cluster.
+        """Put a value; repeated during outages of the cluster.
 
-        A copy of the txn that was held up somewhere finds another revision, and does not undo what was put after it.
-        If that is what this call finds, its own copy was first, or another writer, whose value counts as the later one.
+        The txn has the key's revision as its condition, so a delayed copy cannot undo a later put. If this call finds
+        another revision, either an earlier copy of the txn succeeded or another writer did, whose value counts as the
+        later one.
 
         Arguments:
-            key: of the value.
+            key: key of the value.
             value: any bytes.
 
         Raises:
@@ -176,10 +178,10 @@ class Generation:
         await self.commit(lambda empty: empty.when(unchanged).then(Put(key, value)))
 
     async def commit(self, make: Callable[[Txn], Txn]) -> TxnResult:
-        """Commit a fenced txn that does no harm when it is done twice, through outages of the cluster.
+        """Commit a fenced, idempotent txn; repeated during outages of the cluster.
 
         Arguments:
-            make: fills it; called for each attempt.
+            make: fills the txn; called for each attempt.
 
         Raises:
             GenerationOver: the generation has ended; nothing was written.
@@ -193,7 +195,7 @@ class Generation:
         try:
             return await self.until_over(until_answered(step))
         except GenerationOver:
-            self.end("")  # the cluster has said so, before the participant heard of it
+            self.end("")  # the cluster says so before the participant's watch does
             raise self.error() from None
 
 
@@ -202,15 +204,14 @@ class Generation:
 # Counters of a generation: sums over what each rank has added.
 #
 #     steps = run.counter("steps")
-#     number = await steps.add(1)        # how many there are now, this one included: no two ranks get the same
+#         number = await steps.add(1)        # the new sum; no two ranks get the same number
 #     await steps.value()
 #
-# Each rank has a key of its own below ``sync/<generation>/counter/<name>/``, with all that it has added; ``add`` puts
-# it and reads the others' in the same txn. So ranks never get in each other's way, as they would by compare-and-set of
-# one key. The txn has the condition that the own key is as this rank wrote it last: a copy of it that was held up
-# somewhere changes nothing any more. If a copy whose answer was lost has done it, the sum is read as of its revision,
-# for another rank may have added since, and has been told the sum of now. The price: an answer carries a number for
-# every rank that has added.
+# Each rank has a separate key below ``sync/<generation>/counter/<name>/`` with the total that it has added; ``add``
+# puts this key and reads the keys of the others in the same txn. So ranks never conflict, as they would with
+# compare-and-set of one key. The txn has the condition that the rank's key is unchanged since its last write, so a
+# delayed copy changes nothing. If a copy whose answer was lost has succeeded, the sum is read at its revision, because
+# other ranks may have added since. The price: an answer carries one number for every rank that has added.
 
 
 class Counter:
@@ -221,11 +222,11 @@ class Counter:
         self._generation = generation
         self._prefix = f"{generation.base}counter/{quoted(name)}/"
         self._key = f"{self._prefix}{generation.rank:06d}"
-        self._mine: tuple[int, int] | None = None  # what this rank has added, and the revision of its key
+        self._mine: tuple[int, int] | None = None  # total added by this rank, and the revision of its key
         self._adding = asyncio.Lock()
 
     async def add(self, amount: int = 1) -> int:
-        """Add to it; returns what it is then.
+        """Add an amount; return the new sum.
 
         Raises:
             GenerationOver: the generation has ended; nothing visible was added.
@@ -244,7 +245,8 @@ class Counter:
                     return self._total(done.results[1])
                 self._mine = self._found(done.results[0])
                 if self._mine[1] < revision:
-                    # Numbers that were given out would be given out again. Or the run was closed, and its keys went.
+                    # The key was lost: the same numbers would be returned again. Or the run was closed and its keys
+                    # deleted.
                     self._generation.end(await self._generation.why_over() or RESTORED)
                     raise self._generation.error()
                 if self._mine[0] == total:
@@ -294,21 +296,21 @@ def _amount(item: KeyValue) -> int:
 #     leadership = await run.elect("writer")                 # waits until this rank leads
 #     await run.kv.put("progress", b"7", fence=leadership)   # while it leads *and* the generation lasts
 #
-# The candidates' keys are the client library's own (``client.lock.contender``), below
-# ``sync/<generation>/elect/<name>/``, each with a lease of the candidate: one that dies makes room for the next without
+# The candidates' keys are those of the client library (``client.lock.contender``), below
+# ``sync/<generation>/elect/<name>/``, each with a lease of the candidate. If a leader dies, the next one leads without
 # a new generation. Every write of the campaign and every write with ``fence=leadership`` carries both conditions.
 
 TTL_S = 2
 
 
 class Leadership:
-    """One candidacy, and the leadership that follows from it; made by ``Run.elect``. Usable as ``fence=``.
+    """One candidacy and its leadership; made by ``Run.elect``. Usable as ``fence=``.
 
     Arguments:
-        generation: in which it is.
-        name: of the election.
-        value: what all ranks see of the leader; empty: its rank.
-        ttl_s: of the candidate's lease.
+        generation: generation that it belongs to.
+        name: name of the election.
+        value: value of the leader that all ranks can read; empty: its rank.
+        ttl_s: TTL of the candidate's lease.
     """
 
     def __init__(self, generation: Generation, name: str, value: Text, ttl_s: float = TTL_S) -> None:
@@ -325,15 +327,15 @@ class Leadership:
 
     @property
     def token(self) -> int:
-        """The fencing token: grows from leader to leader; 0 before it leads."""
+        """The fencing token: increases from leader to leader; 0 before this rank leads."""
         return self._term.fence
 
     async def campaign(self, timeout_s: float | None = None) -> Self:
-        """Wait until it leads; returns at once if it does.
+        """Wait until this rank leads; return at once if it does.
 
         Raises:
             GenerationOver: the generation ended first.
-            LockNotFree: others led all that time.
+            LockNotFree: other ranks led until the timeout.
         """
         self._generation.check()
         if self._term.leads:
@@ -345,17 +347,17 @@ class Leadership:
         """Change the value that all ranks see.
 
         Raises:
-            TermLost: it does not lead any more.
+            TermLost: this rank does not lead any more.
             GenerationOver: the generation has ended.
         """
         self._generation.check()
         await self._term.proclaim(value)
 
     async def resign(self) -> None:
-        """End it; does nothing if it is over, with its generation too.
+        """End the leadership; does nothing if it, or its generation, has ended.
 
         Raises:
-            TermLost: it did not lead any more: another rank may have led meanwhile.
+            TermLost: this rank did not lead any more; another may have led meanwhile.
         """
         try:
             await self._term.resign()
@@ -378,11 +380,11 @@ class Leadership:
 
 
 def election_key(generation: Generation, name: str) -> str:
-    """Before the keys of the candidates.
+    """Return the prefix of the candidates' keys.
 
     Arguments:
-        generation: in which it is.
-        name: of the election.
+        generation: generation that it belongs to.
+        name: name of the election.
     """
     return f"{generation.base}elect/{quoted(name)}"
 
@@ -391,8 +393,8 @@ async def leader(generation: Generation, name: str) -> KeyValue | None:
     """Return the leader's key; None: no rank leads.
 
     Arguments:
-        generation: in which it is.
-        name: of the election.
+        generation: generation that it belongs to.
+        name: name of the election.
     """
     return await generation.until_over(generation.kv.leader(election_key(generation, name)))
 
@@ -401,34 +403,36 @@ async def leader(generation: Generation, name: str) -> KeyValue | None:
 #
 # Ranks that wait for each other: barriers, broadcasts, and gathered values of one generation.
 #
-# What lies below ``sync/<generation>/`` for the third barrier ``"step"`` of three ranks, two of which have come::
+# Keys below ``sync/<generation>/`` for the third barrier ``"step"`` of three ranks, two of which have arrived::
 #
 #     at/step/3/arrived/000000    the value of rank 0, empty at a barrier
 #     at/step/3/arrived/000002
-#     at/step/3/count             written by each who comes: its *version* is the number of those who came
-#     open/step/3                 not there yet: the last to come puts it
+#     at/step/3/count             written by each arriving rank; its *version* is the number of arrived ranks
+#     open/step/3                 absent until the last rank to arrive puts it
 #
-# Coming is one txn: put the own key and the count, and if the count's version says that this is the last, ``open`` as
-# well. So a barrier costs one write a rank, and all wait for one key (``PostedKeys``); no rank counts the others' keys.
-# The txn can be repeated after a failure that leaves it open whether it happened: the own key tells, or ``open``.
+# Arriving is one txn: put the rank's key and the count, and if the count's version shows that this rank is the last,
+# also ``open``. So a barrier costs one write per rank, and all wait for one key (``PostedKeys``); no rank counts the
+# others' keys. The txn can be repeated after a failure with an unknown outcome: the rank's key, or ``open``, shows
+# whether it happened.
 #
-# Each name counts its uses, from 1, on every rank alike: all ranks use a name equally often, in the same order. The
-# last to come to a use removes the use before: all ranks have left that one, or would not have come. The last to come
-# to a barrier also removes what the others have put: no rank reads it, and of a name that is used once one key stays.
+# Every rank counts the uses of each name from 1: all ranks use a name equally often, in the same order. The last rank
+# to arrive at a use deletes the keys of the previous use, which all ranks must have left before. At a barrier it also
+# deletes the keys of the arrived ranks, which no rank reads, so a name that is used once leaves one key.
 
 # -- posted_keys ----------------------------------------------------------------------------------------------------
 #
-# The keys that all ranks of a generation wait for: below one prefix, each put once, seen by one reflector.
+# The keys that all ranks of a generation wait for: below one prefix, each put once, followed by one reflector.
 #
 #     posted = PostedKeys(generation, is_stale)
-#     value = await posted.wait("ready/0")      # put by the last rank to come, for all
+#         value = await posted.wait("ready/0")      # put by the last rank to arrive, for all
 #
-# One watch a rank for any number of barriers: a member encodes an event once for all that watch the same interval, so a
-# barrier of 1,024 ranks is 1,024 writes and one event. The watch begins with the generation, so what was put before a
-# rank asked, even if it was deleted since, is seen; unless the store has compacted its history: then ``PostedLost`` is
-# raised as soon as a later use of the name shows it. A value is kept until it is forgotten: who took it may not have
-# got it, if its time was up in that moment. If the cluster is restored from a backup the generation ends: what ranks
-# have said since is gone, and no rank would say it again.
+# Each rank has one watch for any number of barriers. A member encodes an event once for all watches of the same
+# interval, so a barrier of 1,024 ranks is 1,024 writes and one event. The watch starts at the beginning of the
+# generation, so a rank sees keys that were put before it asked, even if they were deleted since. If the store has
+# compacted that history, ``PostedLost`` is raised as soon as a later use of the name shows it. A value is kept until
+# ``forget``, because a caller that waits for it may time out at the moment of its arrival. If the cluster is restored
+# from a backup the generation ends: values that ranks have put since the backup are lost, and no rank would put them
+# again.
 
 
 class PostedKeys:
@@ -437,8 +441,8 @@ class PostedKeys:
     A key is ``<name>/<number of its use>``.
 
     Arguments:
-        generation: whose keys.
-        is_stale: tells whether no caller will ask for a name any more.
+        generation: generation of the keys.
+        is_stale: returns whether a name will not be requested any more.
     """
 
     def __init__(self, generation: Generation, is_stale: Callable[[str], bool]) -> None:
@@ -455,8 +459,8 @@ class PostedKeys:
         """Wait for the value of a name.
 
         Raises:
-            PostedLost: it was deleted before it could be seen here.
-            StatusError: the cluster refuses to be watched.
+            PostedLost: the key was deleted before this rank saw it.
+            StatusError: the cluster refuses the watch.
         """
         if self._failure is not None:
             raise self._failure
@@ -475,17 +479,17 @@ class PostedKeys:
             )
             self._reflector.start(revision=self._generation.world.revision)
         waiter = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
-        # Shielded: another caller may wait for the same name, and one that gave up may come again.
+        # Shielded: another caller may wait for the same name, and one that timed out may wait again.
         value = await asyncio.shield(waiter)
         self._waiting.pop(name, None)
         return value
 
     def forget(self, name: str) -> None:
-        """Drop the value of a name: no caller will ask for it any more."""
+        """Drop the value of a name that will not be requested any more."""
         self._values.pop(name, None)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._reflector is not None:
             self._reflector.close()
 
@@ -504,10 +508,11 @@ class PostedKeys:
         for name, waiter in self._waiting.items():
             if not waiter.done() and self._is_behind(name):
                 waiter.set_exception(PostedLost(name))
-                waiter.exception()  # seen: the waiter may have given up
+                waiter.exception()  # mark as retrieved: the waiter may have timed out
 
     def _is_behind(self, name: str) -> bool:
-        """Tell whether a later use of the name was posted; they come in order, so this one will not come any more."""
+        """Return whether a later use of the name was posted; uses are posted in order, so this one will not come any
+        more."""
         place, _, number = name.rpartition("/")
         return int(number) < self._newest.get(place, 0)
 
@@ -517,7 +522,7 @@ class PostedKeys:
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(error)
-                waiter.exception()  # seen: the waiter may have given up
+                waiter.exception()  # mark as retrieved: the waiter may have timed out
 
 
 def _rank_of(item: KeyValue, prefix: str) -> int | None:
@@ -527,15 +532,15 @@ def _rank_of(item: KeyValue, prefix: str) -> int | None:
 
 
 LAST_LOOK_TIMEOUT_S = 1.0
-"""For asking, when the generation ends, whether a barrier had opened before."""
+"""Time limit of the check, at the end of the generation, whether a barrier had opened before."""
 
 
 class Collectives:
     """The barriers, broadcasts and gathered values of one rank in one generation.
 
     Attributes:
-        decided: by name, what rank 0 decided and not all ranks are known to have: a rank that waits again for the
-            others keeps to it, and takes no second use of the broadcast.
+        decided: by name, decisions of rank 0 that not all ranks are known to have; a rank that waits again reuses the
+            decision and does not begin a second broadcast.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -546,14 +551,14 @@ class Collectives:
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting for keys."""
         self._posted.close()
 
     async def barrier(self, name: str, timeout_s: float | None) -> None:
-        """Wait until all ranks are there.
+        """Wait until all ranks have arrived.
 
         Arguments:
-            name: of the barrier.
+            name: name of the barrier.
             timeout_s: None: until the generation ends.
         """
         timeout_s = limit(timeout_s, "timeout_s")
@@ -562,11 +567,11 @@ class Collectives:
     async def gather(
         self, name: str, value: str | bytes, root: int | None, timeout_s: float | None
     ) -> list[bytes] | None:
-        """Give a value; returns all of them by rank, to the root alone unless it is None.
+        """Contribute a value; return all values by rank, only on the root unless ``root`` is None.
 
         Arguments:
-            name: of the collective.
-            value: of this rank.
+            name: name of the collective.
+            value: value of this rank.
             root: the rank that gets them; None: all ranks.
             timeout_s: None: until the generation ends.
         """
@@ -580,9 +585,9 @@ class Collectives:
         """Give all ranks the root's value.
 
         Arguments:
-            name: of the collective.
-            value: the root's.
-            root: whose value it is.
+            name: name of the collective.
+            value: value of the root.
+            root: rank whose value is returned.
             timeout_s: None: until the generation ends.
         """
         timeout_s = limit(timeout_s, "timeout_s")
@@ -603,7 +608,7 @@ class Collectives:
         return await self._in_turn(use, timeout_s, publish)
 
     def number(self, name: str) -> int:
-        """Return which use of a name is the present one."""
+        """Return the number of the current use of a name."""
         return self._uses[name]
 
     def key(self, place: str) -> str:
@@ -642,7 +647,8 @@ class Collectives:
         try:
             return await self._generation.until_over(self._posted.wait(use.place))
         except GenerationOver:
-            # The end of the generation and the opening come by different ways: who was let in first is let in.
+            # The end of the generation and the opening arrive by different watches; if the barrier opened first, it
+            # counts.
             found = await self._last_look(use)
             if found is None:
                 raise
@@ -657,12 +663,12 @@ class Collectives:
     async def _in_turn(
         self, use: _Use, timeout_s: float | None, make: Callable[[_Use], Awaitable[Result]], root: int | None = None
     ) -> Result:
-        """Take part in a use of a name: of those that this rank begins at once, as in two threads, one after the other.
+        """Take part in a use of a name. Concurrent uses by this rank, as from two threads, run one after the other.
 
         Arguments:
-            use: the present one; the next, if others of this rank are at it.
+            use: the current use; the next one, if this rank is already in it.
             timeout_s: None: until the generation ends.
-            make: takes part.
+            make: takes part in the use.
             root: the rank that this one waits for; None: all ranks.
         """
         try:
@@ -677,7 +683,7 @@ class Collectives:
         raise BarrierTimeout(use.title, timeout_s, await self._missing(use.present(), root))
 
     async def _missing(self, use: _Use, root: int | None) -> list[int] | None:
-        """Return the ranks that all wait for; empty: they have come; None: the cluster does not answer."""
+        """Return the missing ranks; empty: all have arrived; None: the cluster does not answer."""
         try:
             opened = await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
             if opened is not None:
@@ -710,16 +716,16 @@ class _Use:
         self._open_before = collectives.key(f"open/{name}/{number - 1}")
 
     def present(self) -> _Use:
-        """Return the use of the name that it is now: this one may be over."""
+        """Return the current use of the name, because this one may have ended."""
         return _Use(self._collectives, self.name, self.title)
 
     def arrive(self, empty: Txn, rank: int, size: int, value: bytes) -> Txn:
-        """Come; done twice it is as good as once.
+        """Fill the txn of an arrival, which is idempotent.
 
         Arguments:
             empty: the txn to fill.
-            rank, size: of who comes, and of the generation.
-            value: that it brings.
+            rank, size: rank that arrives, and size of the generation.
+            value: value that the rank contributes.
         """
         mine = f"{self.arrived}{rank:06d}"
         came = (Put(self.count), Put(mine, value))
@@ -729,16 +735,16 @@ class _Use:
         return empty.when(version(mine) == 0, version(self.open) == 0).then(last).otherwise(Get(self.open))
 
     def publish(self, empty: Txn, value: bytes) -> Txn:
-        """Put the value that all wait for.
+        """Fill the txn that puts the value for which all ranks wait.
 
         Arguments:
             empty: the txn to fill.
-            value: for all ranks.
+            value: value for all ranks.
         """
         return empty.then(Put(self.open, value), Delete(self._open_before))
 
     @staticmethod
     def is_open(done: TxnResult) -> bool:
-        """Tell whether the answer to a rank's arrival says that all are there."""
+        """Return whether the answer to an arrival shows that all ranks have arrived."""
         inner = done.results[0]
         return bool(inner.succeeded) if done.succeeded else inner is not None

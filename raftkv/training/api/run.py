@@ -1,4 +1,4 @@
-"""The training API: one process' part in a run, for programs without an event loop.
+"""The training API: one process' membership in a run, for programs without an event loop.
 
 ::
 
@@ -10,12 +10,12 @@
             if run.changed:                         # costs nothing
                 run.rejoin()                        # another generation: other members, maybe another rank
 
-Everything is fenced by the generation: ``GenerationOver`` is raised at once in all who wait when it breaks, and a rank
-that slept through its end writes nothing. The block ends when all ranks are done, and closes the run; an exception in
-it is recorded as the fault that ended the generation.
+Everything is fenced by the generation: when it ends, ``GenerationOver`` is raised at once in all waiting calls, and
+writes of a rank that was frozen meanwhile are refused. The block ends when all ranks are done, and closes the run; an
+exception in the block is recorded as the fault that ended the generation.
 
-This wraps ``async_run``, which lives on the client's own loop thread; one run may be used by any thread. In a
-forked child it raises ``Forked``: the part in the run is the parent's.
+This wraps ``async_run``, which runs on the client's loop thread; a run may be used from any thread. In a forked child
+it raises ``Forked``, because the parent is the member of the run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Counter(Blocking[generation.Counter]):
 
     @property
     def value(self) -> int:
-        """The present sum; ``GenerationOver`` if the generation has ended."""
+        """The current sum; raises ``GenerationOver`` if the generation has ended."""
         return self._loop.run(self._inner.value())
 
 
@@ -114,7 +114,7 @@ class Saving(Blocking[checkpoint.Saving]):
 
 
 class Resuming(Blocking[checkpoint.Resuming]):
-    """All ranks agree on the checkpoint to go on from; made by ``Run.resume``."""
+    """Agreement of all ranks on the checkpoint to resume from; made by ``Run.resume``."""
 
     def __enter__(self) -> Resumed | None:
         return self._enter(self._inner.__aenter__, lambda: self._inner.__aexit__(None, None, None))
@@ -127,7 +127,7 @@ class Resuming(Blocking[checkpoint.Resuming]):
 
 
 class Run(Blocking[async_run.Run], RunPlace):
-    """One process' part in a run; made by ``join``. See the module.
+    """One process' membership in a run; made by ``join``. See the module.
 
     Attributes:
         kv: a client of the cluster; ``run.kv.put(key, value, fence=run.fence)`` writes only while the generation lasts.
@@ -159,12 +159,12 @@ class Run(Blocking[async_run.Run], RunPlace):
     """Whether the generation is over: come back with ``rejoin``. No I/O; any thread may ask."""
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
-        """Call back when a generation ends, once each, on a thread of its own. Returns a function that cancels it."""
+        """Call back once at the end of each generation, on a separate thread; return a function that cancels this."""
         function(callback, "a callback")
         return self.on_change_nowait(lambda: self._callbacks.call_soon(callback, self))
 
     def on_change_nowait(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back at once, on the loop's own thread: for what neither blocks nor uses the client."""
+        """Call back at once, on the loop's thread; the callback must not block or use the client."""
         function(callback, "a callback")
         return self._ask(lambda run: run.on_change(lambda _: callback()))
 
@@ -185,15 +185,15 @@ class Run(Blocking[async_run.Run], RunPlace):
     report = blocking(async_run.Run.report)
 
     def publish_nowait(self, value: str) -> None:
-        """Publish without waiting for it; if the generation ends first, nothing happens."""
+        """Publish without waiting for the result; does nothing if the generation ends first."""
         self._loop.post(self._inner.publish(value))
 
     def counter(self, name: str) -> Counter:
-        """Return a sum over all ranks, from 0 in every generation."""
+        """Return a counter over all ranks, which starts at 0 in every generation."""
         return Counter(self, self._loop, self._ask(lambda run: run.counter(name)))
 
     def leadership(self, name: str, value: str | bytes = b"") -> Leadership:
-        """Make a candidacy among the ranks, to be run by ``with`` or ``campaign()``.
+        """Make a candidacy among the ranks; start it with ``with`` or ``campaign()``.
 
         Arguments:
             name, value: see ``elect``.
@@ -201,34 +201,34 @@ class Run(Blocking[async_run.Run], RunPlace):
         return Leadership(self, self._loop, self._ask(lambda run: run.leadership(name, value)))
 
     def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
-        """Wait until this rank leads; the leadership is a fence, over with the generation at the latest.
+        """Wait until this rank leads; the leadership is a fence, and ends with the generation at the latest.
 
         Arguments:
-            name: of the election; every rank that wants to lead calls this.
-            value: what all ranks see of the leader; empty: its rank.
+            name: name of the election; every rank that wants to lead calls this.
+            value: value of the leader that all ranks can read; empty: its rank.
             timeout_s: None: until the generation ends.
 
         Raises:
             GenerationOver: the generation has ended.
-            LockNotFree: others led all that time.
+            LockNotFree: other ranks led until the timeout.
         """
         return self.leadership(name, value).campaign(timeout_s)
 
     # ---- checkpoints
 
     def checkpoint(self, step: int, **options: Any) -> Saving:
-        """Save a checkpoint together with all ranks, in a ``with`` block of each; at its end it is committed.
+        """Save a checkpoint with all ranks, in a ``with`` block on each rank; the end of the block commits it.
 
         Arguments:
-            step, options: see ``async_run.Run.checkpoint``, which has the errors too.
+            step, options: see ``async_run.Run.checkpoint``, which also lists the errors.
         """
         return Saving(self, self._loop, self._ask(lambda run: run.checkpoint(step, **options)))
 
     def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
-        """Agree with all ranks on the checkpoint to go on from, in a ``with`` block; None: there is none.
+        """Agree with all ranks on the checkpoint to resume from, in a ``with`` block; None: there is none.
 
         Arguments:
-            kind, trackers, timeout_s: see ``async_run.Run.resume``, which has the errors too.
+            kind, trackers, timeout_s: see ``async_run.Run.resume``, which also lists the errors.
         """
         return Resuming(
             self, self._loop, self._ask(lambda run: run.resume(kind, trackers=trackers, timeout_s=timeout_s))
@@ -237,18 +237,19 @@ class Run(Blocking[async_run.Run], RunPlace):
     # ---- the end
 
     def leave(self) -> None:
-        """Leave the run. If it goes on, the generation ends for the others."""
+        """Leave the run. If the run continues, the generation ends for the others."""
         self._end(self._inner.leave)
 
     def close(self, reason: str = "finished") -> None:
-        """End the run for all nodes, and leave. Of a worker: leave; the run is its agent's to close."""
+        """Close the run for all nodes, and leave. A worker only leaves; its agent closes the run."""
         self._end(lambda: self._inner.close(reason))
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks are done, close the run, and leave; the end of a ``with`` block does this.
 
         Arguments:
-            timeout_s: for the others; then the run is left, not closed. None: as long as the generation lasts.
+            timeout_s: time to wait for the others, after which this rank leaves without closing the run; None: as long
+                as the generation lasts.
         """
         self._end(lambda: self._inner.finish(timeout_s))
 
@@ -288,32 +289,32 @@ def join(
     checkpoints: str = "",
     **options: Any,
 ) -> Run:
-    """Take part in a run; returns when its first generation with this process has begun.
+    """Join a run; return when its first generation with this process has begun.
 
-    Without a run id, in a worker that ``raftkvctl run exec`` or torchrun has started, it attaches to the surrounding
-    run as the rank that the environment says. Else this process becomes a node of its own, with one slot.
+    Without a run id, in a worker of ``raftkvctl run exec`` or torchrun, attach to the surrounding run with the rank
+    from the environment. Otherwise this process becomes a separate node with one slot.
 
     Arguments:
-        run_id: of the job; all its processes use the same, and no other job does.
-        endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
-        kv: a client (``raftkv.connect``) to be used instead; it must outlive the run.
-        min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
-        timeout_s: for the store to answer, and for the minimum to be there; None: ``connect_timeout_s`` for the one,
-            ``join_timeout_s`` for the other.
-        on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
-        client: further settings of ``raftkv.connect``: TLS files, user, password. Settings that are not given are as
-            ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
-        checkpoints: URL or path, the same for all ranks, below which checkpoints lie in a directory named after the
-            run; empty: ``RAFTKV_CHECKPOINT_URI``.
+        run_id: id of the job, the same in all its processes and different from other jobs.
+        endpoints: endpoints of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
+        kv: a client (``raftkv.connect``) to use instead; it must outlive the run.
+        min_nodes, max_nodes: limits of the number of nodes of a generation; maximum 0: equal to the minimum.
+        timeout_s: time to wait for the store and for the minimum number of nodes; None: ``connect_timeout_s`` for the
+            store, ``join_timeout_s`` for the nodes.
+        on_progress: called while nodes gather, on the loop's thread; it should only print.
+        client: further arguments of ``raftkv.connect``: TLS files, user, password. Settings that are not given come
+            from ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ...
+        checkpoints: URL or path, the same for all ranks, below which checkpoints are stored in a directory named after
+            the run; empty: ``RAFTKV_CHECKPOINT_URI``.
         options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
-            where other nodes reach this one; not given: that from which it speaks to the cluster.
+            where other nodes reach this one; not given: the source address of its connection to the cluster.
 
     Raises:
-        ConfigError: an option is unknown or cannot be; the environment is no worker's.
+        ConfigError: an option is unknown or not valid, or the environment is not that of a worker.
         ClusterAway: the store did not answer in time.
         JoinTimeout: too few nodes came in time.
-        RunClosed, RunConflict: the run is over, or another job's.
-        GenerationOver: of a worker: its generation is over already.
+        RunClosed, RunConflict: the run is closed, or belongs to another job.
+        GenerationOver: the generation of this worker has already ended.
         StatusError: the cluster refused.
     """
     own = kv is None

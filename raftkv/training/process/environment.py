@@ -1,21 +1,21 @@
-"""The environment of a worker: its place in the generation, in the words of every framework. Pure.
+"""The environment of a worker: its place in the generation, under the names of each framework. Pure.
 
 ::
 
     for local_rank in range(world.member.slots):
         variables = make_environment(world, local_rank, Meeting("10.0.0.5", 29511), endpoints=["10.0.0.1:2379"])
 
-Owns the names and what they mean, by style:
+Defines the names and their meaning, by style:
 
 - always: ``RAFTKV_RUN_ID``, ``RAFTKV_EPOCH``, ``RAFTKV_ENDPOINTS``, ``RAFTKV_RANK``, ``RAFTKV_WORLD_SIZE``,
   ``RAFTKV_NODE_ID``, ``RAFTKV_RESTARTS``;
-- ``torch``: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and the rest of what torchrun gives a worker, so
-  that ``init_method="env://"`` works; local ranks count the workers of one *node*, as torchrun does;
+- ``torch``: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and the other variables that torchrun sets, so
+  that ``init_method="env://"`` works; local ranks count the workers of one *node*, as in torchrun;
 - ``pet``: ``PET_NNODES``, ``PET_NODE_RANK``, ..., for a command that is itself a launcher, as Kubeflow sets them;
 - ``tf``: ``TF_CONFIG`` as the TensorFlow operator writes it, every worker in the cluster's ``worker`` list;
 - ``horovod``: ``HOROVOD_RANK``, ...; local ranks count the workers of one *host*, cross ranks the hosts.
 
-Leaves out: choosing ports (``supervisor``), and what the environment held before.
+Not here: choosing ports (``supervisor``), and the inherited environment.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 STYLES: Final = ("torch", "pet", "tf", "horovod")
 TF_PORT: Final = 2222
-"""The port of the first worker of a node that told none: the operator's."""
+"""Port of the first worker of a node that gives none; the default of the TensorFlow operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the workers of a generation meet: an address of rank 0's node, and a port that is free there."""
+    """Address at which the workers of a generation meet: an address of rank 0's node, and a free port there."""
 
     address: str
     port: int
@@ -48,10 +48,10 @@ class Meeting:
 
     @classmethod
     def parse(cls, text: str) -> Meeting:
-        """Read what ``str`` wrote.
+        """Parse the text of ``str``.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: the text has another form.
         """
         try:
             address, port = split_address(text)
@@ -64,12 +64,12 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What an environment tells besides the world.
+    """Values of an environment besides the world.
 
     Attributes:
-        endpoints: of the cluster, ``host:port``.
-        ports: ports for TensorFlow's servers, by node id, one a worker; nodes that are not in it get ``TF_PORT`` on.
-        restarts, max_restarts: how often this node has started its workers anew after a fault, and how often it may.
+        endpoints: endpoints of the cluster, ``host:port``.
+        ports: ports for TensorFlow's servers by node id, one per worker; other nodes get ``TF_PORT`` and the next ones.
+        restarts, max_restarts: number of restarts of this node's workers after faults, and its limit.
     """
 
     endpoints: Sequence[str] = ()
@@ -79,10 +79,10 @@ class Extras:
 
 
 def parse_styles(names: Iterable[str]) -> tuple[str, ...]:
-    """Parse names of styles, into the order of ``STYLES``; none given: all.
+    """Parse names of styles and return them in the order of ``STYLES``; none given: all.
 
     Raises:
-        ConfigError: there is no such style.
+        ConfigError: a style is unknown.
     """
     wanted = {name.strip() for name in names if name.strip()}
     unknown = sorted(wanted - {*STYLES, "all", "none"})
@@ -100,13 +100,13 @@ def make_environment(
 
     Arguments:
         world: the generation, as its node sees it.
-        local_rank: of the worker among those of its node, from 0.
-        meeting: where the generation's workers meet.
+        local_rank: number of the worker on its node, from 0.
+        meeting: address of the generation's store.
         extras: the cluster's endpoints, TensorFlow's ports, counts of restarts.
-        styles: which frameworks' names; see above.
+        styles: frameworks whose variable names to set; see above.
 
     Raises:
-        ConfigError: the node has no such worker, or there is no such style.
+        ConfigError: the node has no such worker, or a style is unknown.
     """
     place = _Place(world, local_rank, meeting, extras or Extras())
     variables = _common(place)
@@ -116,7 +116,7 @@ def make_environment(
 
 
 class _Place:
-    """A worker's place, with what several styles need worked out once."""
+    """A worker's place, with values that several styles need."""
 
     def __init__(self, world: World, local_rank: int, meeting: Meeting, extras: Extras) -> None:
         self.world, self.meeting, self.extras = world, meeting, extras
@@ -163,7 +163,7 @@ def _torch(place: _Place) -> dict[str, str]:
         TORCHELASTIC_RUN_ID=place.world.run_id,
         TORCHELASTIC_RESTART_COUNT=place.extras.restarts,
         TORCHELASTIC_MAX_RESTARTS=place.extras.max_restarts,
-        # No agent holds a store here: rank 0 opens it on MASTER_PORT, also below an outer torchrun.
+        # No agent holds a store: rank 0 opens it on MASTER_PORT, also inside an outer torchrun.
         TORCHELASTIC_USE_AGENT_STORE=False,
     )
 

@@ -1,4 +1,4 @@
-"""The end of a worker: from the kernel's status of a child to a ``Fault`` that all nodes of the run see.
+"""The end of a worker: converts the kernel's status of a child to a ``Fault`` that all nodes of the run see.
 
 ::
 
@@ -7,12 +7,11 @@
     end = end_of(status, worker, out_of_memory=MemoryEvents.of(pid).grew_since(before))
     participant.report(end.fault(generation, node, host))
 
-Owns the words. The kernel does not say in a process' status that it was killed for lack of memory: that is SIGKILL,
-like any other. The kernel counts such kills for the process' memory cgroup (version 2:
-``memory.events``, version 1: ``memory.oom_control``), or, where that cannot be read, for the machine
-(``/proc/vmstat``). A SIGKILL while the count went up is called "out of memory".
+The status of a process that was killed for lack of memory is a plain SIGKILL. But the kernel counts such kills for the
+process' memory cgroup (version 2: ``memory.events``, version 1: ``memory.oom_control``), or, if that cannot be read,
+for the machine (``/proc/vmstat``). A SIGKILL while the count increased is reported as "out of memory".
 
-Leaves out the loss of a whole host: its lease ends.
+The loss of a whole host is not handled here: its lease ends.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker process: what is known of it while it lives.
+    """A worker process, as known while it runs.
 
     Attributes:
-        pid: its process.
-        rank, local_rank: as its environment says; -1: not known.
-        error_file: where torch's ``@record`` writes the exception that ends it; empty: nowhere.
+        pid: process id.
+        rank, local_rank: values from its environment; -1: unknown.
+        error_file: file in which torch's ``@record`` writes the exception that ends the worker; empty: none.
     """
 
     pid: int
@@ -63,11 +62,11 @@ class End:
     """How a worker ended.
 
     Attributes:
-        worker: which.
-        exit_code: what it returned; -1: a signal ended it.
+        worker: worker that ended.
+        exit_code: exit code; -1: a signal ended it.
         signal: name of that signal, as ``SIGKILL``; else empty.
-        out_of_memory: the kernel killed it, or something beside it, for lack of memory.
-        message: the exception that ended it, where it left one.
+        out_of_memory: whether the kernel killed it, or another process of its cgroup, for lack of memory.
+        message: the exception that ended it, if it recorded one.
         time: when it was seen, by the wall clock, for people.
     """
 
@@ -85,22 +84,24 @@ class End:
 
     @property
     def is_cause(self) -> bool:
-        """It comes from nowhere else. A worker that raises, or that NCCL's watchdog aborts, may only have lost a peer:
-        to tell it before the loss of that peer is known would blame the wrong host.
+        """Whether the end is certainly not the consequence of another one.
+
+        A worker that raises, or that NCCL's watchdog aborts, may only have lost a peer. Reporting it before the loss of
+        that peer is known would blame the wrong host.
         """
         return bool(self.signal) and not self.is_request and self.signal != "SIGABRT"
 
     @property
     def is_request(self) -> bool:
-        """Whether the end was requested: an agent stops its own workers so, and a person may."""
+        """Whether the end was requested by a signal, from the agent or a user."""
         return self.signal in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
     def fault(self, generation: int, node: str, host: str) -> Fault:
         """Make the record of the end, for all nodes.
 
         Arguments:
-            generation: in which it happened.
-            node, host: where.
+            generation: generation in which it happened.
+            node, host: where it happened.
         """
         return Fault(
             generation=generation,
@@ -130,12 +131,12 @@ class End:
 
 
 def end_of(status: os.waitid_result, worker: Worker, *, out_of_memory: bool = False) -> End:
-    """Describe in words what ``os.waitid`` says of a child that has ended.
+    """Describe a child that has ended, from the result of ``os.waitid``.
 
     Arguments:
-        status: from ``os.waitid``.
-        worker: who has ended.
-        out_of_memory: whether the kernel has killed it for lack of memory.
+        status: status from ``os.waitid``.
+        worker: worker that ended.
+        out_of_memory: whether the kernel killed it for lack of memory.
     """
     if status.si_code == os.CLD_EXITED:
         message = _exception(worker.error_file) if status.si_status else ""
@@ -144,7 +145,7 @@ def end_of(status: os.waitid_result, worker: Worker, *, out_of_memory: bool = Fa
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9.
+    """Return the name of a signal, as ``SIGKILL`` for 9.
 
     >>> signal_name(9), signal_name(64 + 1)
     ('SIGKILL', 'signal 65')
@@ -156,7 +157,7 @@ def signal_name(number: int) -> str:
 
 
 def _exception(error_file: str) -> str:
-    """Read the first line of the exception that torch's ``@record`` has written down, if any."""
+    """Return the first line of the exception that torch's ``@record`` has written, if any."""
     try:
         with open(os.open(error_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # perhaps a pipe
             message = json.loads(file.read(_ERROR_FILE_BYTES_MAX))["message"]
@@ -168,11 +169,11 @@ def _exception(error_file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvents:
-    """How often the kernel has killed for lack of memory, where it counts for one process.
+    """The kernel's count of kills for lack of memory that covers one process.
 
     Attributes:
-        place: the file that counts.
-        kills: so many until now.
+        place: file with the count.
+        kills: number of kills so far.
     """
 
     place: str
@@ -180,11 +181,11 @@ class MemoryEvents:
 
     @classmethod
     def of(cls, pid: int, proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryEvents:
-        """Read the count for a process that lives, or has ended and is still there for its parent to look at.
+        """Read the count for a process that runs, or has ended but was not yet waited for.
 
         Arguments:
-            pid: of the process.
-            proc, cgroups: where the file systems of these names are.
+            pid: process id.
+            proc, cgroups: mount points of the file systems with these names.
         """
         for place in (*_cgroup_files(proc / str(pid) / "cgroup", cgroups), proc / "vmstat"):
             found = _KILLS.search(_read(place))
@@ -198,14 +199,14 @@ class MemoryEvents:
         return MemoryEvents(self.place, int(found[1])) if found else self
 
     def grew_since(self, before: MemoryEvents) -> bool:
-        """There was a kill since."""
+        """Return whether there was a kill since."""
         return self.place == before.place and self.kills > before.kills
 
 
 def _cgroup_files(table: Path, cgroups: Path) -> list[Path]:
-    """Return where kills for lack of memory may be counted, the most exact first.
+    """Return the files that may count kills for lack of memory, the most specific first.
 
-    In a container the path may be that of the host; then what is mounted is the container's own part.
+    In a container the path may be that of the host; then the mounted tree is the container's part.
     """
     files = []
     for line in _read(table).splitlines():
@@ -228,36 +229,36 @@ def _read(path: Path) -> str:
 
 # -- exit_watch -----------------------------------------------------------------------------------------------------
 #
-# Sees the workers of an agent die, the instant they do, without a hand in starting or waiting for them.
+# Detects the deaths of an agent's workers at once, without starting or waiting for them.
 #
 # ::
 #
 #     with WorkerWatch(on_end, run_id="job1") as watch:
 #         ...                # the agent starts its workers
-#         watch.look()       # finds children whose environment has RANK and TORCHELASTIC_RUN_ID=job1
-#         watch.add(pid, rank=3)                # or the caller adds it
+#                 watch.look()       # finds children whose environment has RANK and TORCHELASTIC_RUN_ID=job1
+#         watch.add(pid, rank=3)                # or the caller adds one
 #
-# Owns a thread that sleeps on one pidfd for each worker. When a worker ends, the thread peeks at its status with
-# ``WNOWAIT``, which leaves the status for the agent's own wait, and calls ``on_end``. So the agent finds out as it
-# always does, and all other nodes of the run 0.1 s (a poll of the agent) and a time-out of a collective earlier.
+# A thread sleeps on one pidfd for each worker. When a worker ends, the thread reads its status with ``WNOWAIT``, which
+# leaves the status for the agent's own wait, and calls ``on_end``. So the agent works as usual, and all other nodes of
+# the run learn of the death 0.1 s (a poll of the agent) and a collective's timeout earlier.
 #
 # Invariants:
 #
-# 1. Nothing is waited for, signalled or reaped here: the agent is not disturbed.
-# 2. Each worker's end is reported once, or not at all (see below); never a process that is not a child of this one.
+# 1. No process is waited for, signalled or reaped here, so the agent is not disturbed.
+# 2. Each worker's end is reported at most once (see below); only children of this process are reported.
 #
 # Limits: Linux only (pidfds: 5.3); elsewhere ``is_available`` is false, nothing is reported, and a death is known when
-# the agent's own poll comes back to the rendezvous. A worker that ends before the first ``look``, or that the agent
-# reaps in the same instant, is not told either. Workers that torch starts from a Python function (not from a script)
-# carry their rank in no environment that others can read, and are not found.
+# the agent's own poll returns to the rendezvous. A worker that ends before the first ``look``, or that the agent reaps
+# at the same moment, is not reported either. Workers that torch starts from a Python function (not from a script) have
+# their rank in no readable environment, and are not found.
 
 REFRESH_S: Final = 10.0
-"""The count of memory kills at a death is compared with one that is once to twice as old: a large process takes
-seconds to go after the kernel has decided, and a kill of an hour before is no reason."""
+"""At a death, the count of memory kills is compared with a count that is one to two of these intervals old: a large
+process takes seconds to end after the kernel has killed it, and a kill an hour ago is not the cause."""
 
 
 def is_available() -> bool:
-    """Tell whether this system lets a process watch its children."""
+    """Return whether a process can watch its children on this system."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and (PROC / "self" / "task").is_dir()
 
 
@@ -270,12 +271,12 @@ class _Watched:
 
 
 class WorkerWatch:
-    """Reports each worker's end in the instant of its death.
+    """Reports each worker's end at once.
 
     Arguments:
-        on_end: called on the watch's thread with each end, good or bad.
-        run_id: ``look`` finds the workers of this run.
-        proc, cgroups: where the system shows processes and memory groups.
+        on_end: called on the watch's thread with each end, successful or not.
+        run_id: run whose workers ``look`` finds.
+        proc, cgroups: mount points of the proc and cgroup file systems.
     """
 
     def __init__(
@@ -296,14 +297,14 @@ class WorkerWatch:
 
     @property
     def living(self) -> list[Worker]:
-        """Workers that are watched and have not ended."""
+        """Watched workers that have not ended."""
         return [watched.worker for watched in list(self._living.values())]
 
     def look(self) -> int:
-        """Find workers among this process' children that were not known; cheap; any thread.
+        """Find new workers among this process' children; cheap, from any thread.
 
         Returns:
-            how many are watched now.
+            Number of watched workers.
         """
         if is_available() and not self._is_stopped:
             with self._lock:
@@ -314,12 +315,12 @@ class WorkerWatch:
         return len(self._living)
 
     def add(self, pid: int, rank: int = -1, local_rank: int = -1) -> None:
-        """Watch a child that the caller has started; nothing happens where that is not possible.
+        """Watch a child that the caller has started; does nothing where that is not possible.
 
         Arguments:
-            pid: of the child.
-            rank: in the generation.
-            local_rank: on its node.
+            pid: process id of the child.
+            rank: rank in the generation.
+            local_rank: rank on its node.
         """
         if is_available() and not self._is_stopped:
             with self._lock:
@@ -327,7 +328,7 @@ class WorkerWatch:
                 self._watch(Worker(pid, rank, local_rank))
 
     def stop(self) -> None:
-        """Watch no longer; harmless when repeated."""
+        """Stop watching. Idempotent."""
         with self._lock:
             self._is_stopped = True
             thread, self._thread = self._thread, None
@@ -348,7 +349,7 @@ class WorkerWatch:
     def _look_at(self, pid: int) -> None:
         environment = _environment(self._proc / str(pid) / "environ")
         if not environment or environment == _environment(self._proc / "self" / "environ"):
-            return  # it has ended, or has its parent's memory until its exec, or none yet: the next look knows
+            return  # it has ended or has not called exec yet; the next look finds it
         self._seen.add(pid)
         if "RANK" in environment and environment.get("TORCHELASTIC_RUN_ID") == self._run_id:
             self._watch(
@@ -361,7 +362,7 @@ class WorkerWatch:
             )
 
     def _watch(self, worker: Worker) -> None:
-        with contextlib.suppress(OSError):  # it has ended, and its parent knows
+        with contextlib.suppress(OSError):  # it has ended, and its parent reports it
             descriptor = os.pidfd_open(worker.pid)
             memory = MemoryEvents.of(worker.pid, self._proc, self._cgroups)
             watched = _Watched(worker, descriptor, memory, memory)
@@ -421,7 +422,7 @@ class WorkerWatch:
 
 
 def _peek(watched: _Watched) -> End | None:
-    """Return how a worker ended; None: the agent has taken its status already."""
+    """Return how a worker ended; None: the agent has already reaped it."""
     try:
         status = os.waitid(os.P_PIDFD, watched.descriptor, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

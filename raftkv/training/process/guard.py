@@ -1,13 +1,13 @@
-"""The process that outlives an agent killed with ``kill -9`` just long enough to end its workers.
+"""The process that kills the workers of an agent that was itself killed with ``kill -9``.
 
-Owns the last resort of ``supervisor.Workers``, and the marks by which workers are found. It is run by path, alone
-(``python -I -S guard.py MARK DIRECTORY``), and imports nothing of raftkv:
+It is the last resort of ``supervisor.Workers``, and defines the mark by which workers are found. It is run by path,
+alone (``python -I -S guard.py MARK DIRECTORY``), and imports nothing of raftkv:
 
-1. it leads the process group of all workers, so that the kernel gives the group's number to no other process;
-2. it reads its standard input, a pipe whose other end only the agent holds; at its end, however the agent went, it
-   kills the group;
-3. a copy of itself outside the group kills processes that have left the group (a launcher's own children, as
-   torchrun's) but still carry the mark in its environment, and removes the directory.
+1. it leads the process group of all workers, so that the kernel does not reuse the group's number;
+2. it reads its standard input, a pipe whose other end only the agent holds; at the end of the input, whatever the
+   reason, it kills the group;
+3. a copy of it outside the group kills processes that have left the group (such as the children of torchrun) but
+   still have the mark in their environment, and removes the directory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import sys
 import threading
 
 MARK = "RAFTKV_WORKERS"
-"""The variable that every worker, and what it starts, has in its environment."""
+"""Environment variable of every worker and its child processes."""
 POLL_S = 0.01
 GIVE_UP_POLLS = 500
 
 
 def main(mark: str, directory: str) -> None:
-    """Wait for the end of the agent, then leave nothing of it behind.
+    """Wait for the end of the agent, then remove its processes and files.
 
     Arguments:
-        mark: in the environment of the agent's workers.
-        directory: of the agent's temporary files.
+        mark: mark in the environment of the agent's workers.
+        directory: directory of the agent's temporary files.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -47,7 +47,7 @@ def main(mark: str, directory: str) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process of this machine that carries the mark, until there is none; only where ``/proc`` tells."""
+    """Kill all processes of this machine that carry the mark, until none is left; needs ``/proc``."""
     pause = threading.Event()
     for _ in range(GIVE_UP_POLLS):
         found = find_marked(mark)
@@ -60,7 +60,7 @@ def kill_marked(mark: str) -> None:
 
 
 def find_marked(mark: str) -> list[int]:
-    """Find the processes that carry the mark; one that has ended has no environment any more."""
+    """Find the processes that carry the mark, except those that have ended, which have no environment."""
     line = f"{MARK}={mark}".encode()
     found = []
     try:

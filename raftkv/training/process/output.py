@@ -1,12 +1,11 @@
-"""Our own standard output and error, written by a thread each: handing lines over never takes long.
+"""Our own standard output and error, each written by a thread, so that ``write`` never blocks.
 
 Invariants:
 
-1. ``write`` never waits for the reader of our output. Bytes that the reader has not taken wait in memory
-   (``MEMORY_MAX_BYTES``), then in a temporary file without a name (``FILE_MAX_BYTES``); more than that is dropped, and
-   a line says how much.
-2. Bytes come out in the order in which they were handed over; those of one ``write`` together.
-3. A reader that is gone costs its output and nothing else.
+1. ``write`` never waits for the reader of our output. Unread bytes are buffered in memory (``MEMORY_MAX_BYTES``),
+   then in an unnamed temporary file (``FILE_MAX_BYTES``); the rest is dropped, and a line says how much.
+2. Bytes are written in the order of the calls; the bytes of one ``write`` stay together.
+3. If the reader is gone, only its output is lost.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from raftkv.errors import ConfigError
 MEMORY_MAX_BYTES: Final = 1024 * 1024
 FILE_MAX_BYTES: Final = 1024 * 1024 * 1024
 PATIENCE_S: Final = 5.0
-"""How long ``close`` waits for a reader that takes nothing at all."""
+"""How long ``close`` waits for a reader that reads nothing."""
 _CHUNK_BYTES: Final = 64 * 1024
 
 
 class Backlog:
-    """Bytes in order, in memory and then in a file; for one thread at a time."""
+    """Bytes in order, in memory and then in a file; not thread-safe."""
 
     def __init__(self, memory_max_bytes: int = MEMORY_MAX_BYTES, file_max_bytes: int = FILE_MAX_BYTES) -> None:
         self._memory: deque[bytes] = deque()
@@ -49,7 +48,7 @@ class Backlog:
         return self._memory_bytes + self._written - self._read
 
     def put(self, data: bytes) -> None:
-        """Add to the end; what there is no room for is counted in ``dropped_bytes``."""
+        """Append bytes; those without room are counted in ``dropped_bytes``."""
         if self._written == self._read and self._memory_bytes + len(data) <= self._memory_max_bytes:
             self._memory.append(data)
             self._memory_bytes += len(data)
@@ -74,7 +73,7 @@ class Backlog:
         self._written = at
 
     def take(self) -> bytes:
-        """Remove from the front; nothing if it is empty."""
+        """Remove and return bytes from the front; empty if there are none."""
         if self._memory:
             data = self._memory.popleft()
             self._memory_bytes -= len(data)
@@ -89,7 +88,7 @@ class Backlog:
         return data
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all bytes."""
         self._memory.clear()
         self._memory_bytes = self._read = self._written = 0
         if self._file is not None:
@@ -101,8 +100,8 @@ class Writer:
     """One of our own streams.
 
     Arguments:
-        descriptor: it; stays open.
-        backlog: what waits for the reader.
+        descriptor: descriptor of the stream; stays open.
+        backlog: output that waits for the reader.
     """
 
     def __init__(self, descriptor: int, backlog: Backlog | None = None) -> None:
@@ -115,7 +114,7 @@ class Writer:
         self._thread.start()
 
     def write(self, data: bytes) -> None:
-        """Hand whole lines over; never waits for the reader."""
+        """Queue whole lines; never waits for the reader."""
         with self._changed:
             if not self._gone:
                 if len(self._backlog) + len(data) < MEMORY_MAX_BYTES:
@@ -130,7 +129,7 @@ class Writer:
             self._backlog.put(b"raftkvctl: %d bytes of output were not taken in time and are left out\n" % dropped)
 
     def close(self, patience_s: float = PATIENCE_S) -> None:
-        """Wait until all is written, the reader is gone, or it has taken nothing for a while."""
+        """Wait until everything is written, the reader is gone, or it has read nothing for a while."""
         with self._changed:
             self._closing = True
             self._tell_dropped()
@@ -144,7 +143,7 @@ class Writer:
         while data := self._next():
             try:
                 self._write_all(data)
-            except OSError:  # the reader is gone, or the disk is full: only this output is lost
+            except OSError:  # the reader is gone, or the disk is full; only this output is lost
                 with self._changed:
                     self._gone = True
                     self._backlog.clear()
@@ -161,7 +160,7 @@ class Writer:
         while view:
             try:
                 count = os.write(self._descriptor, view[:_CHUNK_BYTES])
-            except BlockingIOError:  # our parent has made the descriptor non-blocking
+            except BlockingIOError:  # the parent has made the descriptor non-blocking
                 select.select((), (self._descriptor,), ())
                 continue
             view = view[count:]
@@ -169,15 +168,15 @@ class Writer:
 
 
 class Console:
-    """Both streams, and the lines that we say ourselves."""
+    """Both streams, and raftkv's own messages."""
 
     def __init__(self, output: int = 1, errors: int = 2) -> None:
         self.output = Writer(output)
-        # Both may lead to one place (`2>&1`, a terminal): then one thread writes both, and no line gets into another.
+        # Both may lead to the same place (`2>&1`, a terminal): then one thread writes both, so that lines do not mix.
         self.errors = self.output if os.path.sameopenfile(output, errors) else Writer(errors)
 
     def tell(self, text: str) -> None:
-        """Say a line to people, on standard error."""
+        """Print a message to standard error."""
         self.errors.write(f"raftkvctl: {text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
@@ -188,16 +187,16 @@ class Console:
 
 # -- lines ----------------------------------------------------------------------------------------------------------
 #
-# Lines out of pieces of bytes. Pure.
+# Splitting pieces of bytes into lines. Pure.
 
 LINE_MAX_BYTES: Final = 64 * 1024
-"""A longer line is passed on in parts: it must not be kept whole in memory."""
+"""A longer line is passed on in parts, to limit memory."""
 
 _END: Final = re.compile(rb"(\r\n|\r|\n)")
 
 
 class Lines:
-    """Cuts the bytes of one stream into lines.
+    """Splits the bytes of one stream into lines.
 
     >>> lines = Lines()
     >>> lines.feed(b"one\\ntw"), lines.feed(b"o\\r\\n"), lines.rest()
@@ -211,15 +210,15 @@ class Lines:
         self._returned = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that these bytes complete, without their ends."""
+        """Return the lines that these bytes complete, without line ends."""
         if self._returned and data[:1] == b"\n":
-            data = data[1:]  # the other half of a \r\n whose line was passed on
+            data = data[1:]  # the second half of a \r\n whose line was already returned
         if data:
             self._returned = False
         *pairs, self._rest = _END.split(self._rest + data)
         found = []
         for text, end in zip(pairs[::2], pairs[1::2], strict=True):
-            if text or end != b"\r":  # a progress bar begins with a return: there is nothing before it
+            if text or end != b"\r":  # a progress bar begins with \r, with nothing before it
                 found.append(text)
         if pairs and not self._rest and pairs[-1] == b"\r":
             self._returned = bool(pairs[-2])
@@ -230,17 +229,17 @@ class Lines:
         return found
 
     def rest(self) -> list[bytes]:
-        """Return what is left at the end of the stream: a line without its end, or nothing."""
+        """Return the rest at the end of the stream: a line without line end, or nothing."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [rest] if rest else []
 
 
 # -- destinations ---------------------------------------------------------------------------------------------------
 #
-# Which stream of which worker goes to a file, to the console, or to both: torchrun's words for it.
+# Which streams of which workers go to a file, to the console, or to both, in torchrun's terms.
 #
-# Owns the folders: ``<log-dir>/<run>_<random>/epoch_<generation>/<local rank>/stdout.log`` and ``stderr.log``, new
-# for every start of ``run exec``, so that nothing is written over.
+# The files are ``<log-dir>/<run>_<random>/epoch_<generation>/<local rank>/stdout.log`` and ``stderr.log``, in a new
+# folder for every start of ``run exec``, so that no file is overwritten.
 
 _ALL: Final = re.compile(r"[0-3]")
 _EACH: Final = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
@@ -256,17 +255,17 @@ class Streams(enum.IntFlag):
 
 
 Choice = Callable[[int], Streams]
-"""The streams that are meant, by local rank."""
+"""The chosen streams, by local rank."""
 
 
 def parse_streams(text: str) -> Choice:
-    """Read ``2``, or ``0:3,1:2`` for some local ranks only.
+    """Parse ``2``, or ``0:3,1:2`` for single local ranks.
 
     >>> parse_streams("1")(0), parse_streams("0:3,2:1")(2), parse_streams("0:3,2:1")(1)
     (<Streams.OUT: 1>, <Streams.OUT: 1>, <Streams.NONE: 0>)
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the text has another form.
     """
     if _ALL.fullmatch(text):
         every = Streams(int(text))
@@ -279,10 +278,10 @@ def parse_streams(text: str) -> Choice:
 
 
 def parse_ranks(text: str) -> frozenset[int] | None:
-    """Read ``0,2``; an empty text is None: all.
+    """Parse ``0,2``; an empty text gives None: all.
 
     Raises:
-        ConfigError: there is something else than numbers.
+        ConfigError: the text has other parts than numbers.
     """
     if not text:
         return None
@@ -298,11 +297,11 @@ def _none(local_rank: int) -> Streams:
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Where output goes.
+    """Destinations of output.
 
     Attributes:
-        directory: of the log files; None: there are none.
-        redirects: streams that go to a file alone.
+        directory: directory of the log files; None: no log files.
+        redirects: streams that go only to a file.
         tee: streams that go to a file and to the console.
         shown: local ranks whose output is on the console; None: all.
         prefixed: whether lines on the console begin with the rank.
@@ -315,15 +314,15 @@ class Destinations:
     prefixed: bool = True
 
     def file(self, generation: int, local_rank: int, stream: Streams) -> Path | None:
-        """Return the log file of a stream, in a folder that exists then.
+        """Return the log file of a stream; creates its folder.
 
         Arguments:
-            generation: of the worker.
-            local_rank: on its node.
+            generation: generation of the worker.
+            local_rank: rank on its node.
             stream: ``stdout`` or ``stderr``.
 
         Raises:
-            OSError: it cannot be.
+            OSError: the folder cannot be created.
         """
         if self.directory is None or not stream & (self.redirects(local_rank) | self.tee(local_rank)):
             return None
@@ -332,25 +331,25 @@ class Destinations:
         return folder / ("stdout.log" if stream is Streams.OUT else "stderr.log")
 
     def is_shown(self, local_rank: int, stream: Streams) -> bool:
-        """Tell whether a stream goes to the console.
+        """Return whether a stream goes to the console.
 
         Arguments:
-            local_rank: of the worker on its node.
-            stream: which.
+            local_rank: rank of the worker on its node.
+            stream: stream.
         """
         only_in_file = stream & self.redirects(local_rank) and not stream & self.tee(local_rank)
         return not only_in_file and (self.shown is None or local_rank in self.shown)
 
 
 def make_directory(base: str, run_id: str) -> Path:
-    """Make a folder for the logs of a run, below ``base`` or, if that is empty, among the temporary files.
+    """Create a folder for the logs of a run, below ``base`` or, if that is empty, in the temporary directory.
 
     Arguments:
-        base: the folder that the user names; empty: none.
-        run_id: part of the name.
+        base: folder that the user named; empty: none.
+        run_id: run id, part of the folder's name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     if base:
         Path(base).mkdir(parents=True, exist_ok=True)
@@ -359,7 +358,8 @@ def make_directory(base: str, run_id: str) -> Path:
 
 # -- pump -----------------------------------------------------------------------------------------------------------
 #
-# Takes what workers print out of their pipes: a thread for each stream, until all that hold its other end are gone.
+# Reads the output of workers from their pipes: one thread per stream, until all processes that hold the other end have
+# ended.
 #
 # ::
 #
@@ -371,17 +371,17 @@ def make_directory(base: str, run_id: str) -> Path:
 
 READ_BYTES: Final = 64 * 1024
 PIPE_PATIENCE_S: Final = 5.0
-"""How long a pipe may stay open and silent after the workers are gone: a process that was not to be found holds it."""
+"""How long a pipe may stay open and silent after the workers have ended, if a process that was not found holds it."""
 PIPE_PATIENCES_MAX: Final = 4
-"""How often that, if such a process prints; what the workers have left in the pipe is read at once."""
+"""Maximum number of these intervals if such a process keeps printing; the workers' own output is read at once."""
 
 
 class Output:
     """The output of all workers of a node.
 
     Arguments:
-        console: where it is shown.
-        destinations: what is shown, and what is kept in files.
+        console: where output is printed.
+        destinations: streams to print, and streams to keep in files.
     """
 
     def __init__(self, console: Console, destinations: Destinations) -> None:
@@ -390,15 +390,15 @@ class Output:
 
     @contextlib.contextmanager
     def of_worker(self, generation: int, rank: int, local_rank: int) -> Iterator[tuple[int, int]]:
-        """Descriptors for a worker's stdout and stderr; the block is to start it.
+        """Yield descriptors for a worker's stdout and stderr; start the worker inside the block.
 
         Arguments:
-            generation: of the worker.
-            rank: in the generation.
-            local_rank: on its node.
+            generation: generation of the worker.
+            rank: rank in the generation.
+            local_rank: rank on its node.
 
         Raises:
-            OSError: a log file or a pipe cannot be made.
+            OSError: a log file or a pipe cannot be created.
         """
         with contextlib.ExitStack() as ours:
             ends = []
@@ -415,7 +415,7 @@ class Output:
             yield ends[0], ends[1]
 
     async def drained(self) -> None:
-        """Wait until everything that the workers have printed was read; they must have ended."""
+        """Wait until all output of the workers, which must have ended, was read."""
         pumps, self._pumps = self._pumps, []
         await asyncio.gather(*(asyncio.to_thread(pump.wait) for pump in pumps))
 
@@ -448,7 +448,8 @@ class _Pump(threading.Thread):
                 self._log.close()
 
     def wait(self) -> None:
-        """Wait for the end, as long as anything comes, but not for ever: it may be a stranger's."""
+        """Wait for the end while output arrives, but not for ever, because a process that is not a worker may hold the
+        pipe."""
         moved = -1
         for _ in range(PIPE_PATIENCES_MAX):
             if not self.is_alive() or moved == self._moved:

@@ -1,8 +1,8 @@
-"""Workers that are started before they are needed, and have imported what takes long: ``--prefork=torch``.
+"""Spare workers, started in advance, that have already imported slow modules: ``--prefork=torch``.
 
-A spare is a Python process of its own that has imported modules and waits. It becomes a worker when it is handed its
-environment and its output, and runs the script as ``python SCRIPT`` would. Nothing is forked after the imports, so
-threads and CUDA, which survive no fork, are no reason to refuse.
+A spare is a new Python process that has imported modules and waits. It becomes a worker when it receives its
+environment and its output descriptors, and then runs the script as ``python SCRIPT`` would. It does not fork after the
+imports, so modules that use threads or CUDA work.
 
 ::
 
@@ -15,14 +15,14 @@ threads and CUDA, which survive no fork, are no reason to refuse.
 
 Invariants:
 
-1. A spare whose agent ends, however, ends too: it waits on a socket whose other end only the agent holds.
-2. A module that cannot be imported costs one line on stderr: the script decides what that means.
+1. A spare ends with its agent, because it waits on a socket whose other end only the agent holds.
+2. If a module cannot be imported, the spare prints one line to stderr and continues; the script handles the error.
 3. The worker's ``__main__``, ``sys.argv`` and ``sys.path`` are those of the command.
 
-What differs from the command: variables of the environment that the modules read while they are imported have the
-values of the generation before (ranks are left out), and ``ps`` shows this file before the script.
+Differences from the plain command: environment variables that the modules read during import have the values of the
+previous generation (ranks are not set), and ``ps`` shows this file before the script.
 
-This file is run by path as well, and then imports nothing of raftkv.
+This file is also run by path, and then imports nothing of raftkv.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from typing import Final
 
 PREPARE_AFTER_S: Final = 5.0
-"""From the start of workers to that of the next spares: the processors are the workers' until then."""
+"""Delay between the start of workers and that of the next spares, so that workers get the processors first."""
 _OPTIONS_ALONE: Final = frozenset("bBdEIOPqsSuvx")
 _OPTIONS_WITH_VALUE: Final = frozenset("WX")
 _OF_ONE_GENERATION: Final = frozenset(
@@ -58,10 +58,10 @@ _OF_ONE_GENERATION: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """One process that waits to become a worker; the caller starts it.
+    """A process that waits to become a worker; the caller starts it.
 
     Attributes:
-        command: starts it.
+        command: command line that starts it.
         pass_fds: descriptors that it inherits.
     """
 
@@ -83,15 +83,15 @@ class Spare:
         return cls((*command[:options], *words, *command[options:]), (its.fileno(),), ours, its)
 
     def started(self) -> None:
-        """Note that the process has its end of the socket: only it holds that now."""
+        """Close our copy of the process' end of the socket, after the process was started."""
         self._its.close()
 
     def hand_over(self, environment: Mapping[str, str], outputs: Sequence[int]) -> bool:
-        """Make the spare a worker; False: it has ended. It may still be importing: then it starts when it has.
+        """Make the spare a worker; False: it has ended. If it is still importing, the worker starts after that.
 
         Arguments:
-            environment: all of the worker's.
-            outputs: descriptors that replace its stdout and stderr; empty: it keeps those that it was started with.
+            environment: complete environment of the worker.
+            outputs: descriptors that replace its stdout and stderr; empty: it keeps its own.
         """
         with self._ours, tempfile.TemporaryFile() as file:  # a file takes any size at once, a socket does not
             file.write(json.dumps(dict(environment)).encode())
@@ -103,13 +103,14 @@ class Spare:
         return True
 
     def close(self) -> None:
-        """Let go of a spare that is not needed: it ends."""
+        """End a spare that is not needed."""
         self._its.close()
         self._ours.close()
 
 
 def of_no_generation(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a worker without what the next generation changes: so a spare looks like no worker."""
+    """Return a worker's environment without the variables of its generation, so that a spare is not taken for a
+    worker."""
     return {name: value for name, value in environment.items() if name not in _OF_ONE_GENERATION}
 
 
@@ -143,11 +144,11 @@ def count_options(command: Sequence[str]) -> int:
 
 
 def main(descriptor: int, modules: Sequence[str], words: list[str]) -> None:
-    """Import, wait, and become the worker.
+    """Import the modules, wait, and become the worker.
 
     Arguments:
-        descriptor: of the socket to the agent.
-        modules: to import.
+        descriptor: socket to the agent.
+        modules: modules to import.
         words: the script and its arguments, or ``-m``, a module and its arguments.
     """
     if not sys.flags.safe_path:
@@ -173,7 +174,7 @@ def _become_worker(agent: socket.socket) -> None:
     except (OSError, KeyboardInterrupt):
         message, descriptors = b"", []
     if not message:
-        os._exit(0)  # the agent is gone, or needs no spare
+        os._exit(0)  # the agent has ended, or does not need this spare
     with open(descriptors[0], "rb") as file:
         file.seek(0)
         environment = json.loads(file.read())

@@ -1,24 +1,24 @@
-"""A node of a run that keeps its workers going: join, start them, watch them, start them anew, leave.
+"""A node of a run that manages workers: join, start, watch and restart them, leave.
 
 ::
 
     code = await Supervisor(kv, participant, Settings(command=("python", "train.py"), max_restarts=3)).run()
 
-What ends a generation here, and what follows:
+Events that end a generation here, and their consequences:
 
-- a worker fails: the node reports the fault; all nodes come back to the rendezvous. It counts against
-  ``max_restarts`` if it is the root cause of all that was reported of the generation: workers that fall because another
-  fell do not count;
-- nodes came or went: the workers are stopped (SIGTERM, SIGKILL after a while), and the node comes back;
-- all workers of this node ended well: it waits for those of the others; the last one closes the run as a success;
+- a worker fails: the node reports the fault, and all nodes return to the rendezvous. The fault counts against
+  ``max_restarts`` only if it is the root cause among all faults reported in the generation, so workers that fail
+  because another failed do not count;
+- nodes joined or left: the workers are stopped (SIGTERM, later SIGKILL), and the node returns to the rendezvous;
+- all workers of this node succeeded: the node waits for those of the others; the last node closes the run as a success;
 - the run is closed: the workers are stopped;
-- a signal to stop: the workers get it, and the node leaves; the others go on if enough are left. The workers get each
-  further signal too, and others, as SIGUSR1, which end nothing here.
+- a stop signal: it is forwarded to the workers, and the node leaves; the others continue if enough are left. Further
+  signals are forwarded too, as are signals such as SIGUSR1, which end nothing here.
 
-Losing the cluster of raftkv ends nothing: workers run on, and what they have to report waits until it is back.
+Losing the raftkv cluster stops no worker; reports wait until the cluster is back.
 
-Owns the exit code: 0 after success everywhere; a failed worker's own (128 + the number of its signal); 1 if others
-closed the run; 128 + the number of the signal that this process got.
+Exit code: 0 after success everywhere; that of a failed worker (or 128 + its signal); 1 if others closed the run; 128 +
+the number of the signal that this process got.
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ if TYPE_CHECKING:
 
 # -- workers --------------------------------------------------------------------------------------------------------
 #
-# The worker processes of one node in one generation: started together, ended together, nothing of them left behind.
+# The worker processes of one node in one generation: started together, stopped together, with nothing left behind.
 #
 # ::
 #
 #     async with Workers.started(["python", "train.py"], [environment_of_0, environment_of_1]) as workers:
-#         end = await workers.wait()           # the first that did not end well; None: all did
+#                 end = await workers.wait()           # the first that failed; None: all succeeded
 #         await workers.stop(grace_s=10.0)
 #
 # Invariants:
 #
 # 1. All workers are in one process group, which a guard leads: it kills them if this process is killed (see
-#    ``process.guard``). A mark in the environment finds processes of other groups.
-# 2. When the block ends, however it ends, no worker and nothing that a worker started runs any more, and what they
-#    printed has been read (see ``output``).
+#    ``process.guard``). Processes of other groups are found by a mark in their environment.
+# 2. When the block ends, for any reason, no worker and no process that a worker started runs any more, and their
+#    output has been read (see ``output``).
 #
-# Leaves out: what an end means for the run (``supervisor``).
+# Not here: the consequences of an end for the run (``Supervisor``).
 
 _GUARD: Final = str(Path(guard.__file__).resolve())
 
 
 class WorkerStartError(RaftKVError):
-    """The command cannot be started; one line says why. ``code`` is what a shell would return."""
+    """The command cannot be started; a one-line message says why. ``code`` is the exit code that a shell would use."""
 
     def __init__(self, command: str, why: str, code: int) -> None:
         super().__init__(f"cannot start {command!r}: {why}")
@@ -117,11 +117,11 @@ class Workers:
     async def prepare(
         cls, command: Sequence[str] = (), environments: Sequence[Mapping[str, str]] = (), modules: Sequence[str] = ()
     ) -> Workers:
-        """Start the guard, and for each environment a spare that has imported modules when it is needed (``prefork``).
+        """Start the guard, and for each environment a spare that imports modules in advance (``prefork``).
 
         Raises:
-            ValueError: the command is no script of Python.
-            WorkerStartError: it cannot be run.
+            ValueError: the command is not a Python script.
+            WorkerStartError: the command cannot be run.
         """
         mark, directory = secrets.token_hex(16), tempfile.mkdtemp(prefix="raftkv-run-")
         workers = cls(mark, directory, _start_guard(mark, directory))
@@ -152,12 +152,12 @@ class Workers:
         """Start one worker for each environment.
 
         Arguments:
-            command: what to run, with its arguments.
-            environments: all of the environment of each worker.
-            ranks: of the workers, for their ends; empty: their numbers.
-            output: takes what they print; None: they share this process's own streams.
-            generation: whose workers they are, for the names of log files.
-            prepared: made by ``prepare`` with the same command; its spares become the workers.
+            command: command to run, with its arguments.
+            environments: complete environment of each worker.
+            ranks: ranks of the workers, for their exit messages; empty: their numbers.
+            output: receives their output; None: they share this process's own streams.
+            generation: generation of the workers, for the names of log files.
+            prepared: result of ``prepare`` with the same command, whose spares become the workers.
 
         Raises:
             WorkerStartError: it cannot be run.
@@ -173,11 +173,11 @@ class Workers:
 
     @property
     def alive(self) -> int:
-        """Workers that have not ended."""
+        """Number of workers that have not ended."""
         return sum(process.process.returncode is None for process in self.processes)
 
     async def wait(self) -> End | None:
-        """Wait for the first end that is a fault; None: all have ended well."""
+        """Wait for the first failed worker; None: all succeeded."""
         waiting = [asyncio.create_task(process.wait()) for process in self.processes]
         try:
             for coming in asyncio.as_completed(waiting):
@@ -190,11 +190,11 @@ class Workers:
                 task.cancel()
 
     async def stop(self, grace_s: float, number: int = signal.SIGTERM) -> None:
-        """Ask all to end, and kill those that have not after a while.
+        """Ask all workers to end, and kill the remaining ones after a while.
 
         Arguments:
-            grace_s: seconds that they have to end.
-            number: of the signal that asks them.
+            grace_s: seconds until they are killed.
+            number: signal that asks them to end.
         """
         self.send(number)
         with contextlib.suppress(TimeoutError):
@@ -203,7 +203,7 @@ class Workers:
         await self.end()
 
     def send(self, number: int) -> None:
-        """Send a signal to all that have not ended, and to what they started in their group."""
+        """Send a signal to all running workers, and to their child processes in the group."""
         if self.guard.returncode is None:
             for process in self.processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -213,7 +213,7 @@ class Workers:
                 os.killpg(self.guard.pid, number)
 
     async def _until_guarded(self) -> None:
-        """Wait until the guard can be relied on: a signal to its group must not end it."""
+        """Wait until the guard is ready, so that a signal to its group does not end it."""
         if self.guard.stdout is not None:
             await asyncio.to_thread(self.guard.stdout.read, 1)
 
@@ -233,7 +233,7 @@ class Workers:
     def _take_spare(
         self, number: int, environment: Mapping[str, str], stdout: int | None, stderr: int | None
     ) -> asyncio.subprocess.Process | None:
-        """Make a spare the worker; None: there is none that lives."""
+        """Make a spare the worker; None: no spare is running."""
         if number >= len(self.spares):
             return None
         spare, process = self.spares[number]
@@ -260,7 +260,7 @@ class Workers:
         return self.output.of_worker(self.generation, rank, local_rank)
 
     async def end(self) -> None:
-        """Leave nothing, and nothing unsaid; harmless when repeated."""
+        """Kill all remaining processes, and wait until their output was read. Idempotent."""
         self.send(signal.SIGKILL)
         for process in self.processes:
             await process.process.wait()
@@ -298,10 +298,10 @@ def _start_error(command: Sequence[str], error: OSError | ValueError) -> WorkerS
 Result = TypeVar("Result")
 
 PORTS_FIELD: Final = "ports"
-"""Where a node's record tells the ports of its TensorFlow servers."""
+"""Name in a node's ``data``: the ports of its TensorFlow servers."""
 _OVER_TIMEOUT_S: Final = 5.0
 _PORTS: Final = range(10_000, 32_000)
-"""Below the range from which the kernel takes ports for outgoing connections: those are taken at any moment."""
+"""Ports below the kernel's range for outgoing connections, which may be taken at any moment."""
 _PORT_ATTEMPTS: Final = 100
 
 
@@ -310,16 +310,16 @@ class Settings:
     """What to run, and how.
 
     Attributes:
-        command: each worker's.
-        max_restarts: faults of this node that are followed by a restart.
-        stop_grace_s: from SIGTERM to SIGKILL.
-        stop_signals: those that end this node.
+        command: command of each worker.
+        max_restarts: number of faults of this node after which workers are restarted.
+        stop_grace_s: time from SIGTERM to SIGKILL.
+        stop_signals: signals that end this node.
         styles: see ``environment``.
-        endpoints: told to the workers.
-        inherited: the environment to which theirs is added.
-        output: takes what the workers print; None: they share this process's own streams.
-        prefork: modules that the next workers have imported when they are needed; see ``prefork``.
-        tell: gets a line for people, now and then.
+        endpoints: endpoints passed to the workers.
+        inherited: environment to which the workers' variables are added.
+        output: receives the workers' output; None: they share this process's own streams.
+        prefork: modules that spare workers import in advance; see ``prefork``.
+        tell: called with progress messages for people.
     """
 
     command: tuple[str, ...]
@@ -335,16 +335,16 @@ class Settings:
 
 
 class _Stopped(Exception):
-    """A signal came."""
+    """A stop signal arrived."""
 
 
 class Supervisor:
-    """Keeps the workers of one node going, generation after generation.
+    """Manages the workers of one node, generation after generation.
 
     Arguments:
         kv: a client of the whole cluster.
         participant: this node, registered.
-        settings: see there.
+        settings: see ``Settings``.
     """
 
     def __init__(self, kv: Client, participant: Participant, settings: Settings) -> None:
@@ -358,7 +358,7 @@ class Supervisor:
         self._wake = asyncio.Event()
 
     def stop(self, number: int) -> None:
-        """Pass a signal on to the workers and leave; call on the loop. Any further one is only passed on."""
+        """Forward a signal to the workers and leave; further signals are only forwarded. Call on the loop."""
         if self._signal:
             self.pass_on(number)
         else:
@@ -366,18 +366,18 @@ class Supervisor:
             self._wake.set()
 
     def pass_on(self, number: int) -> None:
-        """Pass a signal on to the workers, if there are any; call on the loop."""
+        """Forward a signal to the workers, if there are any. Call on the loop."""
         if self._workers is not None:
             self._workers.send(number)
 
     async def run(self) -> int:
-        """Until the run is over for this node.
+        """Run until this node is done with the run.
 
         Returns:
-            the exit code.
+            The exit code.
 
         Raises:
-            TrainingError: there is no generation to be had; the line says why.
+            TrainingError: no generation can be joined; the message says why.
             WorkerStartError: the command cannot be run.
             StatusError: the cluster refused.
         """
@@ -421,7 +421,7 @@ class Supervisor:
     # ---- one generation
 
     async def _live(self, world: World) -> int | None:
-        """Live through one generation, from its beginning to the end of its workers; None: come back for the next."""
+        """Run the workers of one generation; return the exit code, or None: join the next generation."""
         try:
             meeting = await self._during(world, self._meeting(world))
             environments = await self._environments(world, meeting)
@@ -453,7 +453,7 @@ class Supervisor:
                 self._workers = None
 
     async def _succeed(self, world: World) -> int | None:
-        """Tell that all workers here have ended well; the last node to say so closes the run."""
+        """Record that all workers of this node succeeded; the last node to do so closes the run."""
         if await self._interruptible(self._participant.finish(SUCCEEDED)):
             return self._closed_code(phase.reason if (phase := self._participant.phase) is not None else "")
         self._check(world)
@@ -462,7 +462,7 @@ class Supervisor:
         return None
 
     async def _fail(self, world: World, end: End, workers: Workers) -> int | None:
-        """Report a fault, and decide whether this node goes on."""
+        """Report a fault, and decide whether this node continues."""
         fault = end.fault(world.generation, world.member.id, world.member.host)
         self._settings.tell(str(fault))
         await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._interruptible(self._report(fault)))
@@ -478,7 +478,8 @@ class Supervisor:
         return None
 
     async def _report(self, fault: Fault) -> None:
-        """Report a fault, and wait until the generation is over for all: its victims have reported by then."""
+        """Report a fault, and wait until the generation has ended for all; by then, consequent faults are reported
+        too."""
         await self._participant.report(fault)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OVER_TIMEOUT_S):
@@ -486,7 +487,7 @@ class Supervisor:
                     await self._woken()
 
     async def _root_cause(self, world: World) -> Fault | None:
-        """Find the fault of the generation that the others follow from."""
+        """Return the root cause among the faults of the generation."""
         found = await until_answered(
             lambda: self._kv.range(RunKeys(world.run_id).faults(world.generation), prefix=True)
         )
@@ -517,7 +518,7 @@ class Supervisor:
         """Wait for something, but not beyond the end of the generation.
 
         Raises:
-            GenerationOver: that came first, and what was waited for is cancelled.
+            GenerationOver: the generation ended first, and ``what`` was cancelled.
         """
         return await self._unless(what, lambda: self._check(world))
 
@@ -538,7 +539,7 @@ class Supervisor:
                 await asyncio.gather(task, return_exceptions=True)
 
     def _check(self, world: World) -> None:
-        """Raise ``GenerationOver`` if it is, as far as this node knows."""
+        """Raise ``GenerationOver`` if the generation is known to have ended."""
         participant, state = self._participant, self._participant.phase
         if participant.closed or participant.nodes_waiting:
             over = state is not None and (state.phase != RUNNING or state.generation != world.generation)
@@ -587,7 +588,7 @@ def _because(reason: str) -> str:
 
 
 def exit_code(end: End) -> int:
-    """Return what a shell would return for a worker.
+    """Return the exit code that a shell would use for a worker.
 
     >>> from raftkv.training.process.faults import Worker
     >>> exit_code(End(Worker(1), 7)), exit_code(End(Worker(1), -1, "SIGKILL"))

@@ -1,4 +1,4 @@
-"""The rendezvous: who takes part in a run, in which rank, and when all begin again.
+"""The rendezvous: the members of a run, their ranks, and the start of each generation.
 
 ::
 
@@ -6,9 +6,9 @@
     world = await participant.next_world()       # a generation, as this node sees it
     world.generation, world.node_rank, world.fence
 
-Each node is a *participant*: it *registers* under its lease. One of them holds the key ``arbiter`` and decides; all
-others only watch. A generation is a time in which the members stay the same; a fault of any kind ends it, and those
-that are left form the next. What one fault does to three nodes, two of which run on:
+Each node is a *participant*: it *registers* a key under its lease. One node holds the key ``arbiter`` and decides; the
+others only watch. A generation is a period in which the members stay the same; any fault ends it, and the remaining
+nodes form the next. The effect of one fault on three nodes, two of which survive:
 
                     generation 1                              generation 2
     node a  | workers run              | stops its workers  want = 2 |  workers run
@@ -17,25 +17,25 @@ that are left form the next. What one fault does to three nodes, two of which ru
     state   | running ......... | broken (c lost, or a's fault) .... | running
     round   | 1: a, b, c                                             | 2: a, b
 
-Read ``participant`` first, then ``arbiter`` (the rules, pure), then what they stand on:
+Read ``participant`` first, then ``arbiter`` (the rules, pure), then the modules that they use:
 
     participant       one node's part: next_world, report, publish, close, leave (``sync_participant``: for
-                      threads; apart, since it loads the blocking client)
-    registration      the lease and the node's key, written anew when the lease is lost
-    arbiter_driver    which node decides; what it sees and writes; which hosts and slots it may use
-    world             from members to ranks; a generation as a value, with its fence; the node's view of ``round`` and
+                      threads; separate, since it loads the blocking client)
+    registration      the lease and the node's key, written again when the lease is lost
+    arbiter_driver    election of the arbiter; what it reads and writes; which hosts and slots it may use
+    world             ranks from members; a generation as a value, with its fence; the node's view of ``round`` and
                       ``state``
 
 Invariants:
 
-1. One world at a time. A generation begins only with nodes that run nothing of an earlier one: members say so by
-   ``want``, newcomers by ``running = 0``; a node whose lease ended is none of them.
-2. Every decision is a txn on the condition that ``round``, ``state`` and ``arbiter`` are as seen: one that is late or
-   sent twice does nothing.
-3. Generations grow by one and never go back, also when a run id is used again.
-4. Losing the store ends nothing: no lease counts as lost before the cluster says so, and after an outage members get
-   time to register again.
+1. One world at a time. A generation begins only with nodes that run nothing of an earlier one: members state this by
+   ``want``, new nodes by ``running = 0``. A node whose lease has ended is excluded.
+2. Every decision is a txn on the condition that ``round``, ``state`` and ``arbiter`` are unchanged, so a late or
+   repeated decision does nothing.
+3. Generation numbers increase by one and never decrease, also when a run id is reused.
+4. An outage of the store ends no generation: a lease counts as lost only when the cluster says so, and after an outage
+   members get time to register again.
 
-Leaves out how workers are started and watched (``process``), what ranks do together (``api``), and how runs share
+Not here: how workers are started and watched (``process``), what ranks do together (``api``), and how runs share
 machines (``scheduling``).
 """

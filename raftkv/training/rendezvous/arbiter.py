@@ -1,24 +1,26 @@
-"""The decisions of a run: the end of the present generation, and the members of the next. Pure.
+"""The decisions of a run: the end of the current generation, and the members of the next. Pure.
 
-Owns the rules, not the keys: ``arbiter_driver`` hands it what it sees and carries out what it decides.
+Contains only the rules: ``arbiter_driver`` passes in what the store holds, and carries out the decisions.
 
-    running   -> closed     the work of all members has ended well (the last one mostly closes the run itself)
-    running   -> broken     a member is lost, came back or reported a fault; or newcomers are welcome
-    broken    -> running    every member that is still there has come back, and the minimum is there
-    gathering -> running    the maximum or the expected number is there, or the last call is over
+    running   -> closed     all members have finished successfully (usually the last one closes the run itself)
+    running   -> broken     a member is lost, came back or reported a fault; or new nodes can be added
+    broken    -> running    every member that is still present has come back, and the minimum is present
+    gathering -> running    the maximum or the expected number is present, or the last call has ended
 
 Rules:
 
-1. A generation begins only with nodes that run nothing of an earlier one: a member says so by ``want > generation``, a
-   node that is no member by ``running == 0``. That is all the safety there is to it: one world at a time.
-2. It waits for every member that still holds its lease: so one fault makes one new generation, not two. One that does
-   not come back for long, as its workers do not end, is evicted (its key is deleted), if enough others are there.
-3. Survivors keep their order; no survivor moves for a newcomer, unless ``rank_policy`` says so.
-4. After an outage of the store members are not taken for lost before they had time to register again
-   (``postponed_until``): losing the store must not cost a healthy worker.
-5. A member whose work has ended well may go: it breaks no generation, and nor does a newcomer from then on.
+1. A generation begins only with nodes that run nothing of an earlier one: a member states this by ``want >
+   generation``, any other node by ``running == 0``. This rule alone ensures that there is only one world at a time.
+2. The next generation waits for every member that still holds its lease, so one fault makes one new generation, not
+   two. A member that does not come back for a long time (its workers do not end) is evicted by deleting its key, if
+   enough others are present.
+3. Survivors keep their order, and no survivor moves for a new node, unless ``rank_policy`` says so.
+4. After an outage of the store, members count as lost only after they had time to register again (``postponed_until``),
+   so that an outage costs no healthy worker.
+5. A member that has finished successfully may leave without ending the generation. From then on, new nodes do not end
+  it either.
 
-Leaves out how leases end, and every clock: times are arguments, in seconds of any monotonic clock.
+Not here: how leases end, and clocks. Times are arguments, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -34,16 +36,16 @@ from raftkv.training.records import CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Gene
 RETURNED = "returned"
 SCALE_UP = "scale up"
 AHEAD_MAX = 1_000_000
-"""Generations that a node may be ahead of the run, as after a restore of the store: one that says more is left out,
-since the next generation is no lower than what its nodes want, and numbers end."""
+"""How far a node's ``want`` may be ahead of the run, as after a restore of the store. Nodes with more are excluded: the
+next generation is at least what its nodes want, so a false value would use up the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A node that is there.
+    """A present node.
 
     Attributes:
-        node: as it says.
+        node: the node's own record.
         since: create revision of its key: the order of arrival.
         written: mod revision of its key.
     """
@@ -55,10 +57,10 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The generation is over.
+    """Decision: the generation has ended.
 
     Attributes:
-        cause, node, reason: for the state.
+        cause, node, reason: fields of the state.
         lost: members whose leases ended, to be recorded as faults.
     """
 
@@ -70,12 +72,12 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The next generation, with these members.
+    """Decision: begin the next generation with these members.
 
     Attributes:
-        members: in rank order.
-        generation: the least that all of them take part in: the one after the last on record, unless the cluster was
-            restored from a backup, and they have seen later ones.
+        members: members in rank order.
+        generation: the lowest number that all members accept: one more than the last in the store, unless the cluster
+            was restored from a backup and the members have seen later ones.
     """
 
     members: tuple[Member, ...]
@@ -84,14 +86,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Members that hold up all others: their keys go, as if their leases had ended."""
+    """Decision: delete the keys of members that delay all others, as if their leases had ended."""
 
     nodes: tuple[Present, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The work of all members has ended well: the run is over."""
+    """Decision: all members have finished successfully, so close the run."""
 
 
 Decision = Break | Begin | Evict | Finish
@@ -103,11 +105,11 @@ class View:
 
     Attributes:
         round, state: as recorded; generation 0 has no members.
-        nodes: by id.
-        faults: of the present generation, in the order in which they were recorded.
-        finished: members of the present generation whose work has ended well, by their places in it.
-        denied: hosts that are left out for now.
-        admitted: nodes that have slots in the cluster; None: the run has its machines to itself.
+        nodes: nodes by id.
+        faults: faults of the current generation, in the order in which they were recorded.
+        finished: places of the members of the current generation that have finished successfully.
+        denied: hosts that are excluded for now.
+        admitted: nodes that have slots in the cluster; None: the run does not share its machines.
     """
 
     round: GenerationRecord
@@ -120,7 +122,7 @@ class View:
 
     @property
     def generation(self) -> int:
-        """The last that began."""
+        """Number of the last generation that began."""
         return self.round.generation
 
     def lost(self) -> tuple[Member, ...]:
@@ -132,7 +134,7 @@ class View:
         )
 
     def still_out(self) -> list[Member]:
-        """Members that are there and have not come back."""
+        """Present members that have not come back."""
         present = ((member, self.nodes.get(member.id)) for member in self.round.members)
         return [member for member, one in present if one is not None and not self._has_stopped(one.node)]
 
@@ -142,7 +144,7 @@ class View:
         return [node for node in there if self._has_stopped(node) and self._is_eligible(node)]
 
     def newcomers(self) -> list[Node]:
-        """Others that are ready, the first to come first."""
+        """Ready nodes that are not members, in the order of arrival."""
         members = {member.id for member in self.round.members}
         others = [
             present
@@ -152,7 +154,7 @@ class View:
         return [present.node for present in sorted(others, key=lambda present: present.since)]
 
     def _has_stopped(self, node: Node) -> bool:
-        """Whether a member runs nothing; after a restore it may run a later generation than the last on record."""
+        """Whether a member runs nothing; after a restore it may run a later generation than the last in the store."""
         return node.want > self.generation and not node.running
 
     def _is_eligible(self, node: Node) -> bool:
@@ -162,18 +164,18 @@ class View:
 
 
 class Arbiter:
-    """Decides on the next generation from what is known of nodes and faults.
+    """Decides on the next generation from the known nodes and faults.
 
     Arguments:
-        last_call_s: how long a first generation waits for more than the minimum.
-        expected_nodes: how many make it begin at once; 0: the maximum.
+        last_call_s: how long the first generation waits for more nodes than the minimum.
+        expected_nodes: number of nodes with which it begins at once; 0: the maximum.
         rank_policy: see ``RunConfig``.
-        return_timeout_s: how long members that are there are waited for; 0: for ever.
+        return_timeout_s: how long to wait for present members to return; 0: for ever.
 
     Attributes:
-        look_again_at: when ``decide`` would say something else though nothing happened; None: never.
+        look_again_at: when ``decide`` would decide differently without a change of the view; None: never.
         postponed_until: see rule 4.
-        is_short: a generation could begin, if there were more nodes.
+        is_short: whether a generation could begin if there were more nodes.
     """
 
     def __init__(
@@ -194,11 +196,11 @@ class Arbiter:
         self._out_since: float | None = None
 
     def decide(self, view: View, now: float) -> Decision | None:
-        """Decide what is to be done now; None: nothing yet.
+        """Decide what to do now; None: nothing yet.
 
         Arguments:
-            view: what is there.
-            now: seconds of any monotonic clock, always the same one.
+            view: what the store holds.
+            now: seconds of a monotonic clock, the same in all calls.
         """
         self.look_again_at = None
         self.is_short = False
@@ -257,7 +259,7 @@ class Arbiter:
         return self.begin(view)
 
     def _evict(self, view: View, now: float) -> Evict | None:
-        """Wait for members that have not come back, but not for ever, if the others can go on without them."""
+        """Wait for members that have not come back; evict them after a time if the others are enough."""
         if self._out_since is None:
             self._out_since = now
         count = len(view.survivors()) + len(view.newcomers())
@@ -270,7 +272,7 @@ class Arbiter:
         return Evict(tuple(view.nodes[member.id] for member in view.still_out()))
 
     def begin(self, view: View) -> Begin | None:
-        """Choose the next generation among those that may take part; None: they are too few."""
+        """Choose the members of the next generation among the eligible nodes; None: too few."""
         survivors, newcomers = view.survivors(), view.newcomers()
         if len(survivors) + len(newcomers) < view.state.min_nodes:
             return None
@@ -301,7 +303,7 @@ class Arbiter:
 
 
 def by_place(nodes: Iterable[Node]) -> list[Node]:
-    """Sort nodes so that those of one place, and of one host, are neighbours; places by their first node."""
+    """Sort nodes so that nodes of one place, and of one host, are adjacent; places by their first node."""
     rank_of: dict[tuple[str, str], int] = {}
     nodes = list(nodes)
     topologies: dict[str, int] = {}
@@ -316,7 +318,7 @@ def _joined(hosts: Sequence[str]) -> str:
 
 
 def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequence[Node]) -> list[Node]:
-    """Survivors at their old ranks as far as newcomers fill the holes, then the other newcomers."""
+    """Return survivors at their old ranks as far as new nodes fill the gaps, then the other new nodes."""
     alive = {node.id: node for node in survivors}
     waiting = list(newcomers)
     order: list[Node] = []
@@ -329,7 +331,7 @@ def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequ
 
 
 def new_state(view: View, **changes: Any) -> State:
-    """Make the next state record: limits and generation as before."""
+    """Make the next state record, with unchanged limits and generation."""
     state = view.state
     values: dict[str, Any] = {
         "generation": view.generation,

@@ -1,21 +1,20 @@
-"""The arbiter at work: one node of the run sees all the others, and writes what ``arbiter`` decides.
+"""Runs the arbiter: one node of the run sees all others, and writes what ``arbiter`` decides.
 
-Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. All have the condition that
-``round``, ``state`` and ``arbiter`` are as this node has seen them, and that members that are gone here have not come
-back meanwhile:
+Owns the reflectors of ``node/`` and ``fault/``, and the writes that advance a run. Each write has the conditions that
+``round``, ``state`` and ``arbiter`` are as this node has seen them, and that lost members have not come back meanwhile:
 
     break:  state = broken, and a fault for each lost member
     finish: state = closed
-    begin:  round = the next generation, head = what is new in it, state = running; what the generation before the last
-            has left is deleted
+    begin:  round = the next generation, head = its changes, state = running; keys left by the generation before the
+            last are deleted
 
-A member that does not come back for long is evicted by a third write: its key is deleted, and a fault says why.
+A member that does not come back for a long time is evicted by one more write: its key is deleted, and a fault says why.
 
-The ``arbiter`` key ends with its holder's lease; one that is not under the lease of the node that it names is no
-node's, and is taken over. A holder that was
-frozen, or that another node has replaced, decides nothing any more. A decision whose answer was lost is either seen by
-the watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is
-too large or a user who may not, is made again ever more slowly, and those who wait learn why.
+The ``arbiter`` key ends with its holder's lease; a key that is not under the lease of the node that it names is not
+valid, and is taken over. A holder that was frozen or replaced can no longer decide. A decision whose answer was lost is
+either seen by the watch or made again; the conditions keep it from happening twice. A decision that the store refuses
+(a record that is too large, a user without permission) is repeated at increasing intervals, and waiting nodes learn
+why.
 """
 
 from __future__ import annotations
@@ -72,21 +71,19 @@ if TYPE_CHECKING:
 
 # -- eligibility ----------------------------------------------------------------------------------------------------
 #
-# What the arbiter asks before it moves a run on: which hosts are left out, and which slots of the cluster it may use.
+# What the arbiter checks before it advances a run: which hosts are excluded, and which slots of the cluster it may use.
 #
-# Stands between ``arbiter_driver``, which sees the nodes of the run, and two things that are not the run's alone: the
-# ``denylist`` (shared by the runs of a cluster) and the cluster's ledger (``scheduling.ledger``).
+# It connects ``ArbiterDriver``, which sees the nodes of the run, with two things that runs of a cluster share: the
+# ``denylist`` and the cluster's ledger (``scheduling.ledger``).
 #
-# - Before a generation begins, the root cause of the one before gets its strike: so the third fault of a host keeps
-# it
-#   out of the very next generation.
-# - A run with ``cluster`` begins a generation, or breaks one for newcomers, only with nodes whose slots it was
-# granted.
-#   While it waits ``State.waits_for`` says why.
-# - A run that goes on puts its claim into the ledger again if an operator has deleted it.
-# - A run that lost so many nodes that it cannot go on gives its slots back while it waits for more.
+# - Before a generation begins, the host that caused the end of the previous one gets its strike. So the third fault
+#   of a host already excludes it from the next generation.
+# - A run with ``cluster`` begins a generation, or ends one for new nodes, only with nodes whose slots it was granted.
+#   While it waits, ``State.waits_for`` says why.
+# - A running run writes its claim into the ledger again if an operator has deleted it.
+# - A run that lost too many nodes to continue gives its slots back while it waits for more.
 #
-# Nothing here is asked again before something has changed.
+# The ledger and the denylist are asked again only after a change.
 
 LOOK_AT_DAMAGE_S: Final = 1.0
 
@@ -94,13 +91,13 @@ _NEVER_ASKED: Final = ("",)
 
 
 class Eligibility:
-    """Knows which hosts a run may use, and how many slots of them.
+    """Which hosts a run may use, and how many of their slots.
 
     Arguments:
         control: the store.
-        config: of this node.
+        config: configuration of this node.
         is_arbiter: the condition under which this node decides.
-        look: called, on the loop, when something may be admitted that was not.
+        look: called, on the loop, when more nodes may be admitted.
     """
 
     def __init__(self, control: Control, config: RunConfig, is_arbiter: Compare, look: Callable[[], None]) -> None:
@@ -120,7 +117,7 @@ class Eligibility:
         self._look = look
 
     def close(self) -> None:
-        """Ask nothing more; what the run was granted stays with it."""
+        """Stop; the run keeps its granted slots."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._denylist.close()
@@ -129,14 +126,14 @@ class Eligibility:
 
     @property
     def waits_for(self) -> str:
-        """What the run waits for beside its nodes; empty: nothing."""
+        """What the run waits for besides nodes; empty: nothing."""
         reason = self._damage or (self._admission.reason if self._admission is not None else "")
         return f"slots of cluster {self._cluster}: {reason}" if reason else ""
 
     # -- hosts that are left out
 
     async def refresh(self) -> None:
-        """Know what is denied.
+        """Read the denied hosts.
 
         Raises:
             StatusError: the store did not answer.
@@ -144,7 +141,7 @@ class Eligibility:
         await self._denylist.refresh()
 
     def denied(self, view: View) -> frozenset[str]:
-        """Return the hosts that stay out of the next generation; ``view.denied`` plays no part."""
+        """Return the hosts that are excluded from the next generation; ignores ``view.denied``."""
         if not self._denylist.denied:
             return frozenset()
         members = [present.node for member in view.round.members if (present := view.nodes.get(member.id))]
@@ -154,16 +151,16 @@ class Eligibility:
         return pardon(hosts, self._denylist.denied, view.state.min_nodes)
 
     def left_out(self, view: View) -> dict[str, str]:
-        """Explain, for every host with a node that cannot take part, why."""
+        """Return, for every host with a node that cannot take part, the reason."""
         there = {present.node.host for present in view.nodes.values()}
         return {host: self._denylist.why(host) for host in sorted(view.denied & there)}
 
     async def count_root_cause(self, generation: int, faults: Sequence[Reported]) -> bool:
-        """Count the root cause of a broken generation against its host, once; True: that host is denied now.
+        """Count the root cause of the end of a generation against its host, once; True: the host is now denied.
 
         Arguments:
-            generation: that broke.
-            faults: all that were reported in it.
+            generation: generation that ended.
+            faults: all faults reported in it.
 
         Raises:
             StatusError: the store did not answer; ask again.
@@ -178,12 +175,12 @@ class Eligibility:
     # -- slots
 
     async def admit(self, view: View, decision: Decision | None, arbiter: Arbiter, now: float) -> Decision | None:
-        """Reduce a decision to what the run has slots for; None: it waits.
+        """Reduce a decision to the nodes for which the run has slots; None: the run waits.
 
         Arguments:
             view: what the decision was made on; its ``admitted`` is set.
-            decision: of ``arbiter.decide``.
-            arbiter: to say who is in the generation, of those that are admitted.
+            decision: decision of ``arbiter.decide``.
+            arbiter: decides which admitted nodes are in the generation.
             now: as for ``decide``.
 
         Raises:
@@ -209,7 +206,7 @@ class Eligibility:
             view.admitted = await self._ask(view, [*running, *view.newcomers()])
             return arbiter.decide(view, now)
         if decision is None and view.state.phase == RUNNING and self._asked == _NEVER_ASKED and not view.lost():
-            await self._ask(view, running)  # it runs on in any case: this is for others to know
+            await self._ask(view, running)  # the run continues in any case; this informs the other runs
         if decision is None and view.state.phase != RUNNING and arbiter.is_short and view.generation:
             await self._give_back(view)
         return decision
@@ -218,7 +215,7 @@ class Eligibility:
         ids = tuple(node.id for node in candidates)
         if self._admission is not None and ids != self._asked:
             limits = view.state.min_nodes, view.state.max_nodes
-            self._asked = ids  # before the call: what changes during it asks again
+            self._asked = ids  # before the call, so that a change during it asks again
             try:
                 grant = await self._admission.request(self._run_id, candidates, *limits, [self._is_arbiter])
             except BaseException:
@@ -242,20 +239,20 @@ RETRY_S: Final = 0.05
 AFTER_ERROR_S: Final = 1.0
 REPORT_PROGRESS_S: Final = 1.0
 FAULTS_MAX: Final = 64
-"""Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
+"""Maximum lost members recorded by one decision; a txn has at most 128 operations."""
 EVICTED_MAX: Final = 60
-"""Members that are evicted by a single decision, with a fault each."""
+"""Maximum members evicted by one decision, with one fault each."""
 _ANYTHING: Final = "it"
 FAULT_GENERATIONS: Final = 16
-"""Generations whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
+"""Generations whose faults are kept for ``raftkvctl run show``; older faults are in the history of the store."""
 
 
 class ArbiterDriver:
-    """Carries out an arbiter's decisions; made when this node becomes the arbiter, closed when it no longer is.
+    """Carries out an arbiter's decisions; created when this node becomes the arbiter, closed when it stops being it.
 
     Arguments:
         control: the store.
-        config: of this node; the limits are the run's.
+        config: configuration of this node; all nodes of a run have the same limits.
         cache: the node's view of ``round`` and ``state``.
         revision: mod_revision of the ``arbiter`` key under which this node decides.
         postponed_until: see ``Arbiter``.
@@ -271,7 +268,7 @@ class ArbiterDriver:
         self._keys = RunKeys(config.run_id)
         self._cache = cache
         self.revision = revision
-        # Waiting nodes give up after the join timeout: members that hold them up must be out well before.
+        # Waiting nodes give up after the join timeout, so members that delay them must be evicted well before.
         self._return_timeout_s = min(config.return_timeout_s, config.join_timeout_s / 2)
         self._arbiter = Arbiter(
             config.last_call_timeout_s, config.expected_nodes, config.rank_policy, self._return_timeout_s
@@ -297,7 +294,7 @@ class ArbiterDriver:
         self._task = self._loop.create_task(self._run())
 
     def close(self) -> None:
-        """Decide nothing more."""
+        """Stop deciding."""
         self._task.cancel()
         self._eligibility.close()
         for reflector in self._reflectors:
@@ -306,18 +303,18 @@ class ArbiterDriver:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Decide again: something has changed."""
+        """Decide again after a change."""
         self._wake.set()
 
     def postpone_expiry(self, until: float) -> None:
-        """Take no member for lost before ``until``: the store was out of reach."""
+        """Treat no member as lost before ``until``, because the store was unreachable."""
         self._arbiter.postponed_until = max(self._arbiter.postponed_until, until)
         self.look()
 
     # -- what is there
 
     async def _load(self) -> None:
-        """Read all nodes and faults as of one revision; from there on the reflectors keep them current."""
+        """Read all nodes and faults at one revision; from then on the reflectors keep them current."""
         reads = [GetRange(self._keys.nodes, prefix=True), GetRange(self._all_faults, prefix=True)]
         result = await self._control.txn((), reads)
         for reflector, page in zip(self._reflectors, result.results, strict=True):
@@ -344,7 +341,7 @@ class ArbiterDriver:
         try:
             node = read(Node, item)
         except RecordError:
-            return  # not written by a node: it can be in no generation
+            return  # not written by a node, so it cannot be in a generation
         self._nodes[_name(item.key)] = Present(node, item.create_revision, item.mod_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
@@ -375,7 +372,7 @@ class ArbiterDriver:
         return sorted(mine, key=lambda reported: reported.revision)
 
     def _reported_of(self, current: GenerationRecord) -> list[Reported]:
-        """Faults of the members of a generation on their own hosts: a record blames no machine of another run."""
+        """Return the faults of members on their own hosts, so that a record cannot blame a machine of another run."""
         hosts = {member.id: member.host for member in current.members}
         return [each for each in self._reported(current.generation) if hosts.get(each.fault.node) == each.fault.host]
 
@@ -389,7 +386,7 @@ class ArbiterDriver:
                 await self._eligibility.refresh()
                 await self._step()
             except StatusError as error:
-                # Mostly out of reach, or electing: nothing is decided meanwhile, and nothing is lost.
+                # Usually the store is unreachable or electing; decisions wait, and nothing is lost.
                 await asyncio.sleep(RETRY_S if is_transient(error) else await self._refused(error))
                 continue
             except Exception:
@@ -401,7 +398,7 @@ class ArbiterDriver:
             self._wake.clear()
 
     async def _refused(self, error: StatusError) -> float:
-        """Say what the store refuses, to those who wait too; returns how long to wait before it is asked again."""
+        """Report what the store refuses, also to waiting nodes; return the time to wait before the next attempt."""
         if not self._refusal.endswith(f": {error}"):
             self._refusal = f"the store to take {self._asked}: {error}"
             _log.warning("raftkv: run %s cannot go on, it is tried again: %s", self._keys.run_id, error)
@@ -414,7 +411,7 @@ class ArbiterDriver:
     async def _step(self) -> None:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
-            seen = self._as_seen()  # with the view: what changes while it is decided speaks against the decision
+            seen = self._as_seen()  # taken with the view, so that a change during the decision makes its write fail
             seen += self._still_gone(view.lost())
             decision = await self._decide(view)
             if decision is None:
@@ -429,7 +426,7 @@ class ArbiterDriver:
         now = self._loop.time()
         decision = self._arbiter.decide(view, now)
         if isinstance(decision, Break) and (view.lost() or decision.cause == SCALE_UP):
-            # A member that is gone may have finished: that is read here, so that no node has to watch it.
+            # A lost member may have finished. This is read only here, so that no node has to watch it.
             view.finished = await self._read_finished(view)
             decision = self._arbiter.decide(view, now)
         if isinstance(decision, Begin) and await self._eligibility.count_root_cause(
@@ -457,7 +454,7 @@ class ArbiterDriver:
             self._timer = self._loop.call_at(self._arbiter.look_again_at, self.look)
 
     async def _carry_out(self, view: View, decision: Decision, seen: list[Compare]) -> bool:
-        """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
+        """Write a decision; False: a condition failed, and the watches will deliver the change that caused it."""
         self._asked = _ANYTHING
         if isinstance(decision, Evict):
             return await self._evict(view, decision, seen)
@@ -470,7 +467,7 @@ class ArbiterDriver:
             operations = self._begin(view, decision)
         result = await self._control.txn(seen, operations)
         if result.succeeded:
-            self._last_progress = (self._loop.time(), None)  # all nodes hear of this; of progress only if it takes long
+            self._last_progress = (self._loop.time(), None)  # all nodes see this write; progress is reported only later
             await self._cache.reached(result.revision)
         return result.succeeded
 
@@ -480,7 +477,7 @@ class ArbiterDriver:
         for present in decision.nodes[:EVICTED_MAX]:
             node, key = present.node, self._keys.node(present.node.id)
             fault = Fault(view.generation, node.id, node.host, cause=LEFT, message=message, time=now)
-            conditions.append(mod_revision(key) == present.written)  # it has not come back just now
+            conditions.append(mod_revision(key) == present.written)  # the member has not come back meanwhile
             operations += [Delete(key), Put(self._keys.faults(view.generation) + fault.key, fault.encode())]
         result = await self._control.txn(conditions, operations)
         if result.succeeded:
@@ -497,10 +494,10 @@ class ArbiterDriver:
         ]
 
     def _still_gone(self, lost: Sequence[Member]) -> list[Compare]:
-        """Return the condition that none has registered again: the watch of nodes may be behind the record."""
+        """Return the conditions that no lost member has registered again; the watch of nodes may be behind."""
         if len(lost) <= FAULTS_MAX:
             return [lease_of(self._keys.node(member.id)) == 0 for member in lost]
-        # Of so many, that no node has: others that register now make it be decided again.
+        # For many members the condition is that no node at all has registered; if one has, decide again.
         newest = max((item.mod_revision for item in self._reflectors[0].items.values()), default=0)
         return [mod_revision(self._keys.nodes, prefix=True) < newest + 1]
 
@@ -531,7 +528,8 @@ class ArbiterDriver:
             Put(self._keys.head, head.encode()),
             Put(self._keys.state, state.encode()),
         ]
-        # After a restore nodes have seen later generations than the last on record: no node is in that one any more.
+        # After a restore, nodes have seen later generations than the last in the store, so no node is in that one any
+        # more.
         past = [view.generation - 1, *([view.generation] if generation > view.generation + 1 else [])]
         for old in (number for number in past if number > 0):
             operations += [
@@ -544,7 +542,7 @@ class ArbiterDriver:
         return operations
 
     async def _report_progress(self, view: View) -> None:
-        """Write how many are there, and what keeps them, for those who wait; not more often than people can read."""
+        """Write how many nodes are present and what they wait for; not more often than people can read."""
         kept = view.state
         if kept.phase == CLOSED:
             return
@@ -574,11 +572,11 @@ def _name(key: bytes) -> str:
 
 # -- arbiter_election -----------------------------------------------------------------------------------------------
 #
-# The election of the arbiter, as one node sees it: the node that holds the ``arbiter`` key by its lease decides.
+# The election of the arbiter, as one node sees it: the node that holds the ``arbiter`` key under its lease decides.
 #
-# Owns the node's view of that key, and the ``ArbiterDriver`` while the key is this node's. When the key has gone, with
-# the lease of its holder, members try to take it in rank order, a few milliseconds apart, so that a thousand nodes do
-# not ask at once; the first to come has it. An example, in which the arbiter a is killed:
+# Owns the node's view of that key, and the ``ArbiterDriver`` while this node holds the key. When the key is deleted
+# with the lease of its holder, members try to take it in rank order, a few milliseconds apart, so that 1,000 nodes do
+# not ask at once; the first one gets it. An example, in which the arbiter a is killed:
 #
 #     a (rank 0)  holds arbiter ----X killed
 #     store                         | lease of a ends: arbiter and node/a are deleted
@@ -588,14 +586,15 @@ def _name(key: bytes) -> str:
 #     b, c                                                        stop their workers, write want = 2
 #     b, as arbiter                                               round = 2 (b, c), state = running
 #
-# A node that holds the key under its present lease is the arbiter, and no other is. A key without a lease is taken over
-# at once. The lease of any other holder may be a stranger's, which is kept alive without end: a TTL or two after the
-# key was written each node looks, once, whether the key of the node that it names is under the same lease.
+# Only the node that holds the key under its current lease is the arbiter. A key without a lease is taken over at once.
+# A key under any other lease might have been written by a client that is not a node and keeps the lease alive for ever.
+# So one to two TTLs after the key was written, each node checks once whether the key of the named node is under the
+# same lease.
 
 DELAY_S: Final = 0.005
 DELAY_MAX_S: Final = 0.25
 NAME_BYTES_MAX: Final = 4096
-"""No node's name is longer."""
+"""Maximum length of a node's name."""
 POSTPONE_TTLS: Final = 2.0
 POSTPONE_EXTRA_S: Final = 1.0
 
@@ -604,7 +603,7 @@ class ArbiterElection:
     """One node's candidacy for the arbiter.
 
     Arguments:
-        control, config, cache, registration: of the node.
+        control, config, cache, registration: parts of the node.
     """
 
     def __init__(self, control: Control, config: RunConfig, cache: RecordCache, registration: Registration) -> None:
@@ -615,7 +614,7 @@ class ArbiterElection:
         self._keys = RunKeys(config.run_id)
         self._holder: KeyValue | None = None
         self._believed = 0
-        """The mod revision of the key of a holder that is a node of the run, as far as is known."""
+        """Mod revision of the key whose holder is known to be a node of the run."""
         self._driver: ArbiterDriver | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -629,9 +628,9 @@ class ArbiterElection:
         return self._driver is not None
 
     def on_arbiter(self, item: KeyValue | None) -> None:
-        """Take notice of the ``arbiter`` key as it is now; None: it is gone."""
+        """Take the current ``arbiter`` key; None: it was deleted."""
         if item is not None and not item.lease:
-            item = None  # a stranger's, which would stay for ever
+            item = None  # not written by a node; it would stay for ever
         before, self._holder = self._holder, item
         if self._closed:
             return
@@ -652,7 +651,7 @@ class ArbiterElection:
                 self._timer = self._loop.call_later(self._doubt_after_s(), self._doubt)
 
     def lost_lease(self) -> None:
-        """Stop deciding: the ``arbiter`` key, if it was this node's, is gone with its lease."""
+        """Stop deciding: if this node held the ``arbiter`` key, it was deleted with the lease."""
         self._resign()
 
     def look(self) -> None:
@@ -661,7 +660,7 @@ class ArbiterElection:
             self._driver.look()
 
     def postpone_expiry(self) -> None:
-        """Give others the time to register again that this node had: the store was out of reach."""
+        """Give other nodes time to register again, because the store was unreachable."""
         grant = self._registration.grant
         ttl_s = grant.ttl_s if grant is not None else self._config.lease_ttl_s
         self._postponed_until = self._loop.time() + POSTPONE_TTLS * ttl_s + POSTPONE_EXTRA_S
@@ -669,7 +668,7 @@ class ArbiterElection:
             self._driver.postpone_expiry(self._postponed_until)
 
     def close(self) -> None:
-        """Stand for election no more."""
+        """Stop taking part in elections."""
         self._closed = True
         self._resign()
         self._forget()
@@ -699,7 +698,7 @@ class ArbiterElection:
         return min(place * DELAY_S, DELAY_MAX_S)
 
     def _doubt_after_s(self) -> float:
-        """Return when this node looks; the others of a large run do at other times."""
+        """Return when this node checks the holder; in a large run, nodes check at different times."""
         own = crc32(self._registration.node.id.encode(errors="replace"))
         return self._config.lease_ttl_s * (1.0 + own / 2**32)
 
@@ -713,7 +712,7 @@ class ArbiterElection:
             self._taking = self._loop.create_task(self._campaign())
 
     def _vacancy(self) -> list[Compare] | None:
-        """Return the conditions under which the key is to be had; None: a node of the run has it."""
+        """Return the conditions under which the key may be taken; None: a node of the run holds it."""
         holder, keys = self._holder, self._keys
         if holder is None:
             return [lease_of(keys.arbiter) == 0]
@@ -737,11 +736,11 @@ class ArbiterElection:
                 if grant is not None:
                     put = [Put(keys.arbiter, own_id, lease=grant.id)]
                     if (await self._control.txn([*vacancy, version(keys.node(own_id)) > 0], put)).succeeded:
-                        return  # the watch brings the key, and this node begins to decide
+                        return  # the watch delivers the key, and this node begins to decide
             except LeaseNotFoundError:
                 if grant is not None:
                     registration.lose(grant.id)
             except StatusError:
-                pass  # the store is out of reach; another node may have been faster meanwhile
+                pass  # the store is unreachable; another node may have taken the key meanwhile
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)

@@ -1,4 +1,4 @@
-"""One node's part in a run: it registers, takes part in worlds, and is the arbiter if it is elected.
+"""One node's part in a run: it registers, joins worlds, and becomes the arbiter if it is elected.
 
 ::
 
@@ -13,12 +13,12 @@
 
 Invariants:
 
-1. ``next_world`` writes that nothing of an earlier generation runs here any more, *before* it waits; so a world
-   is never handed out while another may still run here.
-2. Losing the store, or its leader, ends nothing: calls are made again until they get through, and a running world goes
-   on. Only the cluster's word that the lease is gone counts; then the node registers again, and is in its world for as
+1. ``next_world`` writes that nothing of an earlier generation runs here any more, *before* it waits. So it never
+   returns a world while another may still run here.
+2. Losing the store, or its leader, does not end a world: calls are repeated until they succeed, and the world
+   continues. Only when the cluster says that the lease has ended does the node register again; it stays in its world as
    long as no other generation has begun.
-3. Every write is conditional on the lease, and every write of a generation on the generation (``World.fence``).
+3. Every write has the lease as a condition, and every write of a generation also the generation (``World.fence``).
 
 Its parts: ``registration`` (the lease and the node's key), ``world.RecordCache`` (the records of the run) and
 ``arbiter_driver.ArbiterElection`` (which node decides).
@@ -75,19 +75,19 @@ if TYPE_CHECKING:
     from raftkv.client.library import Client
 
 MEMBERS_KEPT: Final = 32
-"""Up to this many members of its last generation stay in the record of an ended run; of more, none do."""
+"""An ended run keeps the members of its last generation in its record if there are at most this many, else none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is from its next generation, for people who wait.
+    """How far a run is from its next generation, for waiting users.
 
     Attributes:
-        generation: the last that began.
-        phase, reason: of the run.
-        joined: nodes that are there.
-        min_nodes, max_nodes: of the run.
-        damage: which record of the run cannot be read, so that nothing goes on; empty: none.
+        generation: last generation that began.
+        phase, reason: phase of the run, and its reason.
+        joined: number of present nodes.
+        min_nodes, max_nodes: limits of the run.
+        damage: name of the unreadable record that blocks the run; empty: none.
     """
 
     generation: int
@@ -108,8 +108,8 @@ class Participant(RecordView):
     """One node's part in a run; made by ``open``.
 
     Attributes:
-        config: of this node.
-        world: the last one that ``next_world`` has returned.
+        config: configuration of this node.
+        world: world that ``next_world`` returned last.
     """
 
     def __init__(
@@ -155,16 +155,16 @@ class Participant(RecordView):
         """Register a node in a run.
 
         Arguments:
-            kv: a client, whole, not a view; it must outlive the participant.
+            kv: a client, not a view of one; it must outlive the participant.
             config: the run and this node.
-            data: small texts that other nodes can read.
+            data: small strings that other nodes can read.
             on_progress: called on the loop while nodes gather.
             on_trouble: called on the loop while the store does not answer; see ``rpc.retry.until_answered``.
 
         Raises:
             ClusterAway: the store did not answer within ``connect_timeout_s``.
-            ConfigError: the configuration cannot work, or the client is a view.
-            RunClosed: the run is over, and nodes of it are still there.
+            ConfigError: the configuration is not valid, or the client is a view.
+            RunClosed: the run is closed, and nodes of it are still present.
             RunConflict: its nodes were started with other limits.
             StatusError: the store refused.
         """
@@ -181,7 +181,7 @@ class Participant(RecordView):
         on_progress: OnProgress | None = None,
         on_trouble: OnTrouble | None = None,
     ) -> Participant:
-        """Register like ``open``, over any control.
+        """Register like ``open``, over any ``Control``.
 
         Arguments:
             control: the store.
@@ -212,10 +212,10 @@ class Participant(RecordView):
         self._holder = holder
 
     async def leave(self, *, is_away: bool = False) -> None:
-        """Leave the run. A generation that this node was in ends at once, unless it has finished or the run is closed.
+        """Leave the run. The generation of this node ends at once, unless it has finished or the run is closed.
 
         Arguments:
-            is_away: the store did not answer just now: it is asked for nothing, and the end of the lease tells.
+            is_away: the store did not answer just now, so make no calls; the others learn of it when the lease ends.
         """
         try:
             if is_away or self._left:
@@ -226,14 +226,14 @@ class Participant(RecordView):
             elif self.world is not None and self.nodes_waiting == 0 and self._finished != self.world.generation:
                 await self._say_goodbye(self.world)
         except StatusError as error:
-            is_away = is_transient(error)  # the end of the lease tells it as well, only later
+            is_away = is_transient(error)  # the others learn of it when the lease ends
         is_over = self.closed and not self._left
         await self._deregister(is_away=is_away)
         if is_over and not is_away:
             await self._shorten()
 
     async def _shorten(self) -> None:
-        """Forget who was in the last generation of a closed run, if no node is left: of 1,000 nodes that is 100 KB."""
+        """Delete the member list of a closed run if no node is left: for 1,000 nodes it is 100 KB."""
         last = self._cache.round
         if last is None or len(last.members) <= MEMBERS_KEPT:
             return
@@ -249,7 +249,7 @@ class Participant(RecordView):
         await self._control.txn(world.fence.conditions, [put])
 
     def _leftovers(self) -> list[Operation]:
-        """Removes what must not outlive a run; ``round`` and ``state`` must, so that generations never go back."""
+        """Return deletes of the run's keys, except ``round`` and ``state``, which keep generations from decreasing."""
         parts = ("boot", "deny", "fault", "round", "store", "strike", "sync")
         return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
@@ -266,12 +266,12 @@ class Participant(RecordView):
             await give_back(self._control, self.config.cluster, self.config.run_id)
 
     async def finish(self, reason: str = "finished") -> bool:
-        """Record that the work of this node in the present world has ended well; the last node of it closes the run.
+        """Record that this node has finished successfully; the last node of the world closes the run.
 
-        The world goes on for the others, even if this node leaves. Does nothing if the world is over.
+        The world continues for the others, even if this node leaves. Does nothing if the world has ended.
 
         Returns:
-            whether the run is closed.
+            Whether the run is closed.
 
         Raises:
             StatusError: the store refused.
@@ -297,7 +297,7 @@ class Participant(RecordView):
         return len(self._keys.exited(world.generation, world.node_count, found)) == world.node_count
 
     async def close(self, reason: str = "finished") -> None:
-        """End the run for all nodes: no generation begins any more. Does nothing if one has begun without this node.
+        """Close the run for all nodes: no generation begins any more. Does nothing if one has begun without this node.
 
         Raises:
             StatusError: the store refused.
@@ -342,7 +342,7 @@ class Participant(RecordView):
     # -- may this node take part?
 
     async def _check_run(self) -> None:
-        """Take over a run that is closed, or has other limits, if no node is in it any more."""
+        """Reuse a run that is closed, or has other limits, if it has no nodes any more."""
         limits = self._limits
         while (state := self._cache.state) is not None:
             revision = self._cache.state_revision
@@ -357,7 +357,7 @@ class Participant(RecordView):
                 state.generation, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time()
             )
             put = Put(self._keys.state, anew.encode())
-            # A generation that began meanwhile has written the state: then this is decided anew.
+            # If a generation has begun meanwhile, the state has changed, and this is decided again.
             result = await self._txn([mod_revision(self._keys.state) == revision], [put, *self._leftovers()])
             if result.succeeded:
                 await self._cache.reached(result.revision)
@@ -373,7 +373,8 @@ class Participant(RecordView):
         return RunConflict(self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", ours)
 
     async def _is_in_use(self, state: State, revision: int) -> bool:
-        """Look for nodes of the run as it is, or for others that came before this one: of two newcomers one has it."""
+        """Return whether the run has nodes, or others arrived before this one: of two new nodes only one reuses the
+        run."""
         found = (await self._txn((), [GetRange(self._keys.nodes, prefix=True)])).results[0]
         others = [item for item in found if item.key != self._keys.node(self.node.id).encode()]
         if state.phase == CLOSED:
@@ -384,15 +385,15 @@ class Participant(RecordView):
     # -- worlds
 
     async def next_world(self, timeout_s: float | None = None, *, spent_s: float = 0.0) -> World:
-        """Say that everything of earlier worlds is stopped here, and wait for the next one with this node in it.
+        """Declare that everything of earlier worlds is stopped here, and wait for the next world with this node.
 
         Arguments:
-            timeout_s: for the minimum to be there; None: ``join_timeout_s``. A node that others run without, as a
-                standby, waits for as long as they do, and from then on for so long.
-            spent_s: how much of that has passed already, as for ``open``.
+            timeout_s: time to wait for the minimum number of nodes; None: ``join_timeout_s``. While others run without
+                this node (it is a standby), the time does not count; it starts again when they stop.
+            spent_s: how much of that time has already passed, as for ``open``.
 
         Raises:
-            RunClosed: it is over.
+            RunClosed: the run is closed.
             JoinTimeout: too few nodes came; this one has left.
             StatusError: the store refused; the client is closed.
         """
@@ -415,7 +416,7 @@ class Participant(RecordView):
     def _first_possible(self) -> int:
         """Return the first generation that may include this node, which runs nothing now.
 
-        A generation that began between ``open`` and ``next_world`` has this node in it, and waits for it.
+        A generation that began between ``open`` and ``next_world`` includes this node, and waits for it.
         """
         current, started = self._cache.round, self.world.generation if self.world is not None else 0
         if current is None or not self._is_member or self._may_start(current):
@@ -423,14 +424,14 @@ class Participant(RecordView):
         return max(current.generation, started) + 1
 
     def _may_start(self, current: GenerationRecord) -> bool:
-        """Tell whether a generation with this node in it is whole, and this node has been there since before it."""
+        """Return whether a generation with this node still lasts, and this node was registered before it began."""
         state, started = self._cache.state, self.world.generation if self.world is not None else 0
         is_whole = state is not None and state.phase == RUNNING and state.generation == current.generation
         was_there = self._registration.was_there(self._cache.round_revision)
         return is_whole and was_there and current.generation >= max(self.node.want, started + 1)
 
     async def _formed(self, limit_s: float) -> World | None:
-        """Wait for a world that this node may start; None: one began and ended without it, so it must declare again."""
+        """Wait for a world that this node may start; None: one began and ended without it, so declare again."""
         while True:
             state, current = self._cache.state, self._cache.round
             if self._left:
@@ -440,14 +441,14 @@ class Participant(RecordView):
             if state is not None and state.phase == CLOSED:
                 raise RunClosed(self.config.run_id, state.reason)
             if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
-                raise self._conflict(state)  # another job took the run over while this node was out of reach
+                raise self._conflict(state)  # another job reused the run id while this node was out of reach
             if current is not None and current.generation >= self.node.want and self._is_member:
-                # If not, the run goes on without this node, which is about to say that it runs nothing.
+                # If not, the run continues without this node, which will declare again that it runs nothing.
                 return self._world(current) if self._may_start(current) else None
             self._report_progress()
             if self._is_standby:
                 await self._next_change(None)
-                self._deadline = self._loop.time() + limit_s  # it begins when others do not run any more
+                self._deadline = self._loop.time() + limit_s  # the time counts from when the others stop running
             else:
                 await self._next_change(self._deadline)
 
@@ -457,7 +458,7 @@ class Participant(RecordView):
 
     @property
     def _is_member(self) -> bool:
-        """Whether this node is in the present generation."""
+        """Whether this node is in the current generation."""
         return self.node.id in self._cache.roster.places
 
     @property
@@ -492,7 +493,7 @@ class Participant(RecordView):
     # -- what members tell each other
 
     async def report(self, fault: Fault) -> None:
-        """Record a fault of the present world: it ends for all nodes at once. Nothing happens if it is over already.
+        """Record a fault, which ends the current world for all nodes at once. Does nothing if the world has ended.
 
         Raises:
             StatusError: the store refused.
@@ -504,10 +505,10 @@ class Participant(RecordView):
         await self._txn(world.fence.conditions, [put])
 
     async def publish(self, value: str) -> None:
-        """Tell all members of the present world something, as the address of its store; the last one counts.
+        """Publish a value, such as the address of a store, to all members of the current world; the last value counts.
 
         Raises:
-            GenerationOver: it is over.
+            GenerationOver: the world has ended.
             StatusError: the store refused.
         """
         world = self._present()
@@ -516,11 +517,11 @@ class Participant(RecordView):
             raise GenerationOver(world.run_id, world.generation)
 
     async def published(self, timeout_s: float | None = None) -> str:
-        """Wait for what was published in the present world, and return it.
+        """Wait for the value published in the current world, and return it.
 
         Raises:
-            GenerationOver: it ended before.
-            RunClosed: the run did.
+            GenerationOver: the world ended before.
+            RunClosed: the run was closed.
             StatusError: the client is closed.
             TimeoutError: nothing came in time.
         """
@@ -547,7 +548,7 @@ class Participant(RecordView):
         return self.world
 
     def on_change(self, callback: Callable[[Participant], None]) -> Callable[[], None]:
-        """Call back, on the loop, whenever something about the run changes. Returns a function that cancels it."""
+        """Call back, on the loop, whenever something about the run changes; return a function that cancels this."""
         return self._callbacks.add(callback)
 
     def _changed(self) -> None:
@@ -587,7 +588,7 @@ class Participant(RecordView):
 
 @contextmanager
 def explain_outage(kv: Client, run_id: str, timeout_s: float) -> Iterator[None]:
-    """Say of a start that the store did not answer what to do about it."""
+    """Turn an unanswered start into ``ClusterAway``, which says what to do."""
     try:
         yield
     except StatusError as error:
@@ -598,7 +599,7 @@ def explain_outage(kv: Client, run_id: str, timeout_s: float) -> Iterator[None]:
 
 
 def waiting(say: Callable[[str], object]) -> OnTrouble:
-    """Return what says once, for people, that a start waits for the store."""
+    """Return a callback that reports once that the start waits for the store."""
     told: list[StatusError] = []
 
     def tell(error: StatusError | None) -> None:
@@ -624,7 +625,7 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
 
 
 def _has_limits(item: KeyValue, state: State) -> bool:
-    """Tell whether a node was started with the limits of a state."""
+    """Return whether a node was started with the limits of a state."""
     try:
         node = read(Node, item)
     except RecordError:

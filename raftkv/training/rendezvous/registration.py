@@ -1,14 +1,14 @@
-"""A node's registration: its lease and its leased key, for as long as it takes part.
+"""A node's registration: its lease and its leased key, while it takes part in a run.
 
-Owns what stands in the node's key. The key says which generations this node may be in; it is always the truth about
-this process, also when it is written anew because the lease was lost:
+Owns the value of the node's key. The key says which generations this node may be in. It always describes this process
+correctly, also when it is written again because the lease was lost:
 
     registered               want = 1, running = 0         it runs nothing
     declared in n            want = n + 1, running = 0     it has stopped everything up to n
-    lost and back in n       want = n, running = n         it still runs n, and did not know better
+    lost and back in n       want = n, running = n         it still runs n, unaware that its lease had ended
 
-Each write is conditional on the last one (the key's mod_revision): an attempt that was held up somewhere, and is
-applied after a later one, must not undo the later one.
+Each write has the previous one (the key's mod_revision) as its condition, so a delayed attempt cannot undo a later
+write.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault,
 _log = logging.getLogger(__name__)
 
 OUTAGE_S: Final = 3.0
-"""A lease that was not confirmed for so long beyond its TTL means that the store was out of reach, for others too. An
-election is shorter, and costs no live node its lease: it must not keep the dead ones in."""
+"""If a lease was not confirmed for this long beyond its TTL, the store was unreachable, probably for others too. An
+election is shorter and ends no live node's lease, so it must not extend the time of dead nodes."""
 
 
 class Registration:
-    """The leased key of a node, written anew when its lease was lost.
+    """The leased key of a node, written again when its lease was lost.
 
     Arguments:
         control: the store.
-        config: of this node.
+        config: configuration of this node.
         node: the value of its key.
-        on_registered: called with what the store held at each registration: record, calls and revision.
+        on_registered: called at each registration with what the store held: record, calls and revision.
         on_lost: called when the lease is lost; the node registers again by itself.
-        on_outage: called at every beat at which the store is out of reach.
+        on_outage: called at every beat at which the store is unreachable.
 
     Attributes:
-        node: as registered.
+        node: node as registered.
         grant: the lease; None while it is lost.
-        registered: set while the node's key is there, as far as is known.
-        refusal: why it will not be there again; None: it is there, or is being written.
-        generation: of the world that runs here; 0: none.
+        registered: set while the node's key exists, as far as is known.
+        refusal: why the key cannot be written again; None: it exists, or is being written.
+        generation: generation that runs here; 0: none.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Registration:
         self._beat()
 
     async def wait(self) -> None:
-        """Wait until the node's key is there, or ``leave``.
+        """Wait until the node's key exists, or ``leave`` is called.
 
         Raises:
-            StatusError: it will not be: the store refuses to have it written again, or the client is closed.
+            StatusError: the store refuses to write the key again, or the client is closed.
         """
         while not self.registered.is_set() and not self._left:
             if self.refusal is not None:
@@ -114,7 +114,7 @@ class Registration:
         """End the registration.
 
         Arguments:
-            revoke: False: the store does not answer, so the lease is left to its TTL.
+            revoke: False: the store does not answer, so the lease ends with its TTL.
         """
         self._left = True
         self._settled.set()
@@ -125,23 +125,23 @@ class Registration:
             await self._drop(grant, revoke=revoke)
 
     def was_there(self, revision: int) -> bool:
-        """Tell whether the node's key exists, as far as is known, and has existed since before a revision."""
+        """Return whether the node's key exists, as far as is known, and has existed since before a revision."""
         return self.registered.is_set() and self._since < revision
 
     def starts(self, generation: int) -> None:
-        """Note that a world begins to run here."""
+        """Record that a world begins to run here."""
         self.generation = generation
         self._declared = False
 
     async def declare(self, want: int) -> None:
-        """Write that nothing before the generation ``want`` runs here any more, unless that stands there already.
+        """Write that nothing before the generation ``want`` runs here any more, unless the key says so already.
 
         Raises:
             StatusError: the store refuses, or the client is closed.
         """
         while not self._left and (not self._declared or self.node.want < want):
             self.node = replace(self.node, want=max(want, self.node.want), running=0)
-            self._declared = True  # if the lease is lost meanwhile, this is what is registered
+            self._declared = True  # if the lease is lost meanwhile, this value is registered again
             await self.wait()
             grant = self.grant
             if grant is None:
@@ -150,13 +150,13 @@ class Registration:
             if not await self._write(grant):
                 self._declared = False
                 self.lose(grant.id)
-                # An operator may have deleted the key alone of the arbiter: no key may live by that lease.
+                # An operator may have deleted only the key of an arbiter: no other key may keep that lease.
                 ending = self._loop.create_task(self._drop(grant))
                 self._endings.add(ending)
                 ending.add_done_callback(self._endings.discard)
 
     async def _write(self, grant: Grant) -> bool:
-        """Have the node's key say what ``node`` says; False: it ended with its lease."""
+        """Write ``node`` into the node's key; False: the key ended with its lease."""
         key, value = self._keys.node(self.node.id), self.node.encode()
         put = [Put(key, value, lease=grant.id)]
         while True:
@@ -174,10 +174,10 @@ class Registration:
                 return False
             self._revision = found.mod_revision
             if found.value == value:
-                return True  # by an attempt whose answer was lost
+                return True  # written by an attempt whose answer was lost
 
     def lose(self, lease_id: int) -> None:
-        """Register anew if a lease that the cluster has ended is this node's: its keys have gone with it."""
+        """Register again if a lease that the cluster has ended is this node's; its keys were deleted with it."""
         if self._left or self.grant is None or self.grant.id != lease_id:
             return
         self.grant = None
@@ -192,7 +192,8 @@ class Registration:
     # -- registering
 
     async def _register(self) -> None:
-        """Register under a new lease. One at a time: ``lose`` leaves it to this to begin anew."""
+        """Register under a new lease. Only one call runs at a time; if ``lose`` is called meanwhile, this one starts
+        again."""
         key = self._keys.node(self.node.id)
         while True:
             grant = self.grant = await self._new_grant()
@@ -201,17 +202,18 @@ class Registration:
                     [mod_revision(key) == self._revision], self._registration(grant), [Get(key)]
                 )
             except LeaseNotFoundError:
-                self._forget(grant)  # it ended between its grant and its use: the process stood still
+                self._forget(grant)  # it ended between its grant and its use: the process was paused
                 continue
             except StatusError:
-                # It may have happened, and made this node the arbiter: no key of this lease may outlive this attempt.
+                # The write may have happened and made this node the arbiter, so no key of this lease may outlive this
+                # attempt.
                 self._forget(grant)
                 await self._drop(grant)
                 raise
             if result.succeeded and self.grant is grant:
                 break
             if not result.succeeded:
-                # By an attempt that failed here and arrived there, under a lease that is ending: it is written over.
+                # Overwrite a key that an attempt, which failed here, wrote under a lease that is ending.
                 found = result.results[0]
                 self._revision = found.mod_revision if found is not None else 0
             self._forget(grant)
@@ -232,7 +234,7 @@ class Registration:
             self.grant = None
 
     def _registration(self, grant: Grant) -> list[Operation]:
-        """Make the operations: the node's key; state and arbiter, if absent; and reads of what there is."""
+        """Return the operations: put the node's key, and state and arbiter if absent; read the existing records."""
         config, keys = self._config, self._keys
         state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
         return [
@@ -265,7 +267,7 @@ class Registration:
                 _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, run_id, error)
 
     async def _explain(self, generation: int, stood_still_s: float) -> None:
-        """Write, where the arbiter noted the loss, why the lease of this live node ended: no other node knows."""
+        """Write into the fault that the arbiter recorded why the lease of this live node ended; no other node knows."""
         if stood_still_s >= self._config.lease_ttl_s:
             cause, message = HEARTBEAT_LOST, f"the process stood still for {stood_still_s:.1f} s"
         else:
@@ -277,7 +279,7 @@ class Registration:
     # -- time
 
     def _beat(self) -> None:
-        """Notice that this process stood still, or that the store was out of reach."""
+        """Detect that this process was paused, or that the store was unreachable."""
         if self._left:
             return
         now, interval_s = self._loop.time(), self._config.lease_ttl_s / 2
@@ -285,7 +287,7 @@ class Registration:
         if pause_s > 2 * interval_s:
             self._stood_still_s = pause_s
         elif self.grant is not None and self.grant.silent_s < pause_s:
-            self._stood_still_s = 0.0  # the lease was confirmed since: what ends it later is something else
+            self._stood_still_s = 0.0  # the lease was confirmed since, so a later end has another cause
         self._beat_at = now
         if self.grant is None or self.grant.silent_s > self.grant.ttl_s + OUTAGE_S:
             self._on_outage()

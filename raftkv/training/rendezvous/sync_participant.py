@@ -7,8 +7,8 @@
         world = participant.next_world()
         while workers_run() and not participant.nodes_waiting: ...
 
-It lives on the client's background thread, which keeps the lease alive while the program's own threads are busy.
-Callbacks (``on_change``, ``on_progress``) run there: they must be short, and must not make blocking calls.
+It runs on the client's background thread, which keeps the lease alive while the program's own threads are busy.
+Callbacks (``on_change``, ``on_progress``) run there too, so they must be short and must not make blocking calls.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Participant(Blocking[aio_participant.Participant], RecordView):
         """Register a node in a run; arguments and errors as of ``participant.Participant.open``.
 
         Arguments:
-            kv: a client, whole, not a view; it must outlive the participant.
+            kv: a client, not a view of one; it must outlive the participant.
             config: the run and this node.
-            data: small texts that other nodes can read.
+            data: small strings that other nodes can read.
             on_progress, on_trouble: called on the client's thread.
         """
         loop, client = kv.target()
@@ -73,6 +73,7 @@ class Participant(Blocking[aio_participant.Participant], RecordView):
         return self._inner._seen()
 
     def on_change(self, callback: Callable[[Participant], None]) -> Callable[[], None]:
-        """Call back, on the client's thread, whenever something about the run changes; returns how to stop that."""
+        """Call back, on the client's thread, whenever something about the run changes; return a function that cancels
+        this."""
         cancel = self._ask(lambda inner: inner.on_change(lambda _: callback(self)))
         return lambda: self._loop.call_soon(cancel)

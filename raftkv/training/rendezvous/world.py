@@ -1,4 +1,4 @@
-"""A world: one generation, as one of its members sees it. A value; it never changes, it only ends.
+"""A world: one generation, as one of its members sees it. A constant value.
 
 ::
 
@@ -6,8 +6,8 @@
     world.generation, world.rank, world.world_size
     await kv.put("checkpoints/latest", b"7", fence=world.fence)    # refused once the generation is over
 
-The fence of a world is two conditions on the store: ``round`` was not written since, and the leased key of this node
-is there. A process that slept through its lease therefore writes nothing.
+The fence of a world has two conditions: ``round`` was not written since, and the leased key of this node exists. So the
+writes of a process that was frozen until its lease ended are refused.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from raftkv.training.records import BROKEN, CLOSED, HEAD_FORM, GenerationRecord,
 
 # -- ranks ----------------------------------------------------------------------------------------------------------
 #
-# Ranks: from the members of a generation, in their order, to the place of every slot. Pure.
+# Ranks: the place of every slot, computed from the members of a generation in their order. Pure.
 #
-# Terms as in Horovod: the *local* rank counts the slots on one host, the *cross* rank the hosts that have a slot with
+# Terms as in Horovod: the *local* rank numbers the slots on one host, the *cross* rank the hosts that have a slot with
 # that local rank. Members on one host share its local ranks, in their order.
 
 
@@ -41,9 +41,9 @@ class Placement(NamedTuple):
 
     Attributes:
         member: index of its member: the node rank.
-        rank: among all slots.
-        local_rank, local_size: among those of its host.
-        cross_rank, cross_size: of its host, among the hosts that have this local rank.
+        rank: rank among all slots.
+        local_rank, local_size: rank among the slots of its host, and their number.
+        cross_rank, cross_size: rank of its host among the hosts with this local rank, and their number.
     """
 
     member: int
@@ -69,12 +69,12 @@ def first_ranks(members: Sequence[Member]) -> list[int]:
 
 
 def find_slot(members: Sequence[Member], host: str, local_rank: int) -> Placement | None:
-    """Find one of the ``placements`` by its host and local rank, in a time that grows with the members alone.
+    """Find one of the ``placements`` by its host and local rank, in time proportional to the number of members.
 
     Arguments:
-        members: of the generation, in the order of ranks.
+        members: members of the generation, in rank order.
         host: name of the machine.
-        local_rank: of the slot, among those of its host.
+        local_rank: number of the slot on its host.
 
     Returns:
         None: the host has no such slot.
@@ -118,7 +118,7 @@ def placements(members: Sequence[Member]) -> list[Placement]:
 
 
 class Place:
-    """The place of one rank in a generation, as a ``World`` and both kinds of ``Run`` show it."""
+    """The place of one rank in a generation; base of ``World`` and of both ``Run`` classes."""
 
     @property
     def world(self) -> World:
@@ -127,7 +127,7 @@ class Place:
 
     @property
     def rank(self) -> int:
-        """This rank; it may be another in the next generation."""
+        """This rank, which may change in the next generation."""
         raise NotImplementedError
 
     @property
@@ -147,7 +147,7 @@ class Place:
 
     @property
     def cross_rank(self) -> int:
-        """Number of this host among those that have this local rank."""
+        """Number of this host among the hosts that have this local rank."""
         return self.placement.cross_rank
 
     @property
@@ -159,7 +159,7 @@ class Place:
 
 
 class RunPlace(Place):
-    """The present generation of a run; no I/O."""
+    """The current generation of a run; no I/O."""
 
     @property
     def run_id(self) -> str:
@@ -168,7 +168,7 @@ class RunPlace(Place):
 
     @property
     def generation(self) -> int:
-        """Number of the generation: grows by one with every world of the run, never goes back."""
+        """Generation number; increases by one with every world of the run and never decreases."""
         return self.world.generation
 
     @property
@@ -178,12 +178,12 @@ class RunPlace(Place):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The nodes of the generation, in the order of ranks."""
+        """Nodes of the generation, in rank order."""
         return self.world.members
 
     @property
     def fence(self) -> WorldFence:
-        """The ``fence=`` of writes that happen only while the generation lasts; else they raise ``GenerationOver``."""
+        """Fence (``fence=``) for writes: once the generation has ended, they raise ``GenerationOver``."""
         return self.world.fence
 
     term = DeprecatedAlias("leadership")
@@ -194,11 +194,11 @@ class World(Place):
     """One generation as one of its nodes sees it.
 
     Attributes:
-        run_id: of the run.
-        generation: its number; grows with every world of the run, never goes back: the fencing token.
-        members: in the order of ranks.
-        index: of this node among them: the node rank.
-        revision: of the store when it began.
+        run_id: run id.
+        generation: generation number, the fencing token; increases with every world of the run and never decreases.
+        members: members in rank order.
+        index: place of this node among the members: the node rank.
+        revision: store revision when it began.
     """
 
     run_id: str
@@ -223,12 +223,12 @@ class World(Place):
 
     @property
     def node_rank(self) -> int:
-        """This node's place among the nodes."""
+        """Place of this node among the nodes."""
         return self.index
 
     @property
     def node_count(self) -> int:
-        """Nodes."""
+        """Number of nodes."""
         return len(self.members)
 
     @cached_property
@@ -238,7 +238,7 @@ class World(Place):
 
     @cached_property
     def world_size(self) -> int:
-        """Slots of all nodes."""
+        """Number of slots of all nodes."""
         return world_size(self.members)
 
     @cached_property
@@ -248,7 +248,7 @@ class World(Place):
 
     @property
     def fence(self) -> WorldFence:
-        """For ``fence=`` of a client's calls: they fail with ``GenerationOver`` once the generation is over."""
+        """Fence for ``fence=`` of a client's calls: once the generation has ended, they raise ``GenerationOver``."""
         return WorldFence(self)
 
 
@@ -259,8 +259,8 @@ class WorldFence:
     """The conditions under which a world may write; see the module.
 
     Attributes:
-        conditions: all must hold.
-        watched: the keys that tell of its end.
+        conditions: conditions, all of which must hold.
+        watched: keys whose changes show that the generation has ended.
     """
 
     def __init__(self, world: World) -> None:
@@ -277,7 +277,7 @@ class WorldFence:
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
-        """Return why the generation has ended, or is about to; None: it lasts, as far as the records say.
+        """Return why the generation has ended or is about to end; None: according to the records it lasts.
 
         Arguments:
             items: the keys that are ``watched``.
@@ -292,7 +292,7 @@ class WorldFence:
         written = items.get(keys.head.encode())
         head = None if written is None else _read_head(written.value)
         if state.generation != world.generation or (
-            # A head of another generation is left over: the arbiter of an earlier version writes none.
+            # The head may be left over from another generation: the arbiter of an earlier version writes none.
             written is not None
             and head is not None
             and head.number == world.generation
@@ -305,34 +305,35 @@ class WorldFence:
         """Implement ``client.guards.Fence.broken``.
 
         Arguments:
-            reason: of the end, if it is known.
+            reason: reason of the end, if known.
         """
         return GenerationOver(self._world.run_id, self._world.generation, reason)
 
 
 # -- roster ---------------------------------------------------------------------------------------------------------
 #
-# The members of a generation, and the way from one generation to the next.
+# The members of a generation, and the step from one generation to the next.
 #
 #     arbiter     round 7 = a b c d          round 8 = a c d e
 #                                            head 8  = came from round 7, place 1 left, e joined at 3, digest of a c d e
 #     survivor    knows a b c d              a b c d - place 1 + e at 3 = a c d e; its digest is that of the head: done
 #     newcomer    knows nothing              reads round 8
 #
-# The digest covers the encoded members in the order of ranks. A reader whose members have another one, or who does not
-# know the round that the head came from, reads ``round``: so a head can cost a reader a call, and never a wrong rank.
+# The digest covers the encoded members in rank order. A reader whose result has a different digest, or who does not
+# know the round on which the head is based, reads ``round``. So a head may cost a reader one call, but never gives a
+# wrong rank.
 
 MARK_BYTES: Final = 16
 HEAD_MAX_BYTES: Final = 4096
-"""A change that takes more than that is not told by the head: all nodes read ``round``, as at the first gathering."""
+"""Maximum size of a head. For a larger change the head is empty and all nodes read ``round``, as at the first start."""
 
 
 class Roster:
-    """The members of a generation, with what makes the next one quick to compute and to check.
+    """The members of a generation, with digests that make the next generation fast to compute and verify.
 
     Arguments:
-        members: in the order of ranks.
-        marks: a digest of each, if known.
+        members: members in rank order.
+        marks: digest of each member, if known.
     """
 
     def __init__(self, members: tuple[Member, ...] = (), marks: bytes | None = None) -> None:
@@ -346,7 +347,7 @@ class Roster:
 
     @property
     def marks(self) -> bytes:
-        """The digests of the members, one behind the other."""
+        """The digests of the members, concatenated."""
         if self._marks is None:
             self._marks = b"".join(map(_mark, self.members))
         return self._marks
@@ -357,7 +358,7 @@ class Roster:
         return blake2b(self.marks, digest_size=MARK_BYTES).hexdigest()
 
     def after(self, head: Head) -> Roster | None:
-        """Return the members of the next generation as its head tells; None: it does not lead there from here."""
+        """Return the members of the next generation according to its head; None: the head is not based on this one."""
         members, marks = list(self.members), bytearray(self.marks)
         for place in reversed(head.left):
             if place >= len(members):
@@ -370,7 +371,7 @@ class Roster:
         return found if len(members) == head.nodes and found.digest == head.digest else None
 
     def changes(self, members: Sequence[Member]) -> tuple[tuple[int, ...], tuple[tuple[int, Member], ...]] | None:
-        """Return the places here of those that leave, and the new ones with theirs; None: others change their order."""
+        """Return the places of leaving members, and the new members with theirs; None: the order of others changes."""
         stay = set(self.members) & set(members)
         if [member for member in self.members if member in stay] != [member for member in members if member in stay]:
             return None
@@ -388,8 +389,8 @@ def new_head(current: RecordCache, record: GenerationRecord) -> Head:
     """Make the head of the next generation.
 
     Arguments:
-        current: the present one, as it is known to the writer.
-        record: the next.
+        current: the current records, as the writer knows them.
+        record: the next generation.
     """
     changes = current.roster.changes(record.members)
     head = Head(record.generation, len(record.members), "", time=record.time)
@@ -405,9 +406,9 @@ def new_head(current: RecordCache, record: GenerationRecord) -> Head:
 #
 # A node's view of ``round`` and ``state``: decoded, as of one revision, kept current by a reflector.
 #
-# It reads ``round`` once, and watches ``head`` and ``state``. A head that does not lead on from what is known here is
-# not taken: then all three are read at one later revision, as after a compaction. So ``round`` and ``round_revision``
-# always belong together, and ``state`` is never newer than they are.
+# It reads ``round`` once, and watches ``head`` and ``state``. If a head is not based on the known ``round``, all three
+# keys are read at one later revision, as after a compaction. So ``round`` and ``round_revision`` always belong
+# together, and ``state`` is never newer than they are.
 
 
 class RecordCache(Reflector):
@@ -415,14 +416,14 @@ class RecordCache(Reflector):
 
     Arguments:
         control: the store.
-        run_id: of the run.
+        run_id: run id.
         on_change: called on the loop when something is new.
 
     Attributes:
-        round, state: as of ``revision``; None: not there.
+        round, state: records as of ``revision``; None: absent.
         roster: the members of ``round``.
-        round_revision, state_revision: their mod revisions; 0: not there.
-        end: why nothing new will come any more, as when the client was closed; None: it is followed.
+        round_revision, state_revision: mod revisions of the records; 0: absent.
+        end: why the records are no longer followed, as when the client was closed; None: they are followed.
     """
 
     def __init__(self, control: Control, run_id: str, on_change: Callable[[], None]) -> None:
@@ -444,25 +445,25 @@ class RecordCache(Reflector):
 
     @property
     def damage(self) -> str:
-        """Why a record cannot be read; empty: all is well."""
+        """Why a record cannot be read; empty: all can be read."""
         return next(iter(self._damage.values()), "")
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over."""
+        """Whether the run is closed."""
         return self.state is not None and self.state.phase == CLOSED
 
     def nodes_waiting(self, world: World | None) -> int:
-        """Return 0 while a world is whole, as far as is known; else how many nodes wait for the next, at least 1."""
+        """Return 0 while a world lasts, as far as is known; else how many nodes wait for the next one, at least 1."""
         state = self.state
         if world is None or state is None or state.phase == CLOSED:
             return 0
         if self.round_revision != world.revision:
-            return 1  # a later one; or that of then, or none, when the cluster was restored from a backup
+            return 1  # a later generation; after a restore from a backup also an earlier one or none
         return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
 
     def _on_events(self, revision: int, events: Sequence[Event]) -> None:
-        """Take what the watch brings, or list again if it does not lead on from what is known here."""
+        """Apply watch events; list again if a head is not based on the known generation."""
         if self._is_closed or self._lead_on([event for event in events if event.kv.mod_revision > self.revision]):
             super()._on_events(revision, events)
             return
@@ -472,7 +473,7 @@ class RecordCache(Reflector):
         self._list_again()
 
     def _lead_on(self, events: Sequence[Event]) -> bool:
-        """Compute the generations that the heads among some events tell of; False: one tells too little."""
+        """Compute the generations from the heads among some events; False: a head does not suffice."""
         generation = self.round.generation if self.round is not None else 0
         roster, revision = self.roster, self.round_revision
         self._ahead.clear()
@@ -511,7 +512,7 @@ class RecordCache(Reflector):
         self.round, self.round_revision = record, revision
         self.roster = roster or Roster(record.members if record is not None else ())
         if record is not None:
-            # The bytes of thousands of members are of no more use; a list that finds others tells of them.
+            # Drop the encoded bytes of thousands of members, which are not needed any more.
             self.items[self._round_key] = KeyValue(self._round_key, b"", 0, 0, revision, 0)
 
     def _ended(self, error: Exception) -> None:
@@ -521,7 +522,7 @@ class RecordCache(Reflector):
 
 @lru_cache(maxsize=2)
 def _read_state(value: bytes) -> State:
-    """Decode a state: it is looked at before it is taken."""
+    """Decode a state before it is applied."""
     return State.decode(value)
 
 
@@ -529,7 +530,7 @@ def _generation_of(state: bytes) -> int:
     try:
         return _read_state(state).generation
     except RecordError:
-        return 0  # told when it is taken
+        return 0  # the error is reported when the state is applied
 
 
 def _read_head(value: bytes) -> Head | None:
@@ -541,34 +542,34 @@ def _read_head(value: bytes) -> Head | None:
 
 
 class RecordView:
-    """A node's last view of its run. It costs no I/O, and any thread may ask."""
+    """A node's last view of its run: no I/O, and readable from any thread."""
 
     def _seen(self) -> tuple[RecordCache, World | None]:
-        """Return the records, and the last world that began here."""
+        """Return the records and the last world that began here."""
         raise NotImplementedError
 
     @property
     def nodes_waiting(self) -> int:
-        """0 while the last world is whole; else come back with ``next_world``."""
+        """0 while the last world lasts; else call ``next_world``."""
         records, world = self._seen()
         return records.nodes_waiting(world)
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over."""
+        """Whether the run is closed."""
         return self._seen()[0].closed
 
     @property
     def end(self) -> Exception | None:
-        """Why nothing of the run will be known here any more: the client was closed; None: it is followed."""
+        """Why the run is no longer followed here: the client was closed; None: it is followed."""
         return self._seen()[0].end
 
     @property
     def phase(self) -> State | None:
-        """The record of the run's state."""
+        """State record of the run."""
         return self._seen()[0].state
 
     @property
     def damage(self) -> str:
-        """Why a record of the run cannot be read; empty: all is well."""
+        """Why a record of the run cannot be read; empty: all can be read."""
         return self._seen()[0].damage

@@ -1,28 +1,28 @@
-"""Who of a cluster may run: the rule by which runs share its slots. Pure.
+"""The rule by which the runs of a cluster share its slots. Pure.
 
 ::
 
-    ledger = claim(ledger, "job", nodes, min_nodes=2, max_nodes=4)       # what a run would like
-    ledger = admit(ledger, hosts)                                        # who gets what, now
+    ledger = claim(ledger, "job", nodes, min_nodes=2, max_nodes=4)       # what a run wants
+    ledger = admit(ledger, hosts)                                        # grants slots
     ledger.find("job").granted                                           # () : it waits
 
 The rule:
 
-1. *All or nothing.* A run that waits is granted ``min_nodes`` of its nodes at once, or none. It holds nothing while it
+1. *All or nothing.* A waiting run is granted ``min_nodes`` of its nodes at once, or none. It holds no slots while it
    waits, so two runs never wait for each other.
-2. *Fair shares.* A free slot goes to the run with the fewest slots for its weight, among equals to the run that
-   came first. Runs that have their minimum grow node by node, after those that wait.
-3. *No run waits for ever.* Smaller runs may be served before a big one that does not fit yet; after
-   ``PASSED_OVER_MAX`` times it *reserves* the hosts of one set of nodes that would do: what becomes free there is kept
-   for it. Once those who hold slots there have given them back, it runs.
-4. *No grant is revoked.* A granted node stays granted until its run gives it back. So slots are never overcommitted by
-   a grant; they are only if a host is said to have fewer afterwards.
+2. *Fair shares.* A free slot goes to the run with the fewest slots relative to its weight; among equals, to the run
+   that came first. Runs that have their minimum grow node by node, after the waiting runs.
+3. *No run waits for ever.* Smaller runs may be served before a big one that does not fit yet. After
+   ``PASSED_OVER_MAX`` times the big run *reserves* the hosts of one sufficient set of nodes: slots that become free
+   there are kept for it. It runs once the holders of slots there have given them back.
+4. *No grant is revoked.* A granted node stays granted until its run gives it back. So a grant never overcommits slots;
+   this happens only if a host later declares fewer slots.
 
-A host has the slots that its own ``host/`` key says, else those that a run has declared, else as many as the run with
-the most nodes there would use, so that a host of which nothing is known serves one such run at a time.
+The number of a host's slots is given by its ``host/`` key, else by a run's declaration. Otherwise it is the number of
+slots that the most demanding run there would use, so that an undeclared host serves one such run at a time.
 
-A run that can never be served (it asks for more than its hosts have, or has too few nodes yet) delays no other run.
-Doing any of this twice changes nothing the second time.
+A run that cannot be served (it asks for more than its hosts have, or has too few nodes yet) delays no other run. All
+functions are idempotent.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from raftkv.training.records import CLUSTER_ROOT, TrainingRecord
 
 # -- record ---------------------------------------------------------------------------------------------------------
 #
-# What the runs of a cluster have agreed on: the ledger, one record, and where it is kept. Pure.
+# The shared state of the runs of a cluster: the ledger, which is one record, and the keys. Pure.
 #
 # ::
 #
-#     /raftkv/train-cluster/<cluster>/deny/<host>          leased; the host is left out (see ``denylist``)
-#     /raftkv/train-cluster/<cluster>/host/<host>          leased, optional; {"slots": 8}: what the host has
-#     /raftkv/train-cluster/<cluster>/ledger               who has claimed what, who was granted what
+#         /raftkv/train-cluster/<cluster>/deny/<host>          leased; the host is denied (see ``denylist``)
+#     /raftkv/train-cluster/<cluster>/host/<host>          leased, optional; {"slots": 8}: slots of the host
+#     /raftkv/train-cluster/<cluster>/ledger               claims and grants of all runs
 #     /raftkv/train-cluster/<cluster>/strike/<host>/<id>   leased; a fault that the host caused
 #
-# The ledger holds one *claim* a run: the nodes that would take part, in the order in which the run prefers them, and
-# which of them have been granted their slots. Who holds, who waits and who wants more is all in that.
+# The ledger has one *claim* per run: the candidate nodes, in the run's order of preference, and which of them have been
+# granted their slots. From these follow which runs hold slots, wait, or want more.
 #
 # Invariants of a claim, checked when it is read: either no node is granted (the run waits), or between ``min_nodes``
 # and ``max_nodes`` of its nodes are. A writer of the ledger compares its mod_revision; the functions
@@ -59,7 +59,7 @@ class ClusterKeys:
     """The keys that the runs of one cluster share.
 
     Attributes:
-        base: before everything of the cluster.
+        base: prefix of all keys of the cluster.
         ledger: the ledger.
         hosts: prefix of the hosts that declare their slots.
         changes: the interval of the hosts and the ledger, and nothing else.
@@ -75,7 +75,7 @@ class ClusterKeys:
 
 @dataclass(frozen=True, slots=True)
 class Need(TrainingRecord):
-    """A node that would take part: it runs on ``slots`` slots of ``host``."""
+    """A candidate node, which uses ``slots`` slots of ``host``."""
 
     NAME: ClassVar[str] = "claim"
     id: str
@@ -85,16 +85,16 @@ class Need(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class Claim(TrainingRecord):
-    """The slots that one run wants, and those that it has.
+    """The slots that one run wants, and the granted ones.
 
     Attributes:
-        run: its id.
-        since: place in the order of arrival; it stays with the run until it withdraws.
-        weight: its share, beside those of others.
-        min_nodes, max_nodes: it can run with so many.
-        nodes: those that would take part, the run's order of preference.
-        granted: ids of those that may run.
-        passed: how often others were served that came behind it, on hosts that it waits for.
+        run: run id.
+        since: place in the order of arrival, kept until the run withdraws.
+        weight: share of the run, relative to other runs.
+        min_nodes, max_nodes: limits of the number of nodes.
+        nodes: candidates, in the run's order of preference.
+        granted: ids of the nodes that may run.
+        passed: how often later runs were served before it, on hosts that it waits for.
     """
 
     NAME: ClassVar[str] = "claim"
@@ -110,12 +110,12 @@ class Claim(TrainingRecord):
 
     @property
     def waits(self) -> bool:
-        """Nothing of it may run yet."""
+        """Whether no node of the run may run yet."""
         return not self.granted
 
     @property
     def is_complete(self) -> bool:
-        """No slot could be of use to it."""
+        """Whether the run cannot use more slots."""
         return len(self.granted) >= min(self.max_nodes, len(self.nodes))
 
     @property
@@ -126,7 +126,7 @@ class Claim(TrainingRecord):
 
     @property
     def wanting(self) -> tuple[Need, ...]:
-        """The others."""
+        """The nodes that are not granted."""
         granted = set(self.granted)
         return tuple(need for need in self.nodes if need.id not in granted)
 
@@ -146,9 +146,9 @@ class Ledger(TrainingRecord):
     """All claims of a cluster.
 
     Attributes:
-        claims: in the order of arrival.
-        declared: slots of hosts, as runs have said.
-        arrivals: claims that ever came; the next one's ``since``.
+        claims: claims in the order of arrival.
+        declared: slots of hosts, as declared by runs.
+        arrivals: number of claims so far; ``since`` of the next one.
     """
 
     NAME: ClassVar[str] = "ledger"
@@ -176,7 +176,7 @@ class HostRecord(TrainingRecord):
 
 
 def read_hosts(items: Iterable[tuple[str, bytes]]) -> dict[str, int]:
-    """Decode the slots of hosts from their ``host/`` keys; one that cannot be read counts as not written."""
+    """Decode the slots of hosts from their ``host/`` keys; an unreadable key counts as absent."""
     hosts = {}
     for host, value in items:
         try:
@@ -195,7 +195,7 @@ def slots_by_host(needs: Iterable[Need]) -> Counter[str]:
 
 
 PASSED_OVER_MAX: Final = 3
-"""After so many times a run reserves what it needs."""
+"""How often a run may be passed over before it reserves hosts."""
 
 
 # ---- what runs say
@@ -211,14 +211,14 @@ def claim(
     weight: int = 1,
     declared: Mapping[str, int] | None = None,
 ) -> Ledger:
-    """Put down what a run wants now; it keeps its place in the order, and the grants of nodes that are still named.
+    """Record what a run wants now; it keeps its place in the order, and the grants of nodes that are still named.
 
     Arguments:
-        ledger: before it.
-        run: its id.
-        nodes: all that would take part, those that run now included; what is not named is given back.
-        min_nodes, max_nodes: it can run with so many. If fewer than the minimum keep their grants, none does.
-        weight: its share.
+        ledger: ledger before the change.
+        run: run id.
+        nodes: all candidates, including nodes that run now; the slots of other nodes are given back.
+        min_nodes, max_nodes: limits of the number of nodes. If fewer than the minimum keep their grants, none does.
+        weight: share of the run.
         declared: slots of hosts, as the run knows them.
     """
     old = ledger.find(run)
@@ -240,11 +240,11 @@ def claim(
 
 
 def release(ledger: Ledger, run: str, node_ids: Collection[str] | None = None) -> Ledger:
-    """Give back slots: of some nodes, which do not take part any more, or all of the run, which then has no claim.
+    """Give back the slots of some nodes, or of the whole run, which then has no claim.
 
     Arguments:
-        ledger: before it.
-        run: its id.
+        ledger: ledger before the change.
+        run: run id.
         node_ids: None: all.
     """
     old = ledger.find(run)
@@ -260,8 +260,8 @@ def forget(ledger: Ledger, runs: Collection[str]) -> Ledger:
     """Drop the claims of runs that are gone.
 
     Arguments:
-        ledger: before it.
-        runs: their ids.
+        ledger: ledger before the change.
+        runs: run ids.
     """
     if not any(claim.run in runs for claim in ledger.claims):
         return ledger
@@ -270,7 +270,7 @@ def forget(ledger: Ledger, runs: Collection[str]) -> Ledger:
 
 
 def _kept(old: Claim | None, nodes: Sequence[Need], max_nodes: int) -> tuple[str, ...]:
-    """Grants that stay: of nodes that are still named, with the same slots."""
+    """Return the grants that stay: those of nodes that are still named, with the same slots."""
     holding = set(old.holding) if old else set()
     return tuple(need.id for need in nodes if need in holding)[:max_nodes]
 
@@ -280,7 +280,7 @@ def _others(ledger: Ledger, run: str) -> list[Claim]:
 
 
 def _tidy(claims: Iterable[Claim], declared: Mapping[str, int], arrivals: int) -> Ledger:
-    """Put claims in the order of arrival, and forget hosts that no claim names: the record does not grow with time."""
+    """Sort claims by arrival, and drop hosts that no claim names, so that the record does not grow with time."""
     ordered = tuple(sorted(claims, key=lambda claim: claim.since))
     named = {need.host for claim in ordered for need in claim.nodes}
     return Ledger(ordered, {host: slots for host, slots in sorted(declared.items()) if host in named}, arrivals)
@@ -352,7 +352,7 @@ class _Table:
         )
 
     def _order(self) -> list[Claim]:
-        """Return those who could use something: first who reserves, then by share."""
+        """Return the claims that can use more slots: first those that reserve, then by share."""
         able = [claim for claim in self._claims.values() if not claim.is_complete and self._is_able(claim)]
         return sorted(able, key=lambda claim: (not reserves(claim), *_turn(claim)))
 
@@ -374,26 +374,26 @@ class _Table:
 
 
 def reserves(claim: Claim) -> bool:
-    """Tell whether what becomes free is kept for a run."""
+    """Return whether slots that become free are reserved for a run."""
     return claim.waits and claim.passed >= PASSED_OVER_MAX
 
 
 def _turn(claim: Claim, more_slots: int = 0) -> tuple[Fraction, int]:
-    """Return a sort key: who has the smallest is served first."""
+    """Return a sort key: the smallest is served first."""
     return Fraction(sum(need.slots for need in claim.holding) + more_slots, claim.weight), claim.since
 
 
 def _gang(claim: Claim, free: Mapping[str, int]) -> list[Need]:
-    """Choose ``min_nodes`` of a run's nodes that fit together, the preferred ones if they do; none if none do."""
+    """Choose ``min_nodes`` of a run's nodes that fit together, preferred ones first; empty: no such choice exists."""
     preferred = _fitting(claim.nodes, free, claim.min_nodes)
     if len(preferred) < claim.min_nodes:
-        # Of each host the smallest: no other choice lets more nodes in, so if this fails nothing fits.
+        # The smallest nodes of each host: no other choice admits more nodes, so if this fails nothing fits.
         preferred = _fitting(sorted(claim.nodes, key=lambda need: need.slots), free, claim.min_nodes)
     return preferred if len(preferred) == claim.min_nodes else []
 
 
 def _growth(claim: Claim, free: Mapping[str, int], rivals: Sequence[Claim]) -> list[Need]:
-    """More nodes of a run that has its minimum: at least one if one fits, then more until it is a rival's turn."""
+    """Choose more nodes of a run that has its minimum: one if it fits, then more until it is a rival's turn."""
     limit = _turn(rivals[0]) if rivals else None
     left = Counter(dict(free))
     picked: list[Need] = []
@@ -426,7 +426,7 @@ def _fitting(needs: Iterable[Need], free: Mapping[str, int], count: int) -> list
 
 
 def queue(ledger: Ledger, hosts: Mapping[str, int]) -> list[Claim]:
-    """Return the runs that wait and can be served one day, in the order in which they are considered.
+    """Return the waiting runs that their hosts can serve, in the order in which they are considered.
 
     Arguments:
         ledger: the claims.
@@ -438,11 +438,11 @@ def queue(ledger: Ledger, hosts: Mapping[str, int]) -> list[Claim]:
 
 
 def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
-    """Explain why a run waits, in one line; empty: it does not.
+    """Return why a run waits, in one line; empty: it does not wait.
 
     Arguments:
         ledger: the claims.
-        run: its id.
+        run: run id.
         hosts: slots of hosts, as their own keys say.
     """
     claim = ledger.find(run)

@@ -1,30 +1,30 @@
-"""Hosts that keep breaking a run are left out for a while.
+"""Denylist: hosts that keep causing faults are excluded for a while.
 
 ::
 
     denylist = Denylist.of(control, config)
     await denylist.refresh()
-    cause = root_cause(reported)                               # when all of a broken generation have reported
+    cause = root_cause(reported)                               # when all members of a generation have reported
     if cause is not None:
         await denylist.strike(cause)                           # the third within the window denies the host
     left_out = pardon(hosts_of_candidates, denylist.denied, min_nodes)
-    denylist.why("host-7")                                     # for the nodes that are left out
+    denylist.why("host-7")                                     # message for the excluded nodes
 
-Of all that is reported of a generation only one thing is its cause: when a worker dies, its peers fail in their
-collectives a moment later, and they are not to blame. ``root_cause`` finds it, and only its host gets a strike.
+Of all faults reported in a generation only one is the cause: when a worker dies, its peers fail in their collectives a
+moment later. ``root_cause`` finds the cause, and only its host gets a strike.
 
-Strikes and denials are keys with leases of ``fault_window_s`` and ``fault_cooldown_s`` without keep-alives: the
-members of the cluster time them, and no two machines' clocks are ever compared. Their place:
+Strikes and denials are keys with leases of ``fault_window_s`` and ``fault_cooldown_s`` without keep-alives, so the
+members of the cluster time them and clocks of different machines are never compared. The keys:
 
-    /raftkv/train/<run id>/deny/<host>            the host is left out while the key is there
-    /raftkv/train/<run id>/strike/<host>/<id>     one fault, counted once however often it is reported
+    /raftkv/train/<run id>/deny/<host>            the host is denied while the key exists
+    /raftkv/train/<run id>/strike/<host>/<id>     one fault, counted once even if it is reported several times
 
-Runs that share a cluster share them, below ``/raftkv/train-cluster/<cluster>/``: a host that broke one run's generation
-is known to all. A strike that is still there when a denial ends counts on: such a host is on probation.
+Runs of a cluster share these keys, below ``/raftkv/train-cluster/<cluster>/``, so a host that caused a fault in one run
+is known to all. A strike that still exists when a denial ends still counts, so such a host is on probation.
 
-A denial yields when the run could not run at all: if fewer than ``min_nodes`` nodes are left otherwise, denied hosts
-are let in until there are as many, and no more. Waiting for the end of the cooldown would cost more than another fault,
-and a node that comes later takes the denied one's place at the next generation.
+A denial yields if the run could not run otherwise: if fewer than ``min_nodes`` nodes are left, denied hosts are
+admitted until there are enough, and no more. Waiting for the end of the cooldown would cost more than another fault,
+and a node that joins later replaces the denied one at the next generation.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from raftkv.training.records import Fault, RunKeys, TrainingRecord, check_cluste
 from raftkv.training.scheduling.admission import ClusterKeys
 
 _STOPPED: Final = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))
-"""Signals with which an agent or a person asks a worker to stop."""
+"""Signals with which an agent or a user asks a worker to stop."""
 
 _STOPPED_CODES: Final = frozenset((128 + 15, 128 + 2, 128 + 1))
-"""The same, told by a shell."""
+"""Exit codes of a shell for these signals."""
 
 _ABORTED: Final = "SIGABRT"
-"""NCCL's watchdog ends workers so whose peer is gone: as weak a hint as an exit code."""
+"""NCCL's watchdog aborts workers whose peer is gone, so this is as weak a hint as an exit code."""
 
 _LOST: Final = frozenset((records.HEARTBEAT_LOST, records.DISCONNECTED, records.PARTITION))
 
@@ -79,14 +79,14 @@ class Reported:
 
 
 def root_cause(faults: Iterable[Reported]) -> Fault | None:
-    """Find what began the end of a generation.
+    """Return the fault that caused the end of a generation; None: there is no such fault.
 
-    Out of memory goes before a signal, a signal before the loss of a node, that before an exit code, and an exit code
-    before one whose message speaks of a failed collective; among equals the first that was reported. Workers that were
-    asked to stop, and nodes that left, are no cause.
+    The order is: out of memory, a signal, the loss of a node, an exit code, an exit code with a message about a failed
+    collective; among equals the first reported fault. Workers that were asked to stop, and nodes that left, are not a
+    cause.
 
     Arguments:
-        faults: all that was reported of the generation.
+        faults: all faults reported in the generation.
     """
     told = [(_weakness(each.fault), each.revision, each.fault) for each in faults]
     causes = [each for each in told if each[0] < _NEVER]
@@ -94,7 +94,7 @@ def root_cause(faults: Iterable[Reported]) -> Fault | None:
 
 
 def blames_host(fault: Fault) -> bool:
-    """Tell whether a cause says something of the host: a failed collective alone says that a peer is gone."""
+    """Return whether a cause speaks against the host; a failed collective only says that a peer is gone."""
     return bool(fault.host) and _weakness(fault) < _NEVER and not _speaks_of_a_peer(fault)
 
 
@@ -120,18 +120,18 @@ def _speaks_of_a_peer(fault: Fault) -> bool:
 
 
 def pardon(hosts: Iterable[str], denied: Collection[str], min_nodes: int) -> frozenset[str]:
-    """Decide who stays denied, if the run is to have its minimum.
+    """Return the hosts that stay denied so that the run still has its minimum.
 
     Arguments:
-        hosts: of all nodes that could take part, one each, in the order of preference.
-        denied: hosts.
-        min_nodes: if fewer nodes are left, denied hosts are let in, the preferred first, until there are as many.
+        hosts: host of each candidate node, in the order of preference.
+        denied: denied hosts.
+        min_nodes: if fewer nodes are left, denied hosts are admitted, preferred ones first, until there are enough.
     """
     nodes = Counter(hosts)
     left = sum(count for host, count in nodes.items() if host not in denied)
     still = set(denied)
     if sum(nodes.values()) < min_nodes:
-        return frozenset(still)  # it cannot run anyway
+        return frozenset(still)  # the run cannot run anyway
     for host, count in nodes.items():
         if left < min_nodes and host in still:
             still.discard(host)
@@ -144,13 +144,13 @@ def pardon(hosts: Iterable[str], denied: Collection[str], min_nodes: int) -> fro
 
 @dataclass(frozen=True, slots=True)
 class Denial(TrainingRecord):
-    """Why a host is left out.
+    """Why a host is denied.
 
     Attributes:
-        host: its name.
-        run: whose fault was the last.
-        reason: for people.
-        cooldown_s: how long, from when it was written.
+        host: host name.
+        run: run with the last fault.
+        reason: human-readable reason.
+        cooldown_s: duration, from when it was written.
         time: the writer's clock, for people.
     """
 
@@ -164,7 +164,7 @@ class Denial(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class FaultLimits:
-    """When a host is left out: ``limit`` faults within ``window_s``, for ``cooldown_s``. A limit of 0: never."""
+    """When a host is denied: after ``limit`` faults within ``window_s``, for ``cooldown_s``. Limit 0: never."""
 
     limit: int
     window_s: int
@@ -173,23 +173,23 @@ class FaultLimits:
 
 @dataclass(frozen=True, slots=True)
 class DenyKeys:
-    """Where strikes and denials are kept: below a run, or below the cluster that runs share."""
+    """The keys of strikes and denials: below a run, or below the cluster that runs share."""
 
     base: str
 
     @classmethod
     def of(cls, run_id: str, cluster: str) -> DenyKeys:
-        """Make those of a run.
+        """Return the keys for a run.
 
         Arguments:
-            run_id: of the run.
-            cluster: that it shares with others; empty: none.
+            run_id: run id.
+            cluster: cluster whose slots it shares; empty: none.
         """
         return cls(ClusterKeys(check_cluster(cluster)).base if cluster else RunKeys(run_id).base)
 
     @property
     def denials(self) -> str:
-        """Prefix of the hosts that are left out."""
+        """Prefix of the denied hosts."""
         return f"{self.base}deny/"
 
     def strikes(self, host: str) -> str:
@@ -200,7 +200,7 @@ class DenyKeys:
         """Return the key of one fault: the same for every reporter and every repetition.
 
         Arguments:
-            run_id: in which it happened.
+            run_id: run in which it happened.
             fault: the root cause.
         """
         name = f"{run_id}\n{fault.generation}\n{fault.key}"
@@ -208,13 +208,13 @@ class DenyKeys:
 
 
 class Denylist:
-    """The hosts that are left out, kept current by a watch; one for each arbiter.
+    """The denied hosts, kept current by a watch; one for each arbiter.
 
     Arguments:
         control: the store.
-        run_id: of the run.
-        keys: where.
-        limits: when.
+        run_id: run id.
+        keys: keys of strikes and denials.
+        limits: when a host is denied.
     """
 
     def __init__(self, control: Control, run_id: str, keys: DenyKeys, limits: FaultLimits) -> None:
@@ -229,26 +229,26 @@ class Denylist:
 
     @classmethod
     def of(cls, control: Control, config: RunConfig) -> Denylist:
-        """Make the denylist that a run is configured for.
+        """Make the denylist for the configuration of a run.
 
         Arguments:
             control: the store.
-            config: of a node of the run.
+            config: configuration of a node of the run.
         """
         limits = FaultLimits(config.fault_limit, config.fault_window_s, config.fault_cooldown_s)
         return cls(control, config.run_id, DenyKeys.of(config.run_id, config.cluster), limits)
 
     @property
     def denied(self) -> frozenset[str]:
-        """Hosts that are left out, as of the last refresh and all changes since."""
+        """Denied hosts, as of the last refresh and all changes since."""
         return frozenset(self._denials)
 
     def why(self, host: str) -> str:
-        """Explain why a host is left out, in one line; empty: it is not."""
+        """Return why a host is denied, in one line; empty: it is not."""
         return self._denials.get(host, "")
 
     async def refresh(self) -> None:
-        """Wait until what is denied is known and kept current. Call it before a decision."""
+        """Wait until the denied hosts are known and followed. Call this before a decision."""
         if self._limits.limit == 0:
             return
         if not self._is_started:
@@ -257,10 +257,10 @@ class Denylist:
         await self._reflector.ready()
 
     async def strike(self, fault: Fault) -> bool:
-        """Count a root cause against its host, once; True: the host is left out from now on.
+        """Count a root cause against its host, once; True: the host is denied from now on.
 
         Arguments:
-            fault: one that says nothing of its host, as a worker that was asked to stop, is not counted.
+            fault: root cause; not counted if it does not speak against its host, like a worker that was asked to stop.
 
         Raises:
             StatusError: the store did not answer; repeat it.
@@ -274,7 +274,7 @@ class Denylist:
             known, denied = answer.results
             if denied is not None or any(item.key == key.encode() for item in known):
                 return False
-            # Strikes that end meanwhile do not count: the condition sees only those that come.
+            # Strikes that end meanwhile still count: the condition only detects new strikes.
             unchanged = mod_revision(strikes, prefix=True) < answer.revision + 1
             guards: list[Compare] = [unchanged, version(denial) == 0]
             is_last: bool = known.count + 1 >= self._limits.limit
@@ -288,11 +288,11 @@ class Denylist:
                 return is_last
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have a function called, on the loop, when ``denied`` has changed; returns how to end that."""
+        """Call back, on the loop, when ``denied`` has changed; return a function that cancels this."""
         return self._callbacks.add(callback)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._reflector.close()
 
     def _denial(self, fault: Fault, count: int) -> Denial:
@@ -319,8 +319,8 @@ def read_denial(host: str, value: bytes) -> Denial:
     """Decode the record of a denied host; a key with another value, as an operator writes it, denies as well.
 
     Arguments:
-        host: its name.
-        value: of its key.
+        host: host name.
+        value: value of the key.
     """
     try:
         return Denial.decode(value)

@@ -1,4 +1,4 @@
-"""The ledger of a cluster, as the arbiter of one run uses it: ask for slots, hear of changes, give them back.
+"""The ledger of a cluster, as the arbiter of one run uses it: request slots, follow changes, give slots back.
 
 ::
 
@@ -9,20 +9,20 @@
         print(admission.reason)                     # number 2 in line for slots that bert-large holds
     await admission.release("job")
 
-The ledger is one record. Every run changes it by compare-and-set of its mod_revision, as the pure rule in ``admission``
-says. No process owns it: each change also grants, in the same write, what has become free, to all runs alike. So a run
-that waits finds its grant in the ledger and is called back.
+The ledger is one record. Every run changes it by compare-and-set of its mod_revision, following the pure rule in
+``admission``. No process owns it: each change also grants free slots to all runs in the same write. So a waiting run
+finds its grant in the ledger, and its callback is called.
 
 Invariants:
 
-1. Every method can be repeated, and is safe to repeat after an error whose outcome is unknown.
-2. A run is dropped only in a txn on the condition that it has no ``node/`` key; a run without one gets nothing.
-3. A wake-up is never lost: what is watched is watched from the revision that was read.
+1. Every method is idempotent, and safe to repeat after an error with an unknown outcome.
+2. A run is removed only in a txn with the condition that it has no ``node/`` key; a run without one gets no slots.
+3. A wake-up is never lost: watches start at the revision that was read.
 4. Without changes nothing is written and nothing is read.
 
-A run whose nodes all die at once cannot say so. Waiting runs watch the nodes of the runs in front of them, and drop
-a run whose last node is gone. A host's slots may then be granted while a process there still runs that lost its lease
-without noticing: as within a run, a node without a lease counts as gone.
+A run whose nodes all die at once cannot give its slots back. So waiting runs watch the nodes of the runs in front of
+them, and remove a run whose last node is gone. Its slots may then be granted while one of its processes still runs
+without having noticed the loss of its lease: as within a run, a node without a lease counts as gone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HOST_SLOTS: Final = "host_slots"
 """Name in a node's ``data``: how many slots its host has for all runs together."""
 
 GIVE_BACK_S: Final = 1.0
-"""For telling the cluster that a run is gone: who leaves is not held up by a store that does not answer."""
+"""Time limit for giving slots back, so that a leaving node does not wait for a store that does not answer."""
 
 _RUNS_PER_TXN: Final = 100
 """Members refuse txns of more than 128 operations or conditions."""
@@ -69,13 +69,13 @@ class SlotGrant:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The ledger as it was read.
+    """The ledger, as read.
 
     Attributes:
-        ledger, version: the record and its mod_revision; 0: there is none.
+        ledger, version: the record and its mod_revision; 0: absent.
         hosts: slots that hosts declare themselves.
-        items: the keys of both.
-        revision: of the store when they were read.
+        items: the keys of ledger and hosts.
+        revision: store revision when they were read.
         nodes: the keys of the nodes of every run in the ledger.
     """
 
@@ -93,12 +93,12 @@ class _Seen:
 
 
 class ClusterAdmission:
-    """One run's way to the ledger of its cluster.
+    """One run's access to the ledger of its cluster.
 
     Arguments:
         control: the store.
-        cluster: whose ledger.
-        weight: the run's share.
+        cluster: cluster name.
+        weight: share of the run, relative to other runs.
 
     Attributes:
         reason: why the last ``request`` was answered with None, in one line.
@@ -117,18 +117,18 @@ class ClusterAdmission:
     async def request(
         self, run_id: str, candidates: Sequence[Node], min_nodes: int, max_nodes: int, guards: Sequence[Compare] = ()
     ) -> SlotGrant | None:
-        """Say what the run would run on, and learn what of it may run now.
+        """Claim slots for candidate nodes, and return the nodes that may run now.
 
         Arguments:
-            run_id: of the run.
-            candidates: all nodes that would take part, in the order of preference, those that run now included: the
-                slots of nodes that are not named are given back.
-            min_nodes, max_nodes: how many it can run with.
-            guards: conditions for any change, as that the one who asks is still the arbiter.
+            run_id: run id.
+            candidates: all candidate nodes in the order of preference, including nodes that run now; the slots of other
+                nodes are given back.
+            min_nodes, max_nodes: limits of the number of nodes.
+            guards: conditions for any change, such as that this node is still the arbiter.
 
         Returns:
-            The nodes that may run; None: the run waits in the queue, or the guards do not hold. ``on_change`` tells
-            when to ask again.
+            The nodes that may run; None: the run waits in the queue, or the guards do not hold. The callback of
+            ``on_change`` says when to ask again.
 
         Raises:
             RecordError: the ledger holds something that raftkv did not write.
@@ -154,11 +154,11 @@ class ClusterAdmission:
     async def release(
         self, run_id: str, node_ids: Collection[str] | None = None, guards: Sequence[Compare] = ()
     ) -> None:
-        """Give back slots, for others to have at once.
+        """Give slots back; other runs get them in the same write.
 
         Arguments:
-            run_id: of the run.
-            node_ids: of the nodes that take part no longer; None: all, and the place in the queue.
+            run_id: run id.
+            node_ids: nodes that no longer take part; None: all nodes, and the place in the queue.
             guards: as for ``request``.
 
         Raises:
@@ -173,11 +173,12 @@ class ClusterAdmission:
             self._stop_watching(keep=())
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have a function called, on the loop, when a request may be answered otherwise; returns how to end that."""
+        """Call back, on the loop, when the answer to a request may have changed; return a function that cancels
+        this."""
         return self._callbacks.add(callback)
 
     def close(self) -> None:
-        """Watch nothing any more; what was claimed stays claimed."""
+        """Stop watching; claims stay."""
         self._stop_watching(keep=())
         if self._reflector is not None:
             self._reflector.close()
@@ -186,7 +187,7 @@ class ClusterAdmission:
     # ---- reading and writing
 
     async def _change(self, update: Update, guards: Sequence[Compare]) -> tuple[_Seen, Ledger | None]:
-        """Change the ledger; what it was, and what it is now; None: the guards do not hold."""
+        """Change the ledger; return it before and after the change; None: the guards do not hold."""
         while True:
             seen = await self._read()
             dead = seen.dead[:_RUNS_PER_TXN]
@@ -225,13 +226,13 @@ class ClusterAdmission:
         ]
 
     def _writes(self, ledger: Ledger) -> list[Operation]:
-        """Write the ledger; one without claims is no key at all."""
+        """Return the writes of the ledger; without claims its key is deleted."""
         return [Put(self._keys.ledger, ledger.encode()) if ledger.claims else Delete(self._keys.ledger)]
 
     # ---- hearing of changes
 
     def _follow(self, run_id: str, seen: _Seen, ledger: Ledger) -> None:
-        """Watch what may change the answer, each from what was read."""
+        """Watch the keys that may change the answer, from the revision that was read."""
         if not self._callbacks:
             return
         if self._reflector is None:
@@ -253,7 +254,7 @@ class ClusterAdmission:
 
     def _concerns(self, event: Event) -> bool:
         if event.key != self._keys.ledger.encode():
-            return True  # a host came, went or changed
+            return True  # a host was added, removed or changed
         try:
             ledger = Ledger.decode(event.value) if event.type == PUT else Ledger()
         except RecordError:
@@ -261,12 +262,12 @@ class ClusterAdmission:
         claims = {run: ledger.find(run) for run in self._answers}
         if any(claim is None or claim.granted != self._answers[run] for run, claim in claims.items()):
             return True
-        # A run that came later can die holding slots: it has to be watched as well.
+        # A run that came later can die while it holds slots, so it is watched as well.
         complete = all(claim is not None and claim.is_complete for claim in claims.values())
         return not complete and not {claim.run for claim in ledger.claims} <= {*self._runs, *self._answers}
 
     def _on_nodes(self, run: str, changes: Sequence[Event]) -> None:
-        """Notice when the last node of another run is gone: the next request may take its slots."""
+        """Detect that the last node of another run is gone; the next request may take its slots."""
         if run in self._runs and not self._runs[run].items:
             self._runs.pop(run).close()
             self._notify()
@@ -280,14 +281,14 @@ class ClusterAdmission:
 
 
 async def give_back(control: Control, cluster: str, run_id: str) -> None:
-    """Take away the claim of a run that has no nodes any more: the last that leaves does it.
+    """Remove the claim of a run that has no nodes any more; called by the last node that leaves.
 
-    If it fails nothing is lost: the runs that wait for the slots see that the run has no nodes.
+    If this fails nothing is lost: waiting runs detect that the run has no nodes.
 
     Arguments:
         control: the store.
-        cluster: whose ledger.
-        run_id: of the run.
+        cluster: cluster name.
+        run_id: run id.
     """
     deserted = [create_revision(RunKeys(run_id).nodes, prefix=True) == 0]
 
@@ -303,7 +304,7 @@ async def give_back(control: Control, cluster: str, run_id: str) -> None:
 
 
 def _declared(candidates: Sequence[Node]) -> dict[str, int]:
-    """Return the slots of hosts, as their nodes declare them; what is not a number says nothing."""
+    """Return the slots of hosts, as their nodes declare them; values that are not numbers are ignored."""
     said = {each.host: each.data.get(HOST_SLOTS, "") for each in candidates}
     return {host: slots for host, text in said.items() if (slots := number_in(text, SLOTS_MAX)) is not None}
 
@@ -314,7 +315,7 @@ def _gone(runs: Sequence[str]) -> list[Compare]:
 
 # -- view -----------------------------------------------------------------------------------------------------------
 #
-# A cluster as people look at it: hosts, who holds their slots, who waits, who is left out. Only reads.
+# A view of a cluster for people: hosts, holders of their slots, waiting runs, denied hosts. Only reads.
 #
 # ::
 #
@@ -324,20 +325,20 @@ def _gone(runs: Sequence[str]) -> list[Compare]:
 #     for waiting in view.queue:
 #         print(waiting.place, waiting.run, waiting.reason)
 #
-# Owns nothing; the queue is shown in the order in which slots that become free are handed out.
+# The queue is in the order in which free slots are granted.
 
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """A host that runs have claimed slots of, or that is known otherwise.
+    """A host on which runs have claimed slots, or that is known in another way.
 
     Attributes:
-        host: its name.
-        slots: that it has.
-        source: who says so: ``host`` itself, a run that ``declared`` it, or ``assumed`` from what is claimed.
+        host: host name.
+        slots: number of its slots.
+        source: origin of the number: the ``host`` itself, a run that ``declared`` it, or ``assumed`` from the claims.
         held: slots by run.
-        strikes: faults that it caused lately.
-        denied: why it is left out; empty: it is not.
+        strikes: recent faults that it caused.
+        denied: why it is denied; empty: it is not.
     """
 
     host: str
@@ -355,10 +356,10 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class GrantView:
-    """A run that may run: its slots by host, of how many nodes, and what it could still use.
+    """A run with granted slots: its slots by host, its nodes, and what it could still use.
 
     Attributes:
-        alive: it has nodes; False: the next request may take its slots.
+        alive: whether it has nodes; False: the next request may take its slots.
     """
 
     run: str
@@ -376,12 +377,12 @@ class WaitingView:
     """A run that waits.
 
     Attributes:
-        place: in line, from 1; 0: no host has enough slots for it, and it delays no other run.
-        nodes: that are there.
-        hosts: that it would run on.
-        passed: how often others were served that came behind it.
-        reserves: what becomes free is kept for it.
-        reason: in one line.
+        place: position in the queue, from 1; 0: the hosts do not have enough slots for it, and it delays no other run.
+        nodes: present nodes.
+        hosts: hosts that it would run on.
+        passed: how often later runs were served before it.
+        reserves: slots that become free are reserved for it.
+        reason: reason in one line.
     """
 
     place: int
@@ -399,7 +400,7 @@ class WaitingView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """A cluster, as of one revision (whether runs are alive: a moment later)."""
+    """A cluster, as of one revision; whether runs are alive was read a moment later."""
 
     cluster: str
     revision: int
@@ -408,7 +409,7 @@ class ClusterView:
     queue: tuple[WaitingView, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """Convert to what JSON can hold."""
+        """Convert to values that JSON can hold."""
         plain = asdict(self)
         for shown, host in zip(plain["hosts"], self.hosts, strict=True):
             shown["free"] = host.free
@@ -416,7 +417,7 @@ class ClusterView:
 
 
 async def list_clusters(kv: Client) -> list[str]:
-    """List the names of the clusters of which something is known.
+    """List the names of all known clusters.
 
     Raises:
         StatusError: the store did not answer.
@@ -429,11 +430,11 @@ async def describe_cluster(kv: Client, cluster: str) -> ClusterView:
     """Read a cluster.
 
     Arguments:
-        kv: a client, whole, not a view.
-        cluster: its name; an unused one has an empty view.
+        kv: a client, not a view of one.
+        cluster: cluster name; an unused one has an empty view.
 
     Raises:
-        ConfigError: it cannot be a name.
+        ConfigError: the name is not valid.
         RecordError: the ledger holds something that raftkv did not write.
         StatusError: the store did not answer.
     """
@@ -447,7 +448,7 @@ async def describe_cluster(kv: Client, cluster: str) -> ClusterView:
 
 
 class _Found:
-    """What lies below a cluster, by kind."""
+    """The keys below a cluster, by kind."""
 
     def __init__(self, keys: ClusterKeys, items: Sequence[KeyValue]) -> None:
         by_name = {item.key.decode(errors="replace").removeprefix(keys.base): item.value for item in items}
@@ -457,7 +458,7 @@ class _Found:
         self.strikes = [name.split("/")[0] for name in _below("strike/", by_name)]
 
     def host_views(self) -> tuple[HostView, ...]:
-        """Describe all hosts of which something is known."""
+        """Describe all known hosts."""
         room = admission.capacity(self.ledger, self.hosts)
         held: dict[str, dict[str, int]] = {}
         for claim in self.ledger.claims:

@@ -5,12 +5,12 @@
     raftkv tcpstore-gateway --listen 127.0.0.1:29400 --endpoints h1:2379,h2:2379,h3:2379
     torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ...
 
-For clients that speak only TCPStore: torchrun's c10d, NCCL's own threads, C++. Such a client never connects again, so a
-gateway belongs on the node of its clients, and it is the gateway that goes from member to member of raftkv. Gateways of
-one name, on any number of nodes, serve one store.
+For clients that speak only TCPStore: torchrun's c10d, NCCL's own threads, C++. Such a client never reconnects, so the
+gateway should be on the node of its clients; if a member of raftkv fails, the gateway connects to another. Gateways
+with the same name, on any number of nodes, serve one store.
 
-Reading order: ``wire`` (bytes), ``Connection`` (a client), ``Budget`` (what all clients may hold), ``store`` (what an
-operation means), ``StoreLifetime`` (how long keys live).
+Reading order: ``wire`` (bytes), ``Connection`` (a client), ``Budget`` (memory limits of all clients), ``store`` (the
+operations), ``StoreLifetime`` (lifetime of the keys).
 """
 
 from __future__ import annotations
@@ -33,41 +33,39 @@ from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
 
 # -- connection -----------------------------------------------------------------------------------------------------
 #
-# One connection of a TCPStore client: its requests in order, its waits beside them.
+# One connection of a TCPStore client: requests are handled in order, waits run concurrently.
 #
-# 1. Requests are done one after the other, but that runs of SET and MULTI_SET go to raftkv together.
-# 2. WAIT and BARRIER run as tasks: the client may ask other things meanwhile, or cancel them.
-# 3. Nothing that raftkv does breaks the connection: while no leader is there, the client waits. What raftkv refuses
-# for
-#    good (a value that is too large, no permission) closes it with a line in the log: TCPStore has no word for an
-#    error.
+# 1. Requests are done one after the other, except that consecutive SET and MULTI_SET go to raftkv together.
+# 2. WAIT and BARRIER run as tasks: the client may send other requests meanwhile, or cancel them.
+# 3. Problems of raftkv do not break the connection: while there is no leader, the client waits. A permanent refusal (a
+#    value that is too large, no permission) closes it with a line in the log, because TCPStore has no error answers.
 #
-# The load of one client is bounded, and that of all clients together (``Budget``):
+# The load of one client, and of all clients together (``Budget``), is bounded:
 #
-# 4. Requests that wait to be done stay bytes; beyond ``PENDING_BYTES_MAX`` nothing is read from the socket.
-# 5. After ``REQUESTS_PER_TURN`` requests, or a part of a long one, others have their turn.
-# 6. A long answer is sent in parts, the next when the client has read the one before; nothing comes between.
-# 7. A request that does not come whole in ``REQUEST_TIMEOUT_S``, and a client that reads nothing of its answers for
+# 4. Pending requests are kept as bytes; beyond ``PENDING_BYTES_MAX`` nothing is read from the socket.
+# 5. After ``REQUESTS_PER_TURN`` requests, or a part of a long one, other connections get their turn.
+# 6. A long answer is sent in parts, each when the client has read the previous one; no other answer comes in between.
+# 7. A request that is not complete within ``REQUEST_TIMEOUT_S``, or a client that reads no answers for
 #    ``ANSWER_STALL_S``, ends the connection.
 
 # -- budget ---------------------------------------------------------------------------------------------------------
 #
-# The budget of all connections of a gateway together: requests that are not done, and answers that are not read.
+# The memory limit for all connections of a gateway together: for pending requests, and for unread answers.
 #
-# Each connection has limits of its own; thousands of them together need one more. When a budget is exceeded, the
-# connection that holds most is closed, of equals the one that has held it longest: a client that asks for little and
-# reads its answers never loses its connection.
+# Each connection has its own limits, but thousands of connections need one more. When a budget is exceeded, the
+# connection that holds most is closed; of equals, the one that has held bytes longest. So a client that requests little
+# and reads its answers never loses its connection.
 
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 
 
 class Budget:
-    """Bytes of one kind.
+    """A memory limit for one kind of bytes.
 
     Arguments:
-        limit_bytes: of all holders together.
-        what: is held, for the log.
+        limit_bytes: limit for all holders together.
+        what: what is held, for the log.
     """
 
     def __init__(self, limit_bytes: int, what: str) -> None:
@@ -75,14 +73,14 @@ class Budget:
         self._limit_bytes = limit_bytes
         self._what = what
         self._held: dict[Connection, int] = {}
-        """In the order in which they began to hold something."""
+        """Bytes of each holder, in the order in which they began to hold some."""
 
     def hold(self, holder: Connection, size_bytes: int) -> None:
-        """Say how much a connection holds now; 0: nothing. May close a connection, this one or another.
+        """Set how much a connection holds now; 0: nothing. May close a connection, this one or another.
 
         Arguments:
             holder: the connection.
-            size_bytes: of all that waits for it.
+            size_bytes: size of everything that waits for the client.
         """
         self.total += size_bytes - self._held.get(holder, 0)
         if not size_bytes:
@@ -100,7 +98,7 @@ class Budget:
 
 
 class Budgets:
-    """Those of one gateway.
+    """The budgets of one gateway.
 
     Arguments:
         request_bytes, answer_bytes: the limits.
@@ -126,7 +124,7 @@ REQUESTS_PER_TURN: Final = 64
 WAITS_MAX: Final = 64
 """Waits of one connection at once; torch's clients have one."""
 WATCH_BYTES: Final = 4096
-"""What a key costs while it is waited for, here and at a member; counted among what a connection holds."""
+"""Approximate memory of one waited-for key, here and at a member; counted in the connection's budget."""
 REQUEST_TIMEOUT_S: Final = 60.0
 ANSWER_STALL_S: Final = 60.0
 _PAIRS_PER_WRITE: Final = 1000
@@ -143,7 +141,7 @@ class Connection(asyncio.Protocol):
     """The protocol of one TCPStore client.
 
     Arguments:
-        store: where everything is kept.
+        store: store of all keys.
         on_end: called when it has ended.
         budgets: shared with all other connections of the gateway.
     """
@@ -155,11 +153,11 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = Reader()
         self._next: Request | None = None
-        """Cut already, to see whether it is one more write; it is done next."""
+        """The next request, already parsed to see whether it is one more write."""
         self._doing_bytes = 0
         self._waiting_bytes = 0
         self._unfinished_since = self._loop.time()
-        """When what has come of the next request began to wait for its rest; inf: nothing has come of it."""
+        """Since when the next request is incomplete; inf: none of its bytes have arrived."""
         self._stalled_since = float("inf")
         self._is_paused = False
         self._is_validated = False
@@ -176,31 +174,31 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_validated(self) -> bool:
-        """Whether it has said that it is a client of TCPStore."""
+        """Whether the client has sent the validation of TCPStore."""
         return self._is_validated
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of requests that are not done: those that have not come as a whole, those that wait, and waits."""
+        """Bytes of unfinished requests: incomplete ones, pending ones, and waits."""
         return self._reader.held_bytes + self._doing_bytes + self._waiting_bytes
 
     async def finished(self) -> None:
-        """Wait until what was asked for so far is done."""
+        """Wait until all requests received so far are done."""
         if self._work is not None:
             await asyncio.wait([self._work])
 
     def close(self) -> None:
-        """Close it, without a word in the log."""
+        """Close the connection without logging."""
         self._transport.close()
 
     def give_way(self) -> None:
-        """Close it at once, or as soon as it is open, without a word in the log."""
+        """Close the connection at once, or as soon as it is open, without logging."""
         self._is_refused = True
         if self._is_open:
             self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Close it if it has waited for its client for too long; called every few seconds."""
+        """Close the connection if it has waited too long for its client; called every few seconds."""
         if now - self._unfinished_since > REQUEST_TIMEOUT_S:
             self.refuse(f"a request did not come whole in {REQUEST_TIMEOUT_S:g} s")
         elif now - self._stalled_since > ANSWER_STALL_S:
@@ -220,7 +218,7 @@ class Connection(asyncio.Protocol):
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a client"
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; what they ask for is found out when it is their turn."""
+        """Store bytes; requests are parsed in their turn."""
         if self._is_refused:
             return
         self._reader.feed(data)
@@ -232,18 +230,18 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """Take no more requests: the client does not read its answers."""
+        """Stop handling requests, because the client does not read its answers."""
         self._writable.clear()
         self._stalled_since = self._loop.time()
 
     def resume_writing(self) -> None:
-        """Take requests again: the client reads."""
+        """Handle requests again, because the client reads."""
         self._writable.set()
         self._stalled_since = float("inf")
         self._budgets.answers.hold(self, 0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the waits of a client that has gone; what it wrote before is still done."""
+        """End the waits of a disconnected client; its earlier writes are still done."""
         self._is_gone = True
         self._writable.set()
         for task in self._waits:
@@ -256,7 +254,7 @@ class Connection(asyncio.Protocol):
             self._on_end(self)
 
     def refuse(self, reason: str) -> None:
-        """Close the connection at once, and say why."""
+        """Close the connection at once, and log the reason."""
         if not self._transport.is_closing():
             _log.warning("closed the connection of %s: %s", self.peer, reason)
         self._is_refused = True
@@ -294,7 +292,7 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
 
     def _take(self) -> Request | None:
-        """Take the next request; None: it has not come as a whole, or not all of it was looked at in this turn."""
+        """Return the next request; None: it is incomplete, or was not parsed completely in this turn."""
         request, self._next = self._next or self._reader.next(), None
         if request is not None:
             self._unfinished_since = float("inf")
@@ -313,7 +311,7 @@ class Connection(asyncio.Protocol):
         self._budgets.requests.hold(self, self.held_bytes)
 
     async def _do(self, request: Request) -> None:
-        """Do a request, or as many writes without an answer as come next."""
+        """Execute a request, together with directly following writes without an answer."""
         if self._is_validated == (request.op is Op.VALIDATE):
             raise FrameError("it validates twice" if self._is_validated else "it is not a client of TCPStore")
         if request.op is Op.VALIDATE:
@@ -333,7 +331,7 @@ class Connection(asyncio.Protocol):
                 self._answer(answer)
 
     def _writes(self, request: Request) -> Iterator[tuple[bytes, bytes]]:
-        """Return the keys and values of a write, and of those that are there behind it."""
+        """Return the keys and values of a write and of the writes that directly follow it."""
         pairs, size_bytes = 0, 0
         while True:
             yield from zip(request.keys, request.values, strict=True)
@@ -351,7 +349,7 @@ class Connection(asyncio.Protocol):
     # ---- answers
 
     def _answer(self, answer: bytes, more_bytes: int = 0) -> None:
-        """Send; ``more_bytes`` of the same answer are in memory and come next."""
+        """Send a part of an answer; ``more_bytes`` of it are in memory and come next."""
         if self._is_gone or self._transport.is_closing():
             return
         self._transport.write(answer)
@@ -480,33 +478,32 @@ _ANSWERS: Final[dict[Op, Callable[[Connection, Request], Coroutine[Any, Any, byt
     Op.WAIT: Connection._wait,
     Op.BARRIER: Connection._barrier,
 }
-"""Table of the class, not of each connection: one of bound methods would keep a closed one until the collector runs."""
+"""A table of the class: one of bound methods would keep a closed connection alive until the garbage collector runs."""
 
 
 # -- lifetime -------------------------------------------------------------------------------------------------------
 #
-# How long the keys of a gateway's store live: as long as a gateway of that name does, and a while longer.
+# The lifetime of the keys of a gateway's store: as long as a gateway of that name runs, and a while longer.
 #
-# The store of a job that has ended must not be met by the next job of that name: stock torchrun would find its run
-# closed. With TCPStore it is gone with its process; here it is with the *last* of the gateways, which may be many,
-# one a
-# node, and may be started again:
+# The next job with the same name must not find the store of an ended job: stock torchrun would find its run closed.
+# TCPStore's keys end with its process; here they end with the *last* gateway of the name, of which there may be many
+# (one per node), and which may be restarted:
 #
-# 1. Each gateway keeps a leased key. One that is stopped gives the lease back; that of one that was killed ends later.
-# 2. A gateway that starts and finds no such key deletes what is there. Looking and deleting are one txn.
-# 3. A running gateway never deletes. If its lease is lost, as when all of raftkv was away, it takes another.
+# 1. Each gateway keeps a leased key. A stopped gateway revokes the lease; that of a killed gateway expires.
+# 2. A gateway that starts and finds no such key deletes all keys of the store. The check and the delete are one txn.
+# 3. A running gateway never deletes keys. If its lease is lost, as when raftkv was unavailable, it takes a new one.
 
 LINGER_S: Final = 60
 _PARTS: Final = ("k/", "q/", "t/", "w/")
 
 
 class StoreLifetime:
-    """One gateway's part in the life of its store.
+    """One gateway's part in the lifetime of its store.
 
     Arguments:
         kv: the client.
-        prefix: of the store; ends with a slash.
-        linger_s: how long the keys outlive a gateway that was killed.
+        prefix: prefix of the store; ends with a slash.
+        linger_s: how long the keys outlive a killed gateway.
         fresh: delete what is there in any case.
     """
 
@@ -520,7 +517,7 @@ class StoreLifetime:
         self._key = f"g/{secrets.token_hex(6)}"
 
     async def begin(self) -> bool:
-        """Move in; tells whether the store was begun anew. Tries until raftkv answers.
+        """Register this gateway; return whether the store was cleared. Repeats until raftkv answers.
 
         Raises:
             StatusError: it refuses for good.
@@ -540,14 +537,14 @@ class StoreLifetime:
         return (await self._kv.txn().when(*alone).then(*clear, here).otherwise(here).commit()).succeeded
 
     async def end(self) -> None:
-        """Move out; after the last one, the next gateway of the name deletes the keys."""
+        """Deregister this gateway; after the last one, the next gateway of the name deletes the keys."""
         await self._session.close()
 
 
 ROOT: Final = "/raftkv/tcpstore/"
 CONNECTIONS_MAX: Final = 4096
 DESCRIPTORS_RESERVED: Final = 64
-"""For what is not a client: connections to members, standard streams, files that are opened for a moment."""
+"""File descriptors reserved for other uses: connections to members, standard streams, temporary files."""
 _DRAIN_S: Final = 5.0
 _CHECK_INTERVAL_S: Final = 5.0
 
@@ -557,8 +554,8 @@ class GatewayConfig:
     """The configuration of a gateway.
 
     Attributes:
-        host, port: to listen on; port 0: any that is free.
-        prefix: of the store's keys; ends with a slash.
+        host, port: address to listen on; port 0: any free port.
+        prefix: prefix of the store's keys; ends with a slash.
         linger_s: see ``StoreLifetime``.
         fresh: begin with an empty store, even if another gateway serves it.
     """
@@ -581,7 +578,7 @@ class Gateway:
 
     Arguments:
         kv: the client; it stays its owner's.
-        config: what to serve.
+        config: configuration of the service.
     """
 
     def __init__(self, kv: aio.Client, config: GatewayConfig) -> None:
@@ -592,7 +589,7 @@ class Gateway:
             kv, config.prefix, config.linger_s, fresh=config.fresh, on_trouble=self._trouble.note
         )
         self._connections: dict[Connection, None] = {}
-        """The oldest first."""
+        """Connections, oldest first."""
         self._connections_max = connections_allowed()
         self._is_full = False
         self._budgets = Budgets()
@@ -601,7 +598,7 @@ class Gateway:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Address at which the gateway listens."""
         if self._server is None:
             raise ConfigError("the gateway does not listen yet")
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -632,7 +629,7 @@ class Gateway:
                 connection.check(now)
 
     async def close(self) -> None:
-        """Listen no more, do what clients have written, close their connections, move out."""
+        """Stop listening, finish the clients' writes, close their connections, deregister."""
         if self._checking is not None:
             self._checking.cancel()
         if self._server is not None:
@@ -653,7 +650,7 @@ class Gateway:
         self._connections.pop(connection, None)
 
     def _make_room(self) -> bool:
-        """Close the oldest connection that has not introduced itself; False: all have."""
+        """Close the oldest connection that has not sent the validation; False: all have."""
         oldest = next((one for one in self._connections if not one.is_validated), None)
         if oldest is None:
             return False
@@ -674,7 +671,7 @@ class Gateway:
 
 
 def connections_allowed() -> int:
-    """Compute how many clients there may be: with no descriptor left, the gateway could not reach raftkv either."""
+    """Return the maximum number of clients, which leaves file descriptors for connections to raftkv."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
@@ -682,7 +679,7 @@ def connections_allowed() -> int:
 
 
 class _Refusal(asyncio.Protocol):
-    """One connection too many."""
+    """A connection above the limit, which is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close it."""
@@ -690,13 +687,13 @@ class _Refusal(asyncio.Protocol):
 
 
 class _Trouble:
-    """One line when raftkv stops answering, one when it answers again, for any number of calls."""
+    """Logs one line when raftkv stops answering and one when it answers again, for any number of calls."""
 
     def __init__(self) -> None:
         self._is_known = False
 
     def note(self, error: StatusError | None) -> None:
-        """Note that an attempt failed, or (None) that what had failed works."""
+        """Record that an attempt failed, or (None) that it works again."""
         if error is None and self._is_known:
             _log.warning("raftkv answers again")
         elif error is not None and not self._is_known:

@@ -1,4 +1,4 @@
-"""TCPStore's operations on raftkv's keys: what the gateway serves, and what ``raftkv.torch.Store`` is made of.
+"""TCPStore's operations on raftkv's keys, used by the gateway and by ``raftkv.torch.Store``.
 
 Below the prefix of a store:
 
@@ -7,12 +7,12 @@ Below the prefix of a store:
     t/<size>:<key>/<id>      the right to wake one waiter for that item
     w/<id>                   a writer (see ``Writer``)
 
-Reads are linearizable. Writes happen exactly once. A wait reads once, at some revision, and watches what was not there
-from the next revision on: nothing is polled, and no event can fall between. As long as raftkv does not answer, calls
-go on trying; their callers bound them, with ``asyncio.timeout``.
+Reads are linearizable. Writes happen exactly once. A wait reads once, at some revision, and watches absent keys from
+the next revision on, so nothing is polled and no event is missed. While raftkv does not answer, calls are repeated;
+callers limit them with ``asyncio.timeout``.
 
-What TCPStore does with a number that is none, an absent key, an empty expectation and so on was observed on torch
-2.13's own server (the libuv one) and is kept; ``tests/training/tcpstore/test_conformance.py`` compares.
+The behaviour with values that are not numbers, absent keys, empty expected values and so on is that of torch 2.13's own
+server (the libuv one); ``tests/training/tcpstore/test_conformance.py`` compares them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from raftkv.errors import RaftKVError, StatusError
 #
 # Waiting for keys of a store, by reflectors that begin at the revision at which a key was absent.
 #
-# A key comes true by a value, or by an item of the queue of that name. A value wakes all waiters of its key; an item
-# wakes one, as in torch's server, or consumers would be told of items that another has taken: each item comes with a
-# token, and the waiter that deletes that token wakes. Tokens older than the wait belong to no waiter and are left
-# alone; the item takes its token along when it is popped.
+# A wait for a key ends with a value, or with an item of the queue of that name. A value wakes all waiters of its key.
+# An item wakes only one, as in torch's server, so that no consumer wakes for an item that another has taken: each item
+# comes with a token, and the waiter that deletes the token wakes. Tokens older than the wait belong to no waiter and
+# are ignored; popping an item deletes its token.
 
 TakeToken = Callable[[bytes, int], Awaitable[bool]]
-"""Whether it is for this waiter to be woken by a token (its key, its revision), and for no other."""
+"""Takes a token (its key, its revision); returns whether this waiter got it and wakes."""
 
 
 def queue_prefix(kind: bytes, key: bytes) -> bytes:
@@ -51,13 +51,13 @@ def queue_prefix(kind: bytes, key: bytes) -> bytes:
 
     Arguments:
         kind: ``q/`` or ``t/``.
-        key: of the queue.
+        key: key of the queue.
     """
     return b"%s%d:%s/" % (kind, len(key), key)
 
 
 TOKENS_MAX: Final = 1024
-"""Tokens that are kept for one wait: with more items than these in its queue, a waiter is woken without one."""
+"""Maximum tokens stored for one wait; with more items in its queue, a waiter wakes without a token."""
 
 
 async def first_value(
@@ -67,9 +67,9 @@ async def first_value(
 
     Arguments:
         control: the keys of the store.
-        key: of the value.
-        revision: at which there was no such value.
-        accept: tells whether a value will do.
+        key: key of the value.
+        revision: revision at which no such value existed.
+        accept: returns whether a value is accepted.
 
     Raises:
         WatchCanceled: the client was closed, or a member refused for good.
@@ -93,8 +93,8 @@ class Wait:
 
     Arguments:
         control: the keys of the store.
-        key: which.
-        revision: at which it was absent.
+        key: key.
+        revision: revision at which the key was absent.
         take_token: None: there are no queues.
     """
 
@@ -126,7 +126,7 @@ class Wait:
                 self._there.set_result(None)
 
     async def finished(self) -> None:
-        """Return when the key has come true.
+        """Return when the key has a value, or an item for this waiter.
 
         Raises:
             WatchCanceled: the client was closed, or a member refused for good.
@@ -152,7 +152,7 @@ class Wait:
 def _puts(
     control: Control, interval: Interval, revision: int, on_changes: OnChanges, waiting: asyncio.Future[Any]
 ) -> Reflector:
-    """Follow what is put into an interval after a revision; a refusal ends the waiting."""
+    """Follow puts to an interval after a revision; a refusal ends the wait."""
 
     def on_refused(error: Exception) -> None:
         if not waiting.done():
@@ -166,15 +166,15 @@ def _puts(
 
 # -- key_queue ------------------------------------------------------------------------------------------------------
 #
-# The order of changes to one value of a store, in this process: a queue for each key, and what was last seen there.
+# The order of changes to one value, in this process: a queue for each key, and the last seen value.
 #
-# Many connections of one gateway add to the same counter. If each tried for itself, all but one would fail each time;
-# in a queue each begins with what the one before has written, and usually succeeds at once. The seen value is a guess,
-# never an answer: others write too.
+# Many connections of one gateway add to the same counter. If all tried at once, all but one would fail each time. In a
+# queue each call starts with the value that the previous one has written, and usually succeeds at once. The seen value
+# is only a guess, because other processes write too.
 
 REMEMBERED_MAX: Final = 256
 REMEMBERED_BYTES_MAX: Final = 64 * 1024
-"""A larger value is read again rather than kept."""
+"""Maximum size of a remembered value; a larger one is read again."""
 
 
 class Seen(NamedTuple):
@@ -185,7 +185,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, item: aio.KeyValue | None) -> Seen:
-        """Make one of what a read has found."""
+        """Make it from the result of a read."""
         return ABSENT if item is None else cls(item.value, item.mod_revision)
 
 
@@ -197,8 +197,8 @@ class KeyQueue:
     """The queue of one key.
 
     Attributes:
-        seen: what was last seen; None: nothing is known.
-        users: how many hold or wait for the lock.
+        seen: last state seen; None: unknown.
+        users: number of calls that hold or wait for the lock.
     """
 
     seen: Seen | None = None
@@ -239,36 +239,34 @@ class KeyQueues:
 #
 # Writes that happen exactly once, even if the member that was asked fails.
 #
-# A write whose answer is lost may have happened or not, and may still be on its way. To ask the store whether a counter
-# was incremented is no answer: others increment it too. So each txn of a ``Writer`` also writes a key of the writer's
-# own, on the condition that the key is unchanged since its last txn:
+# A write whose answer is lost may have happened or not, or may still be in transit. Reading the counter does not tell
+# whether it was incremented, because others increment it too. So each txn of a ``Writer`` also writes a key of this
+# writer, on the condition that the key is unchanged since its last txn:
 #
-# 1. The txn is repeated as it is until an answer comes. Only one of its copies can find the writer's key untouched.
-# 2. If a copy finds it touched, an earlier copy has done the work: the key holds the mark of that very txn.
-# 3. If a copy finds that the txn's conditions do not hold, but another may still be under way, the key is touched
-# before
-#    anything else is done: a late copy must not find conditions that have come true since.
-# 4. A writer makes one txn at a time. One that is given up in the middle (a timeout, a cancelled task) is of no more
-#    use, and is not given back.
+# 1. The txn is repeated unchanged until an answer comes. Only one of its copies can find the writer's key unchanged.
+# 2. If a copy finds the key changed, an earlier copy has done the work: the key holds the mark of that txn.
+# 3. If a copy finds that the txn's conditions do not hold, but another copy may still be in transit, the key is changed
+#    first, so that a late copy cannot succeed if the conditions hold later.
+# 4. A writer makes one txn at a time. A writer whose txn was abandoned (a timeout, a cancelled task) is not reused.
 #
-# ``Writers`` keeps those that are free: at most as many as there were writes at once.
+# ``Writers`` keeps the free writers: at most as many as there were concurrent writes.
 
 T = TypeVar("T")
 
 ATTEMPT_TIMEOUT_S: Final = 3.0
-"""Time limit of one attempt: a member that is frozen is left after this."""
+"""Time limit of one attempt, after which the call moves on from a frozen member."""
 _PAUSE_MAX_S: Final = 0.25
 
 OnTrouble = Callable[[StatusError | None], None]
-"""Told of every attempt that failed, and with None of the success that follows."""
+"""Called with the error of every failed attempt, and with None after the next success."""
 
 
 class Outcome(NamedTuple):
-    """What became of a txn.
+    """The outcome of a txn.
 
     Attributes:
-        applied: its conditions held, and its operations happened.
-        revision: at which they did.
+        applied: whether its conditions held and its operations were made.
+        revision: revision at which they did.
         found: results of the operations for the other case.
     """
 
@@ -278,10 +276,10 @@ class Outcome(NamedTuple):
 
 
 async def persist(attempt: Callable[[], Awaitable[T]], on_trouble: OnTrouble | None = None) -> T:
-    """Repeat what may be repeated until it works; bound it with ``asyncio.timeout``.
+    """Repeat a call after temporary errors until it succeeds; limit it with ``asyncio.timeout``.
 
     Arguments:
-        attempt: makes the call anew each time.
+        attempt: makes a new call each time.
         on_trouble: as for ``until_answered``.
 
     Raises:
@@ -310,15 +308,15 @@ class Writer:
     async def commit(
         self, conditions: Sequence[Compare], operations: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> Outcome:
-        """Do the operations, once, if the conditions hold; else the others, which only read.
+        """Make the operations exactly once if the conditions hold; else the reads in ``otherwise``.
 
         Arguments:
-            conditions: all must hold.
-            operations: what to write.
+            conditions: conditions, all of which must hold.
+            operations: writes to make.
             otherwise: reads.
 
         Raises:
-            FenceLost: what the fence stands for is over; nothing was written.
+            FenceLost: the lock, term or world of the fence has ended; nothing was written.
             StatusError: the cluster refused; nothing was written.
         """
         mark = self._next_mark()
@@ -332,7 +330,7 @@ class Writer:
                 return Outcome(True, self._revision)
 
     async def _settle(self, refused: Outcome, mark: bytes) -> Outcome:
-        """Make sure that no copy of a txn whose conditions did not hold can happen any more; one may be under way."""
+        """Make sure that no copy of a refused txn that is still in transit can succeed later."""
         touch = aio.txn().then(aio.put(self.key, self._next_mark()))
         outer, _ = await self._attempt_until_answered(touch)
         if outer.succeeded:
@@ -372,11 +370,11 @@ class Writer:
 
 
 class Writers:
-    """The writers of one process that are free.
+    """The free writers of one process.
 
     Arguments:
         kv, fence, on_trouble: as for ``Writer``.
-        prefix: of their keys.
+        prefix: prefix of their keys.
     """
 
     def __init__(
@@ -397,7 +395,7 @@ class Writers:
         self._free.append(writer)  # not after an exception: see the module
 
     async def forget(self) -> None:
-        """Delete the keys of the writers; only when no write is under way. Does its best, and no more."""
+        """Try to delete the keys of the writers; call this only when no write is running."""
         self._free.clear()
         with contextlib.suppress(StatusError, asyncio.CancelledError):
             await self._kv.delete(self._prefix, prefix=True, timeout_s=ATTEMPT_TIMEOUT_S)
@@ -408,32 +406,33 @@ class Writers:
 
 
 OPERATIONS_MAX: Final = 100
-"""Operations of one txn: members allow 128, and a writer's own key is one of them."""
+"""Maximum operations of one txn: members allow 128, including that on the writer's key."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of one txn: members allow 1.5 MiB."""
+"""Maximum bytes of one txn; members allow 1.5 MiB."""
 FIRST_READ_KEYS: Final = 8
-"""Keys read by the first txn of a read of many: how large their values are shows in its answer."""
+"""Keys in the first txn of a large read; its answer shows how large the values are."""
 WATCHED_KEYS_MAX: Final = 100
-"""Keys that one wait watches at once; the next are watched from the same revision on when those have come."""
+"""Keys that one wait watches at once; the next keys are then watched from the same revision on."""
 KEYS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes that a list of all keys may have."""
+"""Maximum bytes of a list of all keys."""
 _CONFLICT_PAUSE_S: Final = 0.002
 _CONFLICT_PAUSE_MAX_S: Final = 0.05
-"""32 processes that add to one number at once make 6 calls an addition; with 0.25 s, 5, but it takes thrice as long."""
+"""With 32 processes that add to one number, an addition takes 6 calls; with 0.25 s it takes 5, but three times as
+long."""
 _NUMBER: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*([0-9]{1,20})(?![0-9])")
-"""Match at most as many digits as can fit: Python reads no text of thousands of them."""
+"""Matches at most as many digits as fit into 64 bits, because Python does not parse thousands of digits."""
 _INT64: Final = 1 << 64
 
 DELETE: Final = object()
-"""What a change makes of a value: nothing."""
+"""Result of a change: delete the value."""
 KEEP: Final = object()
-"""What a change makes of a value: what it was."""
+"""Result of a change: keep the value."""
 Change = Callable[[bytes | None], tuple[Any, Any]]
-"""From the value (None: absent) to what it becomes (bytes, ``DELETE`` or ``KEEP``) and the answer for the caller."""
+"""Maps a value (None: absent) to its new value (bytes, ``DELETE`` or ``KEEP``) and the answer for the caller."""
 
 
 class NotANumber(RaftKVError):
-    """ADD or BARRIER on a value that is no decimal number of 64 bits."""
+    """ADD or BARRIER on a value that is not a 64-bit decimal number."""
 
     def __init__(self, key: bytes, value: bytes) -> None:
         shown = value[:40]
@@ -451,8 +450,8 @@ def parse_number(key: bytes, value: bytes) -> int:
     """Parse the number at the beginning of a value, as C reads it.
 
     Arguments:
-        key: for the error.
-        value: of the key.
+        key: key, for the error.
+        value: value of the key.
 
     Raises:
         NotANumber: there is none, or it does not fit.
@@ -474,9 +473,9 @@ class ReplicatedStore:
 
     Arguments:
         kv: the client.
-        prefix: of all keys of the store; ends with a slash.
+        prefix: prefix of all keys of the store; ends with a slash.
         fence: every write depends on this lock, term or world.
-        on_trouble: told of attempts that fail and are repeated.
+        on_trouble: called for failed attempts, which are repeated.
         queues: whether there are queues, so that waits must look for their items too.
     """
 
@@ -497,7 +496,7 @@ class ReplicatedStore:
         self._changes = KeyQueues()
 
     async def close(self) -> None:
-        """Delete what the store keeps for this process; the values stay. Only when no call is under way."""
+        """Delete the keys of this process' writers; the values stay. Call this only when no call is running."""
         await self._writers.forget()
 
     # ---- values
@@ -526,16 +525,16 @@ class ReplicatedStore:
             count = max(1, min(OPERATIONS_MAX, BATCH_BYTES_MAX // mean_bytes))
 
     async def set_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write values; those of one key in their order. At once as far as they fit into one txn, else in order."""
+        """Write values in order; as many as fit into one txn are written together."""
         async with self._writers.one() as writer:
             for batch in _batches(pairs):
                 await writer.commit((), [aio.put(b"k/" + key, value) for key, value in batch.items()])
 
     async def change(self, key: bytes, change: Change, *, likely_absent: bool = False) -> Any:
-        """Read, decide and write, with no other write in between.
+        """Change a value atomically: read, decide and write, with no other write in between.
 
         Arguments:
-            key: of the value.
+            key: key of the value.
             change: decides; called again after another write in between.
             likely_absent: try it as if there were no value, which saves a read if there is none.
 
@@ -551,7 +550,7 @@ class ReplicatedStore:
                 new, answer = _decide(change, seen.value, guessed)
                 if new is KEEP and not guessed:
                     return answer
-                if new is KEEP:  # what is guessed or remembered is no ground for an answer
+                if new is KEEP:  # a guessed or remembered value must not decide the answer
                     seen, guessed = await self._see(key), False
                     continue
                 outcome = await self._replace(writer, key, seen, new)
@@ -571,10 +570,10 @@ class ReplicatedStore:
         return await writer.commit([aio.mod_revision(where) == seen.revision], [operation], [aio.get(where)])
 
     async def add(self, key: bytes, amount: int) -> int:
-        """Add to a decimal number, absent is 0; returns the sum.
+        """Add to a decimal number (absent: 0); return the sum.
 
         Arguments:
-            key: of the number.
+            key: key of the number.
             amount: may be negative.
 
         Raises:
@@ -589,24 +588,24 @@ class ReplicatedStore:
         return total
 
     async def append(self, key: bytes, value: bytes) -> None:
-        """Put bytes behind a value; absent is empty.
+        """Append bytes to a value (absent: empty).
 
         Arguments:
-            key: of the value.
-            value: what to add to it.
+            key: key of the value.
+            value: value to append.
         """
         await self.change(key, lambda old: ((old or b"") + value, None), likely_absent=True)
 
     async def compare_set(self, key: bytes, expected: bytes, new: bytes) -> bytes:
-        """Replace what is expected: nothing at all, or an empty value, if that is empty.
+        """Replace a value if it equals ``expected``; an empty ``expected`` matches an absent or empty value.
 
         Arguments:
-            key: of the value.
+            key: key of the value.
             expected: the present value.
             new: the next one.
 
         Returns:
-            The value that is there now; if there is none, what was expected.
+            The current value; if there is none, the expected value.
         """
 
         def change(value: bytes | None) -> tuple[Any, bytes]:
@@ -618,7 +617,7 @@ class ReplicatedStore:
         return found
 
     async def delete(self, key: bytes) -> bool:
-        """Delete a value; tells whether there was one."""
+        """Delete a value; return whether it existed."""
         existed: bool = await self.change(key, lambda old: (KEEP, False) if old is None else (DELETE, True))
         return existed
 
@@ -648,7 +647,7 @@ class ReplicatedStore:
     # ---- waiting
 
     async def missing(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Find those keys that have neither value nor queue, and the revision at which that was so."""
+        """Return the keys that have neither value nor queue, with the revision at which this was read."""
         missing: dict[bytes, int] = {}
         for some in _chunks(list(dict.fromkeys(keys)), OPERATIONS_MAX // 2):
             asked = [aio.get_range(b"k/" + key, count_only=True) for key in some]
@@ -662,7 +661,7 @@ class ReplicatedStore:
         return missing
 
     async def wait(self, keys: Iterable[bytes]) -> None:
-        """Wait until every key has been there, a value or an item of a queue; not necessarily at the same time."""
+        """Wait until every key has had a value or an item of a queue, not necessarily at the same time."""
         await self.wait_for(await self.missing(keys))
 
     async def wait_for(self, missing: Mapping[bytes, int]) -> None:
@@ -683,11 +682,11 @@ class ReplicatedStore:
         return found
 
     async def arrive(self, key: bytes, size: int) -> bool:
-        """Come to a barrier; tells whether it is complete. The value of the key counts those who have come.
+        """Arrive at a barrier; return whether it is complete. The value of the key counts the arrivals.
 
         Arguments:
-            key: of the barrier.
-            size: how many must come.
+            key: key of the barrier.
+            size: number of ranks that must arrive.
 
         Raises:
             NotANumber: the key has another value.
@@ -695,11 +694,11 @@ class ReplicatedStore:
         return await self.add(key, 1) >= size
 
     async def wait_all_arrived(self, key: bytes, size: int) -> None:
-        """Wait until so many have come, or the key gets another kind of value.
+        """Wait until ``size`` ranks have arrived, or the key gets another kind of value.
 
         Arguments:
-            key: of the barrier.
-            size: how many must come.
+            key: key of the barrier.
+            size: number of ranks that must arrive.
         """
 
         def complete(value: bytes) -> bool:
@@ -716,10 +715,10 @@ class ReplicatedStore:
     # ---- queues
 
     async def push(self, key: bytes, value: bytes) -> None:
-        """Put an item at the end of a queue; wakes one who waits for it.
+        """Append an item to a queue; wakes one waiter.
 
         Arguments:
-            key: of the queue.
+            key: key of the queue.
             value: the item.
         """
         name = secrets.token_hex(8).encode()
@@ -728,7 +727,7 @@ class ReplicatedStore:
             await writer.commit((), items)
 
     async def pop(self, key: bytes) -> tuple[int, bytes]:
-        """Take the oldest item; returns how many there were, 0 with an empty value if none, and the item."""
+        """Remove the oldest item; return the previous length and the item, or 0 and an empty value."""
         prefix = queue_prefix(b"q/", key)
         oldest = aio.get_range(prefix, prefix=True, limit=1, sort_by="create_revision")
         pauses = Backoff(_CONFLICT_PAUSE_S, _CONFLICT_PAUSE_MAX_S)
@@ -750,11 +749,11 @@ class ReplicatedStore:
         return await persist(lambda: self._kv.count(prefix, prefix=True, timeout_s=ATTEMPT_TIMEOUT_S), self._on_trouble)
 
     async def take_token(self, token: bytes, revision: int) -> bool:
-        """Tell whether it is for this waiter, and for no other, to be woken by a new item.
+        """Take the token of a new item; return whether this waiter got it.
 
         Arguments:
-            token: its key.
-            revision: at which the token was put.
+            token: key of the token.
+            revision: revision at which the token was put.
         """
         async with self._writers.one() as writer:
             still_there = aio.mod_revision(token) == revision
@@ -782,7 +781,7 @@ def _chunks(keys: Sequence[bytes], size: int = OPERATIONS_MAX) -> Iterator[Seque
 
 
 def _with_distinct(keys: Sequence[bytes], start: int, count: int) -> Sequence[bytes]:
-    """Return as many of the keys from there on as hold so many different ones; a client may name a key very often."""
+    """Return the next keys up to a number of different ones, because a client may repeat a key very often."""
     seen: set[bytes] = set()
     end = start
     for key in keys[start : start + 10 * OPERATIONS_MAX]:

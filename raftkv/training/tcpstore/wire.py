@@ -1,18 +1,18 @@
-"""The wire protocol of TCPStore, as torch 2.13 speaks it. No I/O: bytes in, requests out; answers as bytes.
+"""The wire protocol of TCPStore, as in torch 2.13. No I/O: parses bytes into requests, encodes answers as bytes.
 
-A connection begins with VALIDATE and a magic number. Then come requests, one byte of operation and its fields: numbers
-are little-endian, 64 bits; strings are a length and that many bytes. SET, MULTI_SET, APPEND and QUEUE_PUSH are not
-answered, so clients send many of them at once; a WAIT or BARRIER is answered when it comes true, and other requests
-may be sent and answered meanwhile; CANCEL_WAIT is answered by 1 whether or not anything was waited for.
+A connection begins with VALIDATE and a magic number. Each request is one byte for the operation, then its fields:
+numbers are little-endian, 64 bits; strings are a length and the bytes. SET, MULTI_SET, APPEND and QUEUE_PUSH are not
+answered, so clients send many of them at once. A WAIT or BARRIER is answered when its condition holds, and other
+requests may be sent and answered meanwhile. CANCEL_WAIT is answered by 1 whether or not there was a wait.
 
     >>> reader = Reader()
     >>> reader.feed(VALIDATION + b"\\x08" + pack_bytes(b"/key"))
     >>> [request.op for request in reader.requests()]
     [<Op.VALIDATE: 0>, <Op.DELETE_KEY: 8>]
 
-Everything that a client can make grow is bounded, as in torch's own server: a frame that breaks a bound, or makes no
-sense, raises ``FrameError``, after which the connection is of no use. Each byte is looked at once, in however small
-pieces it comes, and no call cuts more than ``STRINGS_PER_TURN`` strings.
+All sizes that a client controls are bounded, as in torch's own server: a frame that exceeds a bound, or is malformed,
+raises ``FrameError``, after which the connection cannot be used. Each byte is parsed once, even if it arrives in small
+pieces, and no call parses more than ``STRINGS_PER_TURN`` strings.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ KEY_BYTES_MAX: Final = 8 * 1024
 VALUE_BYTES_MAX: Final = 8 * 1024 * 1024
 KEYS_MAX: Final = 128 * 1024
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of one request with all its keys and values; torch's own server has no such bound."""
+"""Maximum bytes of one request with all its keys and values; torch's own server has no such limit."""
 
 STRINGS_PER_TURN: Final = 2048
-"""Cut by one call of ``Reader.next``: some 2 ms."""
+"""Maximum strings parsed by one call of ``Reader.next``, which takes about 2 ms."""
 STRING_OVERHEAD_BYTES: Final = 48
-"""What a short string takes as an object, beside its bytes."""
+"""Memory of a short string as an object, besides its bytes."""
 
 READY: Final = b"\x00"
-"""Answer to WAIT and BARRIER, and to a CHECK whose keys are all there."""
+"""Answer to WAIT and BARRIER, and to a CHECK whose keys all exist."""
 NOT_READY: Final = b"\x01"
 CANCELED: Final = b"\x01"
 
@@ -66,17 +66,17 @@ class Op(IntEnum):
 
 
 class FrameError(Exception):
-    """Bytes that are no request, or break a bound."""
+    """Bytes that are not a request, or exceed a limit."""
 
 
 class _Shape(NamedTuple):
-    """The fields of an operation: strings, one key and so many values, or that many times; then a number.
+    """The fields of an operation: a key and a fixed number of values, once or repeated; then a number.
 
     Attributes:
         is_counted: the fields begin with how many keys there are.
         keys: 0 or 1.
-        values: to each key.
-        number_bytes: of the number at the end; 0: there is none.
+        values: value for each key.
+        number_bytes: size of the number at the end; 0: none.
     """
 
     is_counted: bool = False
@@ -106,11 +106,11 @@ class Request:
     """One request.
 
     Attributes:
-        op: what is asked for.
-        keys: of the request, one or many.
+        op: requested operation.
+        keys: keys of the request.
         values: what goes with them, if the operation has values; COMPARE_SET: what is expected, and the new value.
         number: ADD: how much; BARRIER: how many; PING: what to send back.
-        size_bytes: of the frame.
+        size_bytes: size of the frame.
     """
 
     op: Op
@@ -126,7 +126,7 @@ class Request:
 
 
 class Reader:
-    """Cuts the bytes of one connection into requests, one at a time: those that wait stay bytes.
+    """Parses the bytes of one connection into requests, one at a time; pending requests stay bytes.
 
     Attributes:
         is_cut_short: the last ``next`` found no whole request because it had done enough, not for want of bytes.
@@ -136,7 +136,7 @@ class Reader:
         self.is_cut_short = False
         self._buffer = bytearray()
         self._at = 0
-        # The request under way: its operation, its strings so far and how many there will be (-1: not known yet).
+        # The incomplete request: its operation, its strings so far and their final number (-1: not known yet).
         self._is_begun = False
         self._op = Op.VALIDATE
         self._shape = _Shape()
@@ -145,34 +145,34 @@ class Reader:
         self._size = 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they came."""
+        """Add received bytes."""
         self._buffer += data
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that have come and were not cut yet."""
+        """Number of received bytes that are not parsed yet."""
         return len(self._buffer) - self._at
 
     @property
     def held_bytes(self) -> int:
-        """What the reader holds: what was not cut yet, and the strings of the request under way."""
+        """Memory of the reader: unparsed bytes, and the strings of the incomplete request."""
         return self.buffered_bytes + self._size + len(self._strings) * STRING_OVERHEAD_BYTES
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests that have come as a whole.
+        """Yield the complete requests.
 
         Raises:
-            FrameError: the next bytes are no request.
+            FrameError: the next bytes are not a request.
         """
         while (request := self.next()) is not None or self.is_cut_short:
             if request is not None:
                 yield request
 
     def next(self) -> Request | None:
-        """Return the next request; None: it has not come as a whole, or (``is_cut_short``) call again in another turn.
+        """Return the next request; None: it is incomplete, or (``is_cut_short``) call again in another turn.
 
         Raises:
-            FrameError: the next bytes are no request.
+            FrameError: the next bytes are not a request.
         """
         self.is_cut_short = False
         request = self._next()
@@ -261,21 +261,21 @@ class Reader:
 
 
 VALIDATION: Final = struct.pack("<BI", Op.VALIDATE, MAGIC)
-"""What every client sends first."""
+"""First bytes of every client."""
 
 
 def pack_bytes(value: bytes) -> bytes:
-    """Pack a string, as it stands in requests and answers."""
+    """Pack a string as in requests and answers."""
     return struct.pack("<Q", len(value)) + value
 
 
 def pack_many(values: Iterable[bytes]) -> bytes:
-    """Strings, one behind the other."""
+    """Pack strings, concatenated."""
     return b"".join(map(pack_bytes, values))
 
 
 def pack_int(number: int) -> bytes:
-    """Pack a signed number of 64 bits."""
+    """Pack a signed 64-bit number."""
     return struct.pack("<q", number)
 
 
