@@ -1,4 +1,4 @@
-"""Errors as processes hand them to each other."""
+"""Errors survive pickling between processes."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_every_example_is_run_here():
 
 
 @pytest.mark.parametrize("name", long_except(EXPECTED, SHORT))
-def test_an_example_prints_what_it_shows(name, tmp_path):
+def test_example_prints_expected_output(name, tmp_path):
     done = subprocess.run(
         [_python(name), "-W", "ignore::UserWarning", str(EXAMPLES / f"{name}.py")],
         cwd=tmp_path,

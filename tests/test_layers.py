@@ -96,7 +96,7 @@ RAFT_STDLIB = {
 
 
 def sources(folder: str) -> list[Path]:
-    """Return the Python files of a folder, without what other tests make and delete meanwhile (``jepsen/runs``)."""
+    """Return the Python files of a folder, except files that other tests create and delete (``jepsen/runs``)."""
     found = []
     for parent, folders, files in os.walk(ROOT / folder):
         folders[:] = [name for name in folders if name not in ("runs", "__pycache__")]
@@ -105,7 +105,7 @@ def sources(folder: str) -> list[Path]:
 
 
 def statements(path: Path, tree: ast.AST | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Yield what each import of a file, or of a part of it, names: a module, and what it takes from there."""
+    """Yield each import of a file, or of a part of it: the module and the imported names."""
     package = module_of(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
@@ -120,7 +120,7 @@ def statements(path: Path, tree: ast.AST | None = None) -> Iterator[tuple[str, l
 
 @functools.cache
 def _imports(path: Path) -> list[str]:
-    """Return the absolute names of all modules that a file imports, wherever in it."""
+    """Return the absolute names of all modules that a file imports, inside functions too."""
     found = []
     for module, names in statements(path):
         found.append(module)
@@ -187,7 +187,7 @@ def test_the_core_is_pure() -> None:
 
 
 def test_the_replica_has_no_sockets() -> None:
-    """Refuse sockets in the replica, which sends by its devices; ``Channel`` and calls are types of those."""
+    """The replica sends through its devices only; it may import ``Channel`` and calls as their types."""
     allowed = {"client.calls", "client.channel", "framing", "server.calls", "server.stream", "shares", "status", "uses"}
     for path in sources("raftkv/replica"):
         imported = {name.removeprefix("raftkv.rpc.") for name in _imports(path) if name.startswith("raftkv.rpc")}
@@ -196,7 +196,7 @@ def test_the_replica_has_no_sockets() -> None:
 
 
 def test_no_library_speaks_http2_for_the_product() -> None:
-    """They are oracles of its tests."""
+    """Other HTTP/2 libraries may only be used as oracles in tests."""
     libraries = {"ngh2", "h2", "hpack", "hyperframe"}
     users = {module_of(path) for path in product_files() if libraries & {name.split(".")[0] for name in _imports(path)}}
     assert users == set()

@@ -1,4 +1,4 @@
-"""``raftkv.local``: what it starts serves, and nothing of it is left, however its program ends."""
+"""``raftkv.local``: its clusters serve, and leave nothing behind however the program ends."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_program_killed_with_sigkill_leaves_nothing(tmp_path):
 
 @pytest.mark.long
 def test_a_forked_child_neither_ends_the_cluster_nor_keeps_it_alive(tmp_path):
-    """The child leaves by sys.exit, so by way of atexit; another child outlives the killed program."""
+    """One child leaves by sys.exit and thus runs atexit; another child outlives the killed program."""
     then = """
 if os.fork() == 0:
     cluster.close()

@@ -1,4 +1,4 @@
-"""Which tests a run takes: all but the long ones, the long ones, both, or those that are named."""
+"""Selection of tests: all but the long ones, only the long ones, both, or tests given by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMED = f"{FAULTS}::test_each_failure_is_typed_or_passed_over_and_loses_nothing"
     ],
     ids=["make test", "make test-all", "named"],
 )
-def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
+def test_marked_tests_are_selected(words: list[str], taken: set[str]) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(FAULTS)]

@@ -1,6 +1,6 @@
-"""What `make cluster` does on a machine of any state: an old Python, a half-made environment, none at all.
+"""`make cluster` with an old Python, with an incomplete environment, and without any.
 
-Python and pip are stand-ins that write down how they were called, so nothing is installed.
+Python and pip are stubs that record their arguments, so nothing is installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ fi
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A folder with what make reads."""
+    """A folder with the files that make reads."""
     for name in ("Makefile", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
@@ -54,7 +54,7 @@ def make(checkout: Path, target: str, program: str, *words: str) -> subprocess.C
 
 
 def calls(checkout: Path) -> list[str]:
-    """How pip and the programs of the environment were called."""
+    """Recorded calls of pip and of the environment's programs."""
     path = checkout / "calls"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [line for line in lines if not line.startswith("python -c")]
@@ -67,7 +67,7 @@ WANTED = [
 ]
 
 
-def test_a_cluster_needs_raftkv_and_nothing_else(checkout: Path) -> None:
+def test_cluster_needs_only_raftkv(checkout: Path) -> None:
     done = make(checkout, "cluster", python(checkout, "python"))
     assert done.returncode == 0, done.stderr
     assert calls(checkout) == WANTED
@@ -86,7 +86,7 @@ def test_an_old_python_is_told_in_a_line_and_leaves_nothing(checkout: Path) -> N
 
 
 @pytest.mark.parametrize("state", ["empty", "of an old Python", "with a dead interpreter"])
-def test_incomplete_environment_is_made_anew(checkout: Path, state: str) -> None:
+def test_incomplete_environment_is_recreated(checkout: Path, state: str) -> None:
     programs = checkout / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "left-behind").touch()
@@ -133,7 +133,7 @@ def test_development_needs_more(checkout: Path) -> None:
     assert calls(checkout)[3:] == WANTED[2:], "an environment for development can run it"
 
 
-def test_ci_installs_what_is_locked_and_nothing_else_but_torch(checkout: Path) -> None:
+def test_ci_installs_only_locked_packages_and_torch(checkout: Path) -> None:
     done = make(checkout, ".venv/.installed", python(checkout, "python"), "LOCKED=1")
     assert done.returncode == 0, done.stderr
     hashed = "-q --no-compile --no-deps --require-hashes -r requirements"
@@ -172,7 +172,7 @@ def test_each_minor_version_is_asked_once_and_old_or_broken_pythons_never(tmp_pa
     ]
 
 
-def test_what_passed_and_failed_is_read_from_the_last_line() -> None:
+def test_counts_are_read_from_the_last_line() -> None:
     assert pythons.counted("1 failed in a test\n2 failed, 40 passed, 1 error in 3.21s\n") == {
         "passed": 40,
         "failed": 2,

@@ -1,4 +1,4 @@
-"""The native build keeps the rules that mypyc does not check until an object is made, and is as new as its sources."""
+"""The native build keeps rules that mypyc checks only when an object is created, and is as new as its sources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def imports_of(module: str) -> dict[str, Class]:
-    """Return what `from X import y as z` binds, wherever it is said."""
+    """Return the bindings of `from X import y as z`, inside functions too."""
     package = module if PATHS[module].name == "__init__.py" else module.rpartition(".")[0]
     found = {}
     for node in ast.walk(tree_of(module)):
@@ -66,7 +66,7 @@ def classes_of(module: str) -> dict[str, ast.ClassDef]:
 
 
 def home_of(module: str, name: str) -> Class | None:
-    """Return where the class that a module calls so is written; None: not here."""
+    """Return the module and name of the class that a module refers to by a name; None: not in this repository."""
     while module in PATHS:
         if name in classes_of(module):
             return module, name
@@ -78,7 +78,7 @@ def home_of(module: str, name: str) -> Class | None:
 
 
 def bases_of(module: str) -> Iterator[tuple[ast.ClassDef, Class]]:
-    """Yield the classes of a module, each with each base that is written here."""
+    """Yield each class of a module with each of its bases that are defined in this repository."""
     for node in classes_of(module).values():
         for base in node.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base
@@ -92,7 +92,7 @@ def bases_of(module: str) -> Iterator[tuple[ast.ClassDef, Class]]:
 
 
 def is_protocol(base: Class) -> bool:
-    """Tell whether it only says what others have: nothing is made of it."""
+    """Tell whether a class is a protocol, which has no instances."""
     return any(ast.unparse(each).startswith("Protocol") for each in classes_of(base[0])[base[1]].bases)
 
 
@@ -101,7 +101,7 @@ def are_compiled_together(module: str, other: str) -> bool:
 
 
 def is_open(base: Class) -> bool:
-    """Tell whether an interpreted class may extend it."""
+    """Tell whether an interpreted class may extend a compiled one."""
     decorators = classes_of(base[0])[base[1]].decorator_list
     return is_protocol(base) or "allow_interpreted_subclasses=True" in "".join(map(ast.unparse, decorators))
 
@@ -126,7 +126,7 @@ def test_classes_extended_from_outside_allow_it() -> None:
     assert closed == []
 
 
-def test_the_bases_of_what_is_compiled_are_compiled() -> None:
+def test_bases_of_compiled_classes_are_compiled() -> None:
     outside = [
         f"{module}.{node.name} extends {'.'.join(base)}"
         for module in COMPILED
@@ -141,7 +141,7 @@ def test_the_bases_of_what_is_compiled_are_compiled() -> None:
 
 @pytest.mark.parametrize("module", sorted(COMPILED))
 def test_no_generator_expression_of_a_compiled_module_is_endless(module: str) -> None:
-    """Look for what would become a list without an end: its first use would not return."""
+    """Compiled, such a generator would become an endless list: its first use would not return."""
     expressions = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.GeneratorExp)]
     sources = [ast.unparse(part.iter) for node in expressions for part in node.generators]
     assert [text for text in sources if "count(" in text or "repeat(" in text or "cycle(" in text] == []
@@ -165,7 +165,7 @@ def test_an_attribute_that_the_c_asserts_to_be_none_is_found(value: str, places:
 
 
 def imported_by(module: str) -> Iterator[str]:
-    """Yield the modules, here and elsewhere, that one imports anywhere: mypy reads all of them."""
+    """Yield all modules that a module imports, inside functions too: mypy reads all of them."""
     package = module if PATHS[module].name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
@@ -178,15 +178,15 @@ def imported_by(module: str) -> Iterator[str]:
 
 
 def needed_by(package: str) -> Iterator[str]:
-    """Yield the packages that one asks for, on any machine."""
+    """Yield the dependencies of a package on any machine."""
     for text in metadata.requires(package) or []:
         if "extra ==" not in text:
             yield re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]
 
 
 @pytest.mark.long
-def test_a_build_needs_only_what_it_asks_for() -> None:
-    """In an environment of development all is installed, which hides what the users' builds end with."""
+def test_build_imports_only_declared_dependencies() -> None:
+    """A development environment has everything installed, which hides imports that break users' builds."""
     seen: set[str] = set()
     todo, outside = list(COMPILED), set()
     while todo:
@@ -240,5 +240,5 @@ def test_libraries_are_all_there_and_as_new_as_their_sources_or_none_is() -> Non
 
 
 def test_names_in_the_database_have_types_that_need_no_inference() -> None:
-    """In an environment with the compiler alone, the order of a circle of imports left one without: no build."""
+    """With only the compiler installed, the order of a circular import left a name without a type: no build."""
     assert re.findall(r"^\w+: Final = b", text_of("raftkv.storage.schema"), re.MULTILINE) == []

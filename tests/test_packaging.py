@@ -1,4 +1,4 @@
-"""What the metadata tell an installer, and files for tools that build, check or run raftkv say what is so."""
+"""Package metadata, and files for tools that build, check or run raftkv, agree with the sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def given() -> dict[str, Any]:
-    """What setup.py says: the installed metadata may be of an earlier day."""
+    """Metadata from setup.py; the installed metadata may be older."""
     asked: dict[str, Any] = {}
     source = (ROOT / "setup.py").read_text(encoding="utf-8")
     exec(re.sub(r"^(from setuptools|sys\.path|    cmdclass=).*$", "", source, flags=re.MULTILINE), {
@@ -35,7 +35,7 @@ def given() -> dict[str, Any]:
 
 
 def extras() -> dict[str, list[str]]:
-    """Extra to what it asks for."""
+    """Map each extra to its requirements."""
     return {**given()["extras_require"], "": given()["install_requires"]}
 
 
@@ -44,7 +44,7 @@ def document(name: str) -> Any:
 
 
 def test_an_editable_install_wins_over_a_folder_of_the_same_name(tmp_path: Path) -> None:
-    """Above a clone that is named raftkv, ``import raftkv`` found that folder: a namespace package without names."""
+    """Beside a clone named raftkv, ``import raftkv`` found its folder as an empty namespace package."""
     make = "import sys; from setuptools.build_meta import build_editable; print(build_editable(sys.argv[1]))"
     made = subprocess.run(
         [sys.executable, "-c", make, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
@@ -58,7 +58,7 @@ def test_an_editable_install_wins_over_a_folder_of_the_same_name(tmp_path: Path)
     assert str(ROOT / "raftkv") in done.stdout, done.stderr
 
 
-def test_the_metadata_say_what_it_is_and_name_no_host() -> None:
+def test_metadata_are_complete_and_name_no_host() -> None:
     said = given()
     assert said["long_description"] == (ROOT / "README.md").read_text(encoding="utf-8")
     assert "Typing :: Typed" in said["classifiers"]
@@ -83,7 +83,7 @@ def test_a_version_has_one_number(name: str) -> None:
     assert __version__ in {number for groups in found for number in groups}
 
 
-def test_a_commit_and_ci_are_checked_by_what_make_verify_and_ci_run() -> None:
+def test_hook_and_ci_run_the_make_targets() -> None:
     verify = re.search(r"^verify:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert verify
     for hook in (hook for repo in document(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]):

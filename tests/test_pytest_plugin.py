@@ -1,4 +1,4 @@
-"""The fixtures that come with raftkv, in test suites of their own."""
+"""The pytest fixtures of raftkv, each used in a separate test suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester):
-    """Runs a test module in a process of its own; what it prints."""
+    """Run a test module in another process and return its output."""
 
     def run(text: str, *arguments: str, ini: str = "") -> pytest.RunResult:
         pytester.makeini(f"[pytest]\nfilterwarnings = error\n{ini}")
@@ -92,7 +92,7 @@ def test_a_cluster_that_does_not_start_says_why_in_one_line(suite):
     )
 
 
-def test_a_size_that_is_none_is_named(suite):
+def test_invalid_size_is_named(suite):
     result = suite("def test_one(raftkv_cluster): pass", ini="raftkv_size = 2")
     result.stdout.fnmatch_lines(["*a local cluster has 1, 3, 5 or 7 members, not 2*"])
 

@@ -1,6 +1,6 @@
 """The layout of the sources: no circles of imports, a head on every package.
 
-Owns what can be seen without running anything. Which part may import which is held by ``test_layers.py``.
+These rules are checked without running the code. ``test_layers.py`` checks which part may import which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def test_no_file_repeats_the_name_of_its_package() -> None:
     assert names == []
 
 
-def test_every_package_says_what_it_owns() -> None:
+def test_every_package_has_a_head() -> None:
     heads = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in product_files() if _is_head(path)}
     short = [str(path.parent) for path, head in heads.items() if head.count("\n") + 1 < HEAD_LINES_MIN]
     assert short == []
@@ -34,7 +34,7 @@ def _is_head(path: Path) -> bool:
 
 @functools.cache
 def _graph() -> dict[str, set[str]]:
-    """Return each module of the product with those that it imports while it is itself imported."""
+    """Map each module of the product to the modules that it imports at import time."""
     paths = {module_of(path): path for path in product_files() if "pb" not in path.parts}
     return {
         name: {found for found in _at_import(path, paths) if found in paths} - {name} for name, path in paths.items()
@@ -51,7 +51,7 @@ def _at_import(path: Path, known: Container[str]) -> Iterator[str]:
 
 
 class _OnlyAtImport(ast.NodeTransformer):
-    """Removes what does not run at an import."""
+    """Removes code that does not run at import time."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """Remove the function."""
@@ -109,7 +109,7 @@ def test_no_rooms_of_a_part_import_each_other(part: str) -> None:
 
 
 def _room(module: str, prefix: str) -> str:
-    """Return the package below a part that a module belongs to; a module beside the packages stands for itself."""
+    """Return the package that a module belongs to; a module beside the packages is its own package."""
     return module.removeprefix(prefix).split(".")[0]
 
 

@@ -38,7 +38,7 @@ TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in SOURCES}
 
 
 class Facts(NamedTuple):
-    """What a source says of itself; its tree is not kept: so many objects make every collection of garbage slow."""
+    """Facts about a source; its tree is dropped, because so many objects would slow every garbage collection."""
 
     long_functions: list[str]
     imported: set[str]
@@ -47,7 +47,7 @@ class Facts(NamedTuple):
 
 @functools.cache
 def _facts() -> dict[str, Facts]:
-    """Facts about all sources; not at the import, which every process of a test run pays for."""
+    """Facts about all sources, computed at first use, since every process of a test run imports this module."""
     gc.disable()
     try:
         return {name: _facts_of(ast.parse(text)) for name, text in TEXTS.items()}

@@ -1,4 +1,4 @@
-"""The wheel, as a user installs it who has no clone: everything is in it, and the programs serve."""
+"""The wheel, installed without a clone: it is complete, and its programs serve."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _sources() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is tracked, built: neither what an earlier build left here nor what the tests need."""
+    """The wheel built from tracked files, without leftovers of earlier builds or test dependencies."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     build = _run("git", "ls-files", "requirements", cwd=ROOT).split()
     for name in [*_sources(), *build, "setup.py", "pyproject.toml", "README.md"]:
@@ -68,7 +68,7 @@ def test_the_wheel_has_every_file_and_no_other(wheel: Path) -> None:
     assert packed == renamed
 
 
-def test_the_wheel_says_what_it_needs_at_which_versions(wheel: Path) -> None:
+def test_wheel_sbom_lists_every_dependency(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if "/sboms/" in name)
         bill = json.loads(archive.read(name))

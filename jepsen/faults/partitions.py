@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from jepsen.db import Cluster, DbError, Member
 from jepsen.faults.network import CLIENTS, Network, Pair
+
+if TYPE_CHECKING:
+    from jepsen.faults.nemesis import Fault
 
 SLOW_LEAST_S, SLOW_MOST_S = 0.025, 0.25
 THIN_LEAST_S, THIN_MOST_S, THIN_BYTES_PER_S = 0.05, 0.25, 125_000.0
@@ -114,15 +117,7 @@ class Reset(_NetworkFault):
         _network(cluster).reset()
 
 
-class _Partition(Protocol):
-    targets: ClassVar[tuple[str, ...]]
-
-    def inject(self, cluster: Cluster, members: list[Member]) -> None: ...
-
-    def heal(self, cluster: Cluster, members: list[Member]) -> None: ...
-
-
-FAULTS: dict[str, Callable[[], _Partition]] = {
+FAULTS: dict[str, Callable[[], Fault]] = {
     "cut": Cut,
     "offline": Offline,
     "deaf": Deaf,

@@ -1,4 +1,4 @@
-"""Arbitrary messages, built from the descriptors: what a client may send whose author never read the documentation.
+"""Arbitrary messages built from the descriptors, valid or not, as any client may send them.
 
 Open enums, extreme numbers, oneofs left unset, deep nesting, long repeated fields, unknown fields, damaged bytes.
 

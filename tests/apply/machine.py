@@ -73,7 +73,7 @@ class Machine:
         """Check and apply; the response without header.
 
         Raises:
-            StatusError: it was refused.
+            StatusError: the request was refused.
         """
         CHECKS.get(type(request), lambda _: None)(request)
         if isinstance(request, rpc_pb2.TxnRequest) and txn.is_readonly(request):
@@ -96,12 +96,12 @@ class Machine:
         return jobs[0]()
 
     def reopened(self) -> Machine:
-        """The same after a clean restart: everything committed, read back from the backend."""
+        """Return the machine after a clean restart: all data committed and read back from the backend."""
         self.store.commit()
         return Machine(self.backend.clone(), **self.limits)
 
     def finish_compactions(self) -> None:
-        """Do all that is left of the compactions."""
+        """Finish all compactions."""
         while self.store.is_compacting:
             self.store.compaction_step()
             self.store.commit()

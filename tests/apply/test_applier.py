@@ -1,4 +1,4 @@
-"""Entries besides reads and txns: puts alone, compactions, alarms, membership, and what must stop a member."""
+"""Entries other than reads and txns: plain puts, compactions, alarms, membership, and entries that stop a member."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_without_space_nothing_grows(machine: Machine, request_: Any) -> None:
 
 
 @pytest.mark.parametrize("request_", OTHERS)
-def test_without_space_the_rest_goes_on(machine: Machine, request_: Any) -> None:
+def test_other_entries_apply_without_space(machine: Machine, request_: Any) -> None:
     machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.NOSPACE))
     machine.answer(request_)
 

@@ -1,4 +1,4 @@
-"""Requests that are refused by their contents alone, in any state of the store."""
+"""Requests refused by their contents, in any state of the store."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ BRANCHES = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(BRANCHES, BRANCHES)
-def test_duplicates_are_those_of_the_plain_rule(then: list[Any], otherwise: list[Any]) -> None:
+def test_duplicate_check_matches_plain_rule(then: list[Any], otherwise: list[Any]) -> None:
     request = txn(then=then, otherwise=otherwise)
     expected: type[errors.StatusError] | None = None
     try:
@@ -189,7 +189,7 @@ def test_compares_on_intervals_are_found() -> None:
 
 
 def test_the_largest_txn_is_checked_in_no_time() -> None:
-    """Not a measurement: looking at all pairs takes far longer than the bound, and this a hundredth of it."""
+    """A coarse bound: comparing all pairs takes far longer than the bound, the real check a hundredth of it."""
 
     def make(name: bytes) -> Any:
         return put(b"p" + name) if name[-1] % 2 else delete(b"d" + name, b"d" + name + b"x")

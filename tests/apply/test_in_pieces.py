@@ -1,4 +1,4 @@
-"""An entry applied in the smallest pieces has the same result as at once, and no reader sees it half done."""
+"""An entry applied in the smallest pieces has the same result as at once, and readers never see it half applied."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ class _Limit:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 200))
-def test_an_answer_for_which_there_is_no_room_is_left_out(seed: int, room_bytes: int) -> None:
+def test_answer_without_room_is_left_out(seed: int, room_bytes: int) -> None:
     rng = Random(seed)
     with_room, without = Machine(at_once_max=0), Machine(at_once_max=0)
     for _ in range(20):
@@ -291,7 +291,7 @@ def test_an_answer_for_which_there_is_no_room_is_left_out(seed: int, room_bytes:
 
 
 @pytest.mark.parametrize("entry", ["done", "refused", "no request", "long", "long and refused"])
-def test_who_waited_for_an_entry_is_not_kept_behind_it(entry: str) -> None:
+def test_waiter_is_freed_after_its_entry(entry: str) -> None:
     """On a quiet member the connection of a client whose last request was refused stayed in memory."""
     machine = Machine(at_once_max=4, changes_max=8)
     for number in range(9):

@@ -1,4 +1,4 @@
-"""What entries about leases do, and that they do the same on every member."""
+"""Lease entries, and their equal effect on every member."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_keys_are_put_under_leases_that_exist(machine: Machine) -> None:
     assert machine.store.lease_keys_unordered(7) == [b"a"]
 
 
-def test_leases_end_each_in_its_own_revision_and_those_that_are_gone_do_no_harm(machine: Machine) -> None:
+def test_each_expired_lease_gets_one_revision_and_missing_ids_are_ignored(machine: Machine) -> None:
     for lease_id in (1, 2, 3):
         machine.answer(grant(lease_id))
     machine.answer(put(b"a", 1))

@@ -1,4 +1,4 @@
-"""Limits of rates as all members apply them: set, replaced, removed, refused alike, kept over a restart."""
+"""Rate limits applied equally by all members: set, replaced, removed, refused, kept over a restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def apply(machine: Machine, limit: admin_pb2.Limit) -> None:
         )
     )
 )
-def test_limits_are_those_of_a_model_and_stay_over_a_restart(limits: list[admin_pb2.Limit]) -> None:
+def test_limits_match_model_and_survive_restart(limits: list[admin_pb2.Limit]) -> None:
     machine = Machine()
     model: dict[tuple[str, bytes], admin_pb2.Limit] = {}
     for limit in limits:
@@ -63,7 +63,7 @@ def test_limits_are_those_of_a_model_and_stay_over_a_restart(limits: list[admin_
         (admin_pb2.Limit(kind="prefix", name=b"a", watches_max=9), "not prefix"),
     ],
 )
-def test_what_is_no_limit_is_refused_alike(limit: admin_pb2.Limit, text: str) -> None:
+def test_invalid_limit_is_refused_identically(limit: admin_pb2.Limit, text: str) -> None:
     machine = Machine()
     with pytest.raises(errors.InvalidLimitError) as caught:
         apply(machine, limit)

@@ -1,4 +1,4 @@
-"""Changes of members as the log applies them, against a model: who is a member, who votes, who left, and every refusal.
+"""Applied membership changes against a model: members, voters, removed members, and every refusal.
 
 The model knows etcd's rules (``ValidateConfigurationChange``) and nothing of Raft or of the store.
 """
@@ -130,7 +130,7 @@ def record_of(
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(CHANGES, max_size=12))
-def test_changes_do_what_the_model_does(changes: list[Any]) -> None:
+def test_changes_match_model(changes: list[Any]) -> None:
     replica, model = Replica(), Model({each: (frozenset([url(each)]), False) for each in FOUNDERS})
     for parts, learners_max in changes:
         before = replica.state()
@@ -209,7 +209,7 @@ def test_the_last_voter_stays() -> None:
     assert [member.ID for member in replica.membership.list()] == [3]
 
 
-def test_steps_that_are_not_those_of_the_context_are_refused() -> None:
+def test_steps_differing_from_context_are_refused() -> None:
     replica = Replica()
     record = record_of([("REMOVE", 2, frozenset(), False)], None)
     wrong = ConfChange((ConfChangeSingle(ConfChangeType.REMOVE_NODE, 3),), context=record.SerializeToString())

@@ -1,4 +1,4 @@
-"""Plain puts and reads beside the message classes: what is decoded, written and answered is the same, byte for byte."""
+"""Fast paths of plain puts and reads decode, write and answer the same bytes as the message classes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_plain_decoding_equals_the_message(data: bytes) -> None:
 
 
 def test_most_requests_are_plain() -> None:
-    """Else the test above would compare nothing."""
+    """Otherwise the test above would compare nothing."""
     rng = Random(1)
     samples = [encoded(rng) for _ in range(500)]
     assert sum(map(check_put, samples)) > 200

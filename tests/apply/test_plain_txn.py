@@ -1,4 +1,4 @@
-"""Plain txns beside the message classes: what is decoded, refused, written and answered is the same, byte for byte."""
+"""The fast path of plain txns decodes, refuses, writes and answers the same bytes as the message classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas of prefixes: use covers what is kept, alike on all members; a refused write would have grown a full prefix."""
+"""Prefix quotas: use covers all kept data, equally on all members; a refused write would have grown a full prefix."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_use(machine: Machine, is_exact: bool = True) -> None:
     """Compare use with a count.
 
     Arguments:
-        machine: it.
+        machine: machine to check.
         is_exact: False: parts of the history may still count that compactions gave back.
     """
     for quota in machine.applier.quotas.by_prefix():
@@ -170,7 +170,7 @@ def _is_legal(request: Any) -> bool:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
-def test_use_is_a_count_and_refusals_are_those_of_the_model(seed: int) -> None:
+def test_usage_is_exact_and_refusals_match_model(seed: int) -> None:
     """At once and in the smallest pieces, over restarts, all members come to the same."""
     rng = Random(seed)
     with pytest.MonkeyPatch.context() as patches:
@@ -201,7 +201,7 @@ def test_use_is_a_count_and_refusals_are_those_of_the_model(seed: int) -> None:
         assert plain.hash() == pieces.hash()
 
 
-def test_a_refusal_names_the_prefix_and_is_no_space_to_clients_of_etcd() -> None:
+def test_refusal_names_prefix_and_maps_to_no_space_for_etcd_clients() -> None:
     machine = Machine()
     apply(machine, set_quota(b"jobs/", keys_max=1))
     assert apply(machine, put(b"jobs/1")).error is None
@@ -278,7 +278,7 @@ def test_freed_bytes_of_large_values_are_counted_in_pieces(request_: Any) -> Non
     check_use(machine)
 
 
-def test_a_quota_below_what_is_there_takes_no_growth_and_everything_else() -> None:
+def test_quota_below_usage_refuses_only_growth() -> None:
     machine = Machine()
     for number in range(5):
         apply(machine, put(b"k%d" % number, b"12345"))
@@ -332,7 +332,7 @@ def count_on(prefix: bytes) -> admin_pb2.QuotaSetRequest:
     return set_quota(prefix, COUNT_ON, COUNT_ON)
 
 
-def test_a_long_history_is_counted_in_parts_while_writes_go_on() -> None:
+def test_long_history_is_counted_in_parts_during_writes() -> None:
     machine, other = Machine(), Machine(at_once_max=0)
     both = (machine, other)
     for number in range(6_000):
@@ -445,7 +445,7 @@ def test_a_history_gives_back_at_most_what_is_due_and_nearly_all_of_it(
     assert given_bytes + history.compact(main) == total_bytes
 
 
-def test_a_quota_of_an_earlier_build_counts_what_exists_until_it_is_set_again() -> None:
+def test_quota_of_earlier_build_counts_existing_keys_until_reset() -> None:
     machine = Machine()
     apply(machine, set_quota(b"k", bytes_max=1_000), Kind.PREFIX_QUOTA)
     for _ in range(5):
@@ -458,7 +458,7 @@ def test_a_quota_of_an_earlier_build_counts_what_exists_until_it_is_set_again() 
     assert machine.reopened().applier.quotas.by_prefix()[0].message().bytes_history == 4 * kept_bytes(6)
 
 
-def test_invalid_quotas_are_refused_alike() -> None:
+def test_invalid_quotas_are_refused_identically() -> None:
     machine = Machine()
     for request, kind in (
         (set_quota(bytes(257), 1), errors.InvalidQuotaError),

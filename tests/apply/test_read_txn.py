@@ -100,7 +100,7 @@ def test_refusals_come_before_anything_is_read() -> None:
     view.let_go()
 
 
-def test_a_txn_that_grows_too_large_is_given_up() -> None:
+def test_oversized_read_txn_is_abandoned() -> None:
     machine, _ = filled([(b"%03d" % number, b"v" * 1000) for number in range(300)])
     view = machine.store.pin()
     operation = rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=b"0", range_end=b"9"))

@@ -1,4 +1,4 @@
-"""Responses put together by hand are those that protobuf would build."""
+"""Hand-encoded responses equal those built by protobuf."""
 
 from __future__ import annotations
 

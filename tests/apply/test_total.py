@@ -1,4 +1,4 @@
-"""Applying is total: any bytes in the log have the same outcome on every member, and no member stops over them."""
+"""Apply is total: any bytes in the log have the same outcome on every member and never stop one."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_unknown_kind_stops_the_member_with_the_version_it_needs(kind: int) -
     assert ("raftkv 2.7 or later" in str(caught.value)) == (kind >= wire.VERSIONED_FIRST)
 
 
-def test_a_request_that_cannot_be_decoded_is_refused_alike() -> None:
+def test_undecodable_request_is_refused_identically() -> None:
     machine = Machine()
     for kind in TYPES:
         outcome = _apply(machine, kind, b"\xff")

@@ -57,7 +57,7 @@ def test_compares(machine: Machine, condition: rpc_pb2.Compare, holds: bool) -> 
     assert machine.answer(txn([condition, compare("VERSION", "EQUAL", b"a", 3)], [delete(b"d")])).succeeded is holds
 
 
-def test_operations_see_what_was_written_before_them_under_one_revision(machine: Machine) -> None:
+def test_txn_operations_see_earlier_writes_at_one_revision(machine: Machine) -> None:
     answer = machine.answer(
         txn(then=[get(b"a"), put(b"a", b"4", prev_kv=True), get(b"a"), delete(b"b", prev_kv=True), get(b"b")])
     )

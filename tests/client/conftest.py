@@ -1,4 +1,4 @@
-"""The library on a real cluster: every scenario runs against etcd 3.5.1 and against raftkv."""
+"""Fixtures for the library on real clusters: every scenario runs against etcd 3.5.1 and against raftkv."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Runs a scenario with a client whose keys are this test's alone."""
+    """Run a scenario with a client in a key space for this test only."""
     namespace = f"{request.node.originalname}/"
 
     def run(scenario: Scenario, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.fixture(params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])
 def three(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Three members, for a test that kills some."""
+    """Three members, for tests that kill some."""
     program: Program = request.param
     with Cluster(program, size=3) as cluster:
         yield cluster
@@ -51,7 +51,7 @@ SHORT_ON_ETCD = {"test_library_kv.py", "test_library_lock.py", "test_library_aut
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is played on etcd: the same was played on raftkv."""
+    """Mark the runs on etcd `long`, since the same scenarios run on raftkv."""
     for item in items:
         chosen = getattr(getattr(item, "callspec", None), "params", {})
         alone = chosen.get("member") is ETCD_FAST and item.path.name not in SHORT_ON_ETCD

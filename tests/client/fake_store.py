@@ -1,4 +1,4 @@
-"""Clusters with a history, behind the core of a client: members that lag, drop, overtake and disappear on request."""
+"""Fake clusters with a history behind a client's core: members that lag, drop, overtake and disappear on request."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Member(FakeCall):
         self.inbox.put_nowait(response.SerializeToString())
 
     def move(self):
-        """Apply what has been committed, and send it, as far as that is not held up."""
+        """Apply committed changes and send their events, unless these are held."""
         if not self.cluster.holds_apply:
             self.applied = self.history.revision
         for watch_id, watch in list(self.watches.items()) if not self.cluster.holds_events else ():
@@ -129,7 +129,7 @@ class Member(FakeCall):
 
 
 class FakeClusters(FakeCore):
-    """The core of a client whose endpoints lead to one cluster after the other.
+    """The core of a client whose endpoints lead to successive clusters.
 
     Attributes:
         overtakes: members answer for progress before they have sent all events, as etcd 3.5.1 does.

@@ -59,7 +59,7 @@ class FakeCall:
         self.inbox.put_nowait(response.SerializeToString())
 
     def feed(self, batch=3):
-        """Send every watch what it has not got, a few revisions at a time."""
+        """Send every watch its missing events, a few revisions at a time."""
         for watch_id, start in self.watches.items():
             for first in range(start, self.cluster.revision + 1, batch):
                 last = min(first + batch - 1, self.cluster.revision)
@@ -72,7 +72,7 @@ class FakeCall:
 
 
 class FakeCore:
-    """What the hub needs of a client's core; also the cluster behind it."""
+    """The part of a client's core that the hub needs, and the cluster behind it."""
 
     def __init__(self, version="3.6.0"):
         self.version = version

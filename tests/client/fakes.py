@@ -1,4 +1,4 @@
-"""A transport without a network: answers from a script."""
+"""A transport without a network, with scripted answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = bytes | RpcError | Callable[[str, bytes, tuple], bytes]
 
 
 class FakeTransport:
-    """Gives its answers in turn, the last one again and again, and remembers the calls."""
+    """Gives its answers in turn, repeats the last one, and records the calls."""
 
     def __init__(self, answers: list[Answer]) -> None:
         self.answers = answers
@@ -36,7 +36,7 @@ class FakeTransport:
 
 
 class FakeCluster:
-    """One fake transport an endpoint."""
+    """One fake transport per endpoint."""
 
     def __init__(self, **answers: list[Answer]) -> None:
         self.members = {name: FakeTransport(list(script)) for name, script in answers.items()}

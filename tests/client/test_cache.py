@@ -1,4 +1,4 @@
-"""The cache beside a model: whole revisions, in order, and no linearizable read is stale when streams break."""
+"""The cache against a model: whole revisions in order, and no stale linearizable read when streams break."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class World:
 
 
 class Machine(RuleBasedStateMachine):
-    """Rules are what others write and what fails; reads are begun by rules, and checked when they come back."""
+    """Each rule is a write of another client, a failure, or the begin of a read; reads are checked at their end."""
 
     def __init__(self):
         super().__init__()
@@ -191,7 +191,7 @@ class Machine(RuleBasedStateMachine):
             self.patch.undo()
 
     def end(self):
-        """Once all is well again the cache is where the store is."""
+        """Check that without faults the cache reaches the state of the store."""
         self.core.is_down = self.core.holds_apply = self.core.holds_events = False
         self.core.lose_stream()
         self.world.run(10.0)
@@ -264,7 +264,7 @@ def test_read_that_begins_during_a_round_does_not_take_its_answer():
 
 @pytest.mark.parametrize("change", [{"a": None}, {"a": b"2"}, {"a": None, "d": b"1"}, {"d": b"1"}])
 def test_early_answer_for_progress_is_not_believed(change):
-    """Etcd 3.5.1 tells the revision of a write before the event of it."""
+    """Etcd 3.5.1 reports the revision of a write before the event of it."""
     world = World("3.5.1")
     world.write(a=b"1", b=b"1")
     cache = world.cache()
@@ -280,7 +280,7 @@ def test_early_answer_for_progress_is_not_believed(change):
     assert shown(world.finish(cache.range(linearizable=True))) == below(now.states[now.revision])
 
 
-def test_progress_of_a_member_that_is_cut_off_is_no_ground_for_a_read():
+def test_progress_of_isolated_member_does_not_confirm_read():
     world = World()
     world.write(a=b"1")
     cache = world.cache()
@@ -524,7 +524,7 @@ RANGES = [
 
 @pytest.mark.parametrize(("args", "options", "keys", "more"), RANGES)
 @pytest.mark.parametrize("prefix", ["jobs/", "", "\xff"])
-def test_ranges_are_those_of_the_store(args, options, keys, more, prefix):
+def test_cache_ranges_match_store(args, options, keys, more, prefix):
     world = World()
     start = prefix.encode()
     world.core.write({start + key: b"1" for key in (b"a", b"ab", b"b")})

@@ -115,7 +115,7 @@ def test_a_time_limit_is_told_without_the_noise_of_floats():
     assert str(EndpointsFailed({}, 0.25, definite=True)) == "no answer within 0.25 s from any endpoint"
 
 
-def test_the_time_that_is_told_is_what_was_asked_for(monkeypatch):
+def test_timeout_error_names_the_requested_time(monkeypatch):
     """The calls that the first connection took."""
     ticks = itertools.count(100.0)
     monkeypatch.setattr("raftkv.client.rpc.core.monotonic", lambda: next(ticks))
@@ -243,7 +243,7 @@ def test_a_step_is_taken_until_it_is_answered():
 
 
 class Loss:
-    """Something to be lost."""
+    """A resource that can be lost."""
 
     def __init__(self):
         self.callbacks = []

@@ -1,4 +1,4 @@
-"""Failover, retries, deadlines and tokens, on transports that play a script."""
+"""Failover, retries, deadlines and tokens, on transports with scripted answers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_learner_is_left_for_the_next_endpoint(method):
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc"])
-def test_that_there_are_learners_alone_is_told(names):
+def test_learners_only_is_reported(names):
     cluster = FakeCluster(**{name: [UNREACHABLE] if name == "c" else [LEARNER] for name in names})
     with pytest.raises(errors.NotSupportedForLearnerError):
         call(cluster)
@@ -239,7 +239,7 @@ def test_a_caller_that_is_cancelled_leaves_at_once_but_a_txn_that_only_reads_run
 
 
 class LateTransport(FakeTransport):
-    """Fails when it is let."""
+    """Fails on command."""
 
     def __init__(self):
         super().__init__([])

@@ -98,7 +98,7 @@ def test_address_is_split_into_host_and_port(text):
 
 
 @pytest.mark.parametrize("text", ["h", "h:", "h:-1", "h:65536", "h:\u00b2", "h:" + "1" * 5000, "::1:80", "[::1]", ""])
-def test_text_without_host_and_port_is_no_address(text):
+def test_text_without_host_and_port_is_not_an_address(text):
     with pytest.raises(ValueError, match=r'^not "host:port"$'):
         split_address(text)
 
@@ -205,7 +205,7 @@ def test_put_above_the_limit_is_refused_before_anything_is_sent(limit_bytes, err
         asyncio.run(put())
 
 
-def test_client_of_a_peer_port_learns_which_port_to_use():
+def test_peer_port_error_names_the_client_port():
     text = str(from_status(errors.UNIMPLEMENTED, _SERVICE))
     assert text == f"{_SERVICE}: this is a peer port, or no member; clients use the URLs of --listen-client-urls"
 

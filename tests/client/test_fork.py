@@ -1,6 +1,6 @@
-"""Forked children of a process with a client: each has its own connections, what the parent holds stays the parent's.
+"""Forked children of a process with a client: each has its own connections; locks and leases stay with the parent.
 
-The scenarios are programs of their own (one fork in the process of the tests would carry everything else along).
+The scenarios are separate programs, because a fork of the test process would copy everything else.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ kv = raftkv.connect(sys.argv[1].split(','), namespace='fork/')
 
 
 def run(cluster, program, *, timeout_s=120):
-    """Run a program after the prelude; what it prints."""
+    """Run a program after the prelude and return its output."""
     text = PRELUDE + textwrap.dedent(program)
     done = subprocess.run(
         [sys.executable, "-X", "dev", *OF_FORKS, "-c", text, ",".join(cluster.endpoints)],
@@ -69,7 +69,7 @@ def run(cluster, program, *, timeout_s=120):
     return done.stdout
 
 
-def test_a_child_uses_the_client_and_the_parents_connection_goes_on(member):
+def test_child_uses_client_and_parent_connection_survives(member):
     program = """
         kv.put('a', 'parent')
         before = sockets()
@@ -169,7 +169,7 @@ def test_objects_held_by_the_parent_are_unusable_in_the_child_and_stay_held(memb
 
 
 @pytest.mark.long
-def test_a_child_does_not_keep_alive_what_its_killed_parent_held(tmp_path):
+def test_child_does_not_renew_leases_of_killed_parent(tmp_path):
     flags = RAFTKV.with_flags("--lease-min-ttl", "1")
     with Cluster(flags) as cluster:
         program = """
@@ -223,7 +223,7 @@ def test_forks_in_the_middle_of_the_calls_of_many_threads(member):
 
 
 def test_the_loop_imports_nothing_that_a_fork_could_fall_into(member):
-    """A lock of a module that the loop's thread was importing would be held for ever in the child."""
+    """The import lock of a module that the loop's thread was importing would stay held in the child."""
     program = """
         before = set(sys.modules)
         watch, lease = kv.watch('a'), kv.lease(10).grant()
@@ -308,7 +308,7 @@ def test_workers_of_a_torch_data_loader(member):
 
 
 @pytest.mark.long
-def test_members_die_while_children_and_parent_go_on(three):
+def test_forked_clients_survive_member_deaths(three):
     """The parent's watch sees every write of every child, also when its member dies in between."""
     program = """
         watch = kv.watch('w/', prefix=True)

@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 
 
 class Row(NamedTuple):
-    """A call: the class of its service and raftkv's name of its method, and what it is asked."""
+    """A call: class of the service, raftkv's name of the method, and the request."""
 
     service: str
     method: str
@@ -274,7 +274,7 @@ def test_a_call_that_left_nowhere_is_definite() -> None:
 
 
 class Server(grpc.GenericRpcHandler):
-    """Refuses each call some times, or never answers it."""
+    """Refuses each call a number of times, or never answers it."""
 
     def __init__(self, refusals: int = 0, answer: Callable[[Any], bytes] | None = None) -> None:
         self.refusals = refusals
@@ -328,7 +328,7 @@ def test_a_deadline_is_not_definite() -> None:
     server.stop(None).wait()
 
 
-def test_what_may_be_repeated_is_and_nothing_else() -> None:
+def test_only_repeatable_calls_are_retried() -> None:
     """The library's table of methods says which: grpcio does it, by the options of the channel."""
     handler = Server(refusals=2)
     server, target = handler.start()

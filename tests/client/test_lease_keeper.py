@@ -1,4 +1,4 @@
-"""Keep-alives against a member of a few lines: what an answer is worth, and when a member is left."""
+"""Keep-alives against a minimal member: validity of answers, and when the client leaves a member."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Call:
 
 
 class Core:
-    """What the keeper and its leases need of a client's core."""
+    """The part of a client's core that the keeper and its leases need."""
 
     def __init__(self):
         self.endpoints = ["m0"]
@@ -98,8 +98,8 @@ def deadline_of(lease):
     return asyncio.get_running_loop().time() + lease.remaining_s
 
 
-def test_a_lease_lasts_from_when_it_was_asked_for():
-    """The answer may have been under way for long: what it says was true when the member saw the question."""
+def test_lease_lasts_from_time_of_request():
+    """The answer may have been delayed: its TTL counts from when the member saw the request."""
 
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
@@ -280,7 +280,7 @@ def test_endpoints_that_do_not_connect_cost_a_moment_each():
     play(scenario)
 
 
-def test_a_lease_with_a_grace_is_asked_for_as_soon_as_it_is_granted():
+def test_lease_with_grace_is_renewed_right_after_grant():
     async def scenario(core, scope):
         await Lease(scope, 60)
         await until(lambda: core.calls and len(core.calls[0].asked) == 1)
@@ -346,7 +346,7 @@ def test_renewals_of_a_foreign_lease_give_out_every_answer():
     play(scenario)
 
 
-def test_renewals_say_why_no_answer_came_or_who_refused():
+def test_renewal_errors_carry_their_reason():
     async def scenario(core, scope):
         core.refuse = errors.NoLeaderError()
         with pytest.raises(errors.ContextDeadlineExceededError) as failed:
@@ -359,7 +359,7 @@ def test_renewals_say_why_no_answer_came_or_who_refused():
     play(scenario)
 
 
-def test_a_lease_whose_keys_may_not_be_written_any_more_is_lost_alone():
+def test_lease_without_write_right_is_lost_alone():
     """Members end the stream over it and name no lease: the others must not end with it."""
 
     async def scenario(core, scope):

@@ -1,4 +1,4 @@
-"""Tokens: when a client asks for one, who waits for it, what it survives, and that nothing shows it."""
+"""Tokens: when a client logs in, shared waiting, refusals survived, and secrecy."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_unanswered_renewal_leaves_the_valid_token():
     assert len(members.carried) == 2
 
 
-def test_rights_that_change_meanwhile_are_no_reason_to_log_in_again():
+def test_changed_rights_cause_no_new_login():
     members = Members()
     members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(3)]
 
@@ -157,7 +157,7 @@ def test_client_with_a_certificate_tries_again_when_rights_change_without_login(
     assert (members.carried, members.logins) == (["", "", ""], [])
 
 
-def test_a_token_of_a_function_is_asked_for_again_when_it_is_refused():
+def test_token_function_is_called_again_after_refusal():
     members, made = Members(), []
     members.bad = {"j1"}
 
@@ -169,7 +169,7 @@ def test_a_token_of_a_function_is_asked_for_again_when_it_is_refused():
     assert (members.carried, members.logins) == (["j1", "j2"], [])
 
 
-def test_a_function_that_fails_is_named_without_what_it_said():
+def test_failing_token_function_is_named_without_its_message():
     def vault():
         raise OSError("canary-pw")
 
@@ -236,7 +236,7 @@ def test_a_caller_that_gives_up_does_not_take_the_login_of_the_others_with_it():
     assert (len(asked), members.carried) == (2, ["t1"] * 3)
 
 
-def test_a_wrong_password_is_asked_about_once_for_all_who_wait():
+def test_wrong_password_costs_one_request_for_all_waiters():
     cluster = FakeCluster(a=[WRONG])
 
     async def main():
@@ -263,7 +263,7 @@ def test_the_token_of_one_stream_does_not_end_the_newer_one():
 
 
 def shown(error: BaseException, seen: set[int]) -> str:
-    """Everything that a tool may print of an exception: texts, and what the frames held, all the way back."""
+    """All that a tool may print of an exception: texts and variables of all frames in the chain."""
     if id(error) in seen:
         return ""
     seen.add(id(error))
@@ -314,7 +314,7 @@ ENVIRONMENTS = [
 
 
 @pytest.mark.parametrize(("environment", "settings"), ENVIRONMENTS)
-def test_the_environment_says_who_one_is_and_hands_it_on(environment, settings):
+def test_environment_sets_identity_and_passes_it_on(environment, settings):
     assert client_settings(environment) == settings
     handed: dict[str, str] = {}
     announce_settings(settings, handed)
@@ -335,7 +335,7 @@ def test_an_environment_that_contradicts_itself_is_refused_without_its_secrets(e
     assert "canary-pw" not in str(caught.value)
 
 
-def test_connect_is_who_the_environment_says_unless_it_is_told(monkeypatch):
+def test_connect_uses_identity_of_environment_by_default(monkeypatch):
     monkeypatch.setenv("RAFTKV_USER", "ann:pw")
     with raftkv.connect("h:1") as kv:
         assert repr(kv) == "<raftkv Client of h:1 as ann>"

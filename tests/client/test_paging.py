@@ -1,4 +1,4 @@
-"""Long lists in pages of bytes: on a real member, and where a page is more than either end takes."""
+"""Long lists in pages limited by bytes: on a real member, and for pages too large for either end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL = UnknownStatus(RESOURCE_EXHAUSTED, CONNECTION_FULL)
 
 
 class Member:
-    """Keys of one size, and what one answer may hold."""
+    """Keys of one size, and a limit on answers."""
 
     def __init__(self, room_bytes: int, error: StatusError) -> None:
         self.asked: list[int] = []
@@ -45,14 +45,14 @@ class Member:
 @pytest.mark.parametrize("error", [FULL, ReceivedTooLarge("grpc: received message larger than max")], ids=str)
 @pytest.mark.parametrize("room_keys", [1, 5, 90, 250])
 @on_loop
-async def test_a_page_that_is_too_large_is_asked_for_with_fewer_keys(room_keys: int, error: StatusError) -> None:
+async def test_oversized_page_is_retried_with_fewer_keys(room_keys: int, error: StatusError) -> None:
     member = Member(room_keys * VALUE_BYTES, error)
     assert await member.read() == KEYS
 
 
 @pytest.mark.parametrize("error", [FULL, ContextDeadlineExceededError(), LimitedError("alice", 100)], ids=str)
 @on_loop
-async def test_what_no_smaller_page_helps_against_is_raised(error: StatusError) -> None:
+async def test_error_that_smaller_page_cannot_fix_is_raised(error: StatusError) -> None:
     member = Member(0, error)
     with pytest.raises(type(error)):
         await member.read()

@@ -1,4 +1,4 @@
-"""A txn is sent again when it was not answered in time, and later each time if the cluster is only busy."""
+"""An unanswered txn is sent again, with growing delays while the cluster is only busy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVICE_S = 0.01
 
 
 class BusyStore:
-    """Executes one txn after the other, each for a while, also those whose senders have given them up."""
+    """Executes txns one by one, each taking a while, including those whose senders timed out."""
 
     scope = None
 

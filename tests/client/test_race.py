@@ -43,7 +43,7 @@ class Runner:
 
 
 class Field:
-    """The endpoints of a race, opened in turn; ``ends`` are the attempts whose outcome is known at once."""
+    """The endpoints of a race, opened in turn; ``ends`` are attempts with an immediate outcome."""
 
     def __init__(self, **ends: bool) -> None:
         self.ends = ends
@@ -105,7 +105,7 @@ def test_silent_ones_are_left_and_closed(monkeypatch):
     run(scenario)
 
 
-def test_of_two_at_once_the_first_in_order_wins(monkeypatch):
+def test_simultaneous_answers_go_to_first_endpoint(monkeypatch):
     monkeypatch.setattr(racing, "HEAD_START_S", 0.0)
 
     async def scenario():
@@ -154,7 +154,7 @@ def test_concurrent_calls_share_one_race_and_calls_to_one_endpoint_take_no_part(
     run(scenario)
 
 
-def test_a_call_whose_time_is_up_is_told_so_and_the_race_goes_on():
+def test_call_timeout_does_not_end_the_race():
     async def scenario():
         field = Field()
         async with Client("a,b", open_transport=field.open) as client:
@@ -184,7 +184,7 @@ def test_a_client_that_is_closed_while_its_endpoints_race_ends_all():
 
 @pytest.fixture
 def frozen():
-    """Endpoints of members that stand still: the kernel takes connections for them, and no process reads them."""
+    """Endpoints of frozen members: the kernel accepts connections, and no process reads them."""
     listeners = [socket.create_server(("127.0.0.1", 0), backlog=8) for _ in range(3)]
     yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
     for listener in listeners:

@@ -1,4 +1,4 @@
-"""A record in the store is input: its bytes are a sound record of its own key, or an error of one line."""
+"""A record in the store is untrusted input: its bytes are a valid record of its key, or a one-line error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ TOLD = (
 
 
 @pytest.mark.parametrize("record", TOLD, ids=lambda record: record.NAME)
-def test_what_an_exception_says_is_always_written(record: Record) -> None:
+def test_exception_text_is_always_written(record: Record) -> None:
     """A name that is no UTF-8 in an exception: the fault was not reported, and ended its node."""
     (name,) = record.SPOKEN
     said = getattr(record, name)

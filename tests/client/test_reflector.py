@@ -1,4 +1,4 @@
-"""The reflector beside a model: it ends where the store is and reports each change once, even if messages are lost."""
+"""The reflector against a model: it reaches the store's state and reports each change once despite lost messages."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def play(story: Coroutine[Any, Any, None]) -> None:
 
 
 @given(STEPS, st.integers(0, 1000), st.booleans())
-def test_it_ends_where_the_store_is_and_reports_every_change_once(
+def test_reflector_reports_each_change_once_and_matches_store(
     steps: list[tuple[str, str]], seed: int, deletes: bool
 ) -> None:
     async def story() -> None:
@@ -194,7 +194,7 @@ def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision() -
     play(story())
 
 
-def test_an_outage_of_any_length_is_waited_for_and_is_no_refusal() -> None:
+def test_outage_is_waited_out_and_not_reported_as_refusal() -> None:
     async def story() -> None:
         world = StoreWorld()
         control = world.control(seed=3, lost=0.5)
@@ -275,7 +275,7 @@ def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector() -> No
     play(story())
 
 
-def test_a_refusal_is_logged_once_for_owners_that_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_is_logged_once_for_continuing_owners(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         world = StoreWorld()
         control = world.control()
@@ -308,7 +308,7 @@ def test_a_revision_can_be_waited_for() -> None:
     play(story())
 
 
-def test_that_the_client_was_closed_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """A watch, a list, and what lies between both end with it, and the log stays silent."""
 
     def closed(*_: object, **__: object) -> Any:
@@ -386,7 +386,7 @@ def test_list_that_is_too_large_for_one_answer_is_read_in_parts(
     play(story())
 
 
-def test_after_a_restore_only_what_differs_is_reported() -> None:
+def test_restore_reports_only_differences() -> None:
     """The new cluster is at an earlier revision: its list was passed over, and changes missed until it caught up."""
 
     async def scenario() -> None:

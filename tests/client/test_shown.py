@@ -1,4 +1,4 @@
-"""What objects of the client show of themselves in a debugger or a log, and what the package shows of its names."""
+"""Representations of client objects in a debugger or a log, and the public names of the package."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
 
 @pytest.fixture
 def kv(member, request):
-    """A client whose keys are this test's alone."""
+    """A client in a key space for this test only."""
     with raftkv.connect(member.endpoints, namespace=f"sync/{request.node.originalname}/") as client:
         yield client
 
@@ -92,7 +92,7 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments():
 @pytest.mark.parametrize(
     "name", ["Cache", "Endpoints", "Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"]
 )
-def test_both_clients_of_what_is_held_have_the_same_methods(name):
+def test_sync_and_async_handles_have_same_methods(name):
     ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
     of_the_loop = {"answered", "commit", "conditions", "expect", "interrupting", "next_batch", "next_step", "ready"}
     of_the_loop |= {"refused", "renewed"}
@@ -259,7 +259,7 @@ def test_the_revision_of_a_watch_is_that_of_the_last_whole_revision_taken(kv):
     watch.cancel()
 
 
-def test_a_watch_on_what_was_compacted_says_from_where_there_is_history(kv):
+def test_watch_on_compacted_revision_names_first_available(kv):
     kv.put("k", "1")
     revision = kv.put("k", "2").revision
     kv.compact(revision)
@@ -319,7 +319,7 @@ def test_a_wrong_argument_is_refused_in_words(kv, text):
     assert str(refused.value) == text
 
 
-def test_a_wait_without_a_limit_may_be_asked_for_as_infinite(kv):
+def test_infinite_timeout_means_no_limit(kv):
     lock = kv.lock("n").acquire(timeout_s=float("inf"))
     assert lock.held
     lock.release()
@@ -376,7 +376,7 @@ def test_a_lease_without_a_block(kv):
     assert lease.id not in kv.leases()
 
 
-def test_a_lease_that_was_never_granted_says_what_to_do(kv):
+def test_ungranted_lease_error_says_how_to_grant(kv):
     with pytest.raises(raftkv.LeaseLost, match="enter it by with, or call grant"):
         kv.put("k", "1", lease=kv.lease(ttl=10))
 
@@ -504,7 +504,7 @@ def test_ctrl_c_while_waiting_for_a_lock_leaves_the_line(member, interrupt):
 # ---- its end, and bad luck
 
 
-def test_closing_ends_what_other_threads_wait_for(member):
+def test_closing_ends_waits_of_other_threads(member):
     client = raftkv.connect(member.endpoints)
     watch, failures = client.watch("k"), []
 
@@ -540,7 +540,7 @@ def test_a_client_that_is_closed_while_another_thread_opens_it_stays_closed():
 
 
 def test_a_signal_handler_may_use_a_client_that_is_being_opened():
-    """Open it there: the handler waited for the thread that it had interrupted."""
+    """The handler opens the client itself; it used to wait for the thread that it had interrupted."""
     kv = raftkv.connect("127.0.0.1:1")
     make, opened = kv._make, []
 
@@ -577,7 +577,7 @@ def test_held_objects_keep_a_dropped_client_alive(member):
     lease.revoke()
 
 
-def test_every_endpoint_down_says_which_and_why():
+def test_error_names_every_endpoint_that_is_down_and_reason():
     ports = [free_port(), free_port()]
     kv = raftkv.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=0.5)
     with kv, pytest.raises(raftkv.EndpointsFailed) as caught:
@@ -652,7 +652,7 @@ def test_objects_of_a_process_refuse_to_be_pickled(kv, make):
 
 
 def insist(write):
-    """Write what may be written twice: when a leader dies, its last writes may or may not be done."""
+    """Repeat a write until acknowledged: when a leader dies, its last writes may or may not be done."""
 
     def attempt():
         try:

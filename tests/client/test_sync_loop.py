@@ -53,7 +53,7 @@ def test_an_exception_comes_back_with_both_halves_of_its_traceback(loop):
     assert names[-1] == "fail_deep"
 
 
-def test_what_was_posted_outlasts_a_garbage_collection(loop):
+def test_posted_call_survives_garbage_collection(loop):
     begun, ended = threading.Event(), []
 
     async def wait_for_what_nothing_else_holds():
@@ -104,7 +104,7 @@ def test_a_call_may_fail_before_it_waits(loop):
         loop.run(fail())
 
 
-def test_closing_fails_the_call_under_way(loop):
+def test_closing_fails_call_in_progress(loop):
     started, failures = threading.Event(), []
 
     def wait():
@@ -188,7 +188,7 @@ def test_ctrl_c_leaves_at_once_and_cancels_the_call(way):
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_ctrl_c_while_the_loop_is_woken_does_not_let_others_wait_for_ever(loop, monkeypatch, is_told):
+def test_ctrl_c_during_wakeup_does_not_hang_others(loop, monkeypatch, is_told):
     """Interrupt before the loop has been told of the call, or right after."""
     wake, ran = loop.loop.call_soon_threadsafe, []
 

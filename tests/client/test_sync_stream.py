@@ -28,11 +28,11 @@ class Numbers:
         return [self.given - 2, self.given - 1]
 
     def cancel(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no reader waits."""
 
 
 class Silence:
-    """A source of nothing.
+    """A source without items.
 
     Attributes:
         asked: set when a reader waits.
@@ -100,7 +100,7 @@ def test_nothing_is_taken_after_the_end(loop: LoopThread) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [-1, -0.5, 0])
-def test_a_time_that_is_over_waits_for_no_other_reader(loop: LoopThread, timeout_s: float) -> None:
+def test_expired_timeout_does_not_wait_for_other_reader(loop: LoopThread, timeout_s: float) -> None:
     source = Silence()
     stream: Stream[int] = Stream(None, loop, source)
     with ThreadPoolExecutor() as threads:

@@ -1,4 +1,4 @@
-"""Spans of the client: below the caller's, one a call, and nothing of them where they do not belong."""
+"""Spans of the client: one per call, below the caller's span, and no spans elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GET = rpc_pb2.RangeRequest(key=b"k")
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Make this program one that traces; what ends is found here."""
+    """Enable tracing and collect ended spans."""
     memory = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))

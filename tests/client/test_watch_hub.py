@@ -1,4 +1,4 @@
-"""The shared watch stream, against a cluster of a few lines: resuming, parking, progress, refusals."""
+"""The shared watch stream against a minimal cluster: resuming, parking, progress, refusals."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_repeated_events_are_dropped():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_lost_or_seen_twice_under_any_fault(seed):
-    """Writes, breaks, slow and fast readers, watches that come and go, in any order."""
+    """Writes, broken streams, slow and fast readers, opened and closed watches, in any order."""
     rng = random.Random(seed)
 
     async def scenario(core, hub):
@@ -160,7 +160,7 @@ def test_a_full_queue_parks_only_its_watch():
     play(scenario)
 
 
-def test_progress_moves_idle_watches_on_but_only_those_it_speaks_of():
+def test_progress_advances_only_the_watches_it_names():
     async def scenario(core, hub):
         early = watching(hub)
         await early.ready()
@@ -223,7 +223,7 @@ def test_reasons_of_a_member():
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_watch_that_a_limit_refuses_is_asked_for_again_from_where_it_is(is_new):
+def test_watch_refused_by_limit_is_retried_from_its_position(is_new):
     """By the rate at any time; by the number of watches if it was there before. The others on the stream go on."""
 
     async def scenario(core, hub):

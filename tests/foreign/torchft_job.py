@@ -28,16 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 REPLICA = ROOT / "examples" / "torchft_ddp.py"
 ENDLESS = str(10**9)
 WAIT_S = 120.0
-OWN_LIGHTHOUSE = """
-import sys
-from torchft.coordination import LighthouseServer
-# The join timeout of its command line; that of this class is 100 ms: whoever is slower than that is left out of a step.
-server = LighthouseServer(
-    bind="127.0.0.1:0", min_replicas=int(sys.argv[1]), join_timeout_ms=60_000, heartbeat_timeout_ms=int(sys.argv[2])
-)
-print("at", "http://127.0.0.1:" + server.address().rpartition(":")[2], flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass(frozen=True)
@@ -124,11 +114,6 @@ class TorchftJob:
         """Start a daemon of raftkv's; returns its address."""
         command = [sys.executable, "-m", "raftkv", "torchft-lighthouse", "--listen=127.0.0.1:0", *flags]
         return self._start([*command, f"--endpoints={','.join(endpoints)}"])
-
-    def own_lighthouse(self, min_replicas: int, heartbeat_timeout_ms: int) -> str:
-        """Start torchft's; returns its address."""
-        command = [str(interpreter("torchft")), "-c", OWN_LIGHTHOUSE, str(min_replicas), str(heartbeat_timeout_ms)]
-        return self._start(command)
 
     def _start(self, command: list[str]) -> str:
         log = Path(self._logs.name, f"lighthouse-{len(self._lighthouses)}")

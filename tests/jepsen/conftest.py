@@ -1,4 +1,4 @@
-"""Where the runs of these tests live: on a disk, never in memory."""
+"""Folders for the runs of these tests: on a disk, never in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests import forked
 
 @pytest.fixture(autouse=True)
 def _forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members begin as those of ``tests.procs`` do, unless a failpoint is armed."""
+    """Start members as ``tests.procs`` does, unless a failpoint is armed."""
     launch = db.launch
 
     def launch_or_fork(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -33,7 +33,7 @@ def _forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tmp_runs() -> Iterator[Path]:
-    """A folder for the runs of one test, removed afterwards: here failed runs are what is wanted."""
+    """A folder for the runs of a test, removed afterwards even when runs fail, because failures are expected here."""
     folder = RUNS / f"test-{uuid.uuid4().hex[:8]}"
     folder.mkdir(parents=True)
     require_disk(folder)

@@ -1,4 +1,4 @@
-"""A real cluster of one for scripted clients: what they do is recorded, read back and checked as in a run."""
+"""A real one-member cluster for scripted clients, whose operations are recorded, read back and checked as in a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLL_S = 0.02
 
 @dataclass(slots=True)
 class Stage:
-    """The cluster, and who notes what its clients do."""
+    """A cluster and the recorder of its clients."""
 
     cluster: Cluster
     probe: Probe
@@ -31,15 +31,15 @@ class Stage:
 
     @property
     def members(self) -> list[Member]:
-        """For watchers."""
+        """The cluster's members, for watchers."""
         return self.cluster.members
 
     def client(self, name: str) -> Client:
-        """A client of the first member."""
+        """Return a client of the first member."""
         return Client(name, self.members[:1], self.recorder, self.gate, 10.0, random.Random(name))
 
     async def wait_gone(self, client: Client, key: str) -> None:
-        """Until a key is deleted."""
+        """Wait until a key is deleted."""
         async with asyncio.timeout(READY_S):
             while True:
                 result = (await client.call(Range(key))).result
@@ -48,7 +48,7 @@ class Stage:
                 await asyncio.sleep(POLL_S)
 
     async def history(self) -> History:
-        """What happened so far, with the store read back."""
+        """Return the history so far, with the store read back."""
         reader = StoreReader(self.probe)
         await reader.read_up_to(await self.probe.revision(), self.recorder.operations)
         return History(self.recorder.operations, self.recorder.events, reader.record, self.recorder.streams)
@@ -56,7 +56,7 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def staged(system: str, folder: Path) -> AsyncIterator[Stage]:
-    """One member of a system, up and well, with short leases allowed."""
+    """Start one healthy member of a system that allows short leases."""
     cluster = Cluster(folder / "stage", Settings(system=system, size=1, heartbeat_ms=20, election_ms=200))
     probe, gate = Probe(cluster), Gate()
     gate.open()

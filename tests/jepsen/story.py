@@ -1,4 +1,4 @@
-"""A small language for hand-made histories: what truly happened to the store, and what clients were answered."""
+"""A small language for hand-made histories: the true writes to the store, and the answers to clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED = Failure("INVALID_ARGUMENT", "etcdserver: key is not provided", definit
 
 
 class Story:
-    """The true order of writes, from revision 2 on, and the operations that follow from it.
+    """The true order of writes from revision 2 on, and the resulting operations.
 
     >>> story = Story(Put("k", "1"), Put("k", "2"))
     >>> story.write(2, 0, 10).read("k", 3, 20, 30).history().store.last
@@ -46,38 +46,38 @@ class Story:
             self._happen(rev, request)
 
     def write(self, rev: int, call: int, returned: int, **changes: Any) -> Story:
-        """The write of a revision, acknowledged; ``changes`` falsify the operation."""
+        """Add the acknowledged write of a revision; ``changes`` falsify the operation."""
         return self._tell(self._writes[rev], rev, self._answers[rev], call, returned, changes)
 
     def read(self, key: str, rev: int, call: int, returned: int, **changes: Any) -> Story:
-        """A linearizable read answered from a revision."""
+        """Add a linearizable read answered from a revision."""
         result = RangeResult(self._model.read(key, rev=rev))
         return self._tell(Range(key), rev, result, call, returned, changes)
 
     def list(self, start: str, end: str, rev: int, call: int, returned: int, **changes: Any) -> Story:
-        """A read of an interval."""
+        """Add a read of an interval."""
         result = RangeResult(self._model.read(start, end, rev=rev))
         return self._tell(Range(start, end), rev, result, call, returned, changes)
 
     def stale(self, key: str, rev: int, call: int, returned: int, **changes: Any) -> Story:
-        """A serializable read answered from a revision."""
+        """Add a serializable read answered from a revision."""
         result = RangeResult(self._model.read(key, rev=rev))
         return self._tell(Range(key, serializable=True), rev, result, call, returned, changes)
 
     def answered(self, request: Request, result: Result, rev: int, call: int, returned: int, **changes: Any) -> Story:
-        """Any answered operation."""
+        """Add an answered operation."""
         return self._tell(request, rev, result, call, returned, changes)
 
     def lost(self, request: Request, call: int, returned: int) -> Story:
-        """A request whose answer never came."""
+        """Add a request whose answer was lost."""
         return self._tell(request, 0, None, call, returned, {"failure": LOST})
 
     def refused(self, request: Request, call: int, returned: int) -> Story:
-        """A request that certainly did not happen."""
+        """Add a request that certainly had no effect."""
         return self._tell(request, 0, None, call, returned, {"failure": REFUSED})
 
     def history(self) -> History:
-        """The history so far."""
+        """Return the history so far."""
         return History(self.operations, self.events, self.store)
 
     def _tell(

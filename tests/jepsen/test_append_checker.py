@@ -1,4 +1,4 @@
-"""The checker of list appends: each anomaly under its own name, and nothing where there is none."""
+"""The checker of list appends reports each anomaly by its name, and nothing for correct histories."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_anomalies_have_their_names(transactions: list[Transaction], rule: str) 
 
 @st.composite
 def small_histories(draw: st.DrawFn) -> list[Transaction]:
-    """Up to five transactions that append and read as they like, and a last read of all that is true to the lists."""
+    """Up to five random appending and reading transactions, and a correct last read of all lists."""
     count = draw(st.integers(1, 5))
     orders = {key: draw(st.permutations(range(count))) for key in "xy"}
     appending = {key: draw(st.sets(st.integers(0, count - 1))) for key in "xy"}
@@ -170,7 +170,7 @@ def small_histories(draw: st.DrawFn) -> list[Transaction]:
 
 
 def explained(transactions: list[Transaction]) -> bool:
-    """Whether some order, true to real time, gives exactly these reads: by trying all."""
+    """Whether some real-time order gives exactly these reads, by trying all orders."""
     return any(_runs(order) for order in itertools.permutations(transactions))
 
 

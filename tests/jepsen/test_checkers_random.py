@@ -1,7 +1,7 @@
-"""The checkers against histories that no author thought of: legal ones pass, falsified ones are flagged or still true.
+"""The checkers against random histories: legal ones pass, falsified ones are flagged or still true.
 
-"Still true" is decided by definitions too slow to use: replaying at the claimed revisions and comparing all pairs of
-operations in time (replay), and trying all orders of all subsets (linearizability).
+"Still true" is decided by brute force: replaying at the claimed revisions and comparing all pairs of operations in
+time (replay), and trying all orders of all subsets (linearizability).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEYS = "ab"
 
 @st.composite
 def requests(draw: st.DrawFn, value: str) -> Request:
-    """A request whose writes have a value of their own."""
+    """A request that writes unique values."""
     key = draw(st.sampled_from(KEYS))
     kind = draw(st.sampled_from(["put", "get", "delete", "swap", "txn"]))
     match kind:
@@ -60,7 +60,7 @@ def requests(draw: st.DrawFn, value: str) -> Request:
 
 
 class World:
-    """A correct store under concurrent clients: each request is called, takes effect, and returns."""
+    """A correct store under concurrent clients; each request is called, takes effect, and returns."""
 
     def __init__(self) -> None:
         self.model = Model()
@@ -82,7 +82,7 @@ class World:
         return operation
 
     def effect(self, operation: Operation) -> None:
-        """The request happens, at one instant."""
+        """Apply a request at one instant."""
         before = set(self.model.current)
         result = self.model.apply(operation.request, self.rev + 1)
         if did_write(operation.request, result):
@@ -96,7 +96,7 @@ class World:
         operation.rev, operation.result = self.rev, result
 
     def finish(self, operation: Operation, answered: bool) -> None:
-        """The client hears of it, or gives up."""
+        """Return the answer to the client, or lose it."""
         operation.returned = self.tick()
         if not answered or operation.result is None:
             operation.rev, operation.result, operation.by = 0, None, 0
@@ -106,7 +106,7 @@ class World:
 
 @st.composite
 def legal_histories(draw: st.DrawFn) -> History:
-    """What clients of a correct store may have seen, answers lost included."""
+    """Possible histories of a correct store, including lost answers."""
     world = World()
     waiting: list[Operation] = []
     done: list[Operation] = []
@@ -133,7 +133,7 @@ def test_legal_histories_pass(history: History) -> None:
 
 
 def falsified(draw: st.DrawFn, operation: Operation) -> Operation:
-    """The operation with one thing in its answer changed."""
+    """Return the operation with one part of its answer changed."""
     if draw(st.booleans()):
         return dataclasses.replace(operation, rev=max(1, operation.rev + draw(st.sampled_from([-2, -1, 1, 2]))))
     result = operation.result
@@ -183,7 +183,7 @@ def test_a_falsified_answer_is_flagged_unless_it_could_be_true(history: History)
 
 
 def could_be_true(history: History) -> bool:
-    """Every answer is the model's at its revision, and no two operations are placed against their times."""
+    """Whether every answer equals the model's at its revision, and revision order respects real time."""
     assert history.store is not None
     owners = {op.rev: op for op in history.operations if op.wrote}
     model = Model()
@@ -209,7 +209,7 @@ def could_be_true(history: History) -> bool:
 
 @st.composite
 def register_histories(draw: st.DrawFn) -> list[Operation]:
-    """Up to six operations on one key with answers out of the air, some lost."""
+    """Up to six operations on one key with random answers, some lost."""
     operations = []
     values = [f"v{n}" for n in range(6)]
     for number in range(draw(st.integers(1, 6))):
@@ -260,7 +260,7 @@ def _any_answer(draw: st.DrawFn, request: Request) -> Result:
 
 
 def linearizable_by_trying(operations: list[Operation]) -> bool:
-    """Whether any order of all answered and any of the lost operations explains the answers."""
+    """Whether some order of all answered and some lost operations explains the answers."""
     answered = [Step(op.call, op.returned, op.request, op.result) for op in operations if op.kind == "ok"]
     lost = [Step(op.call, math.inf, op.request, None) for op in operations if op.kind == "info"]
     for count in range(len(lost) + 1):

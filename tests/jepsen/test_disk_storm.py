@@ -1,4 +1,4 @@
-"""Storms of disks: members whose disks are full for a while, under load, are refused growth and lose nothing."""
+"""Full disks under load: members refuse growth for a while and lose nothing."""
 
 from __future__ import annotations
 

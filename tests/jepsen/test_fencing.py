@@ -1,7 +1,7 @@
 """Locks without and with tokens, scripted on real servers: a holder stalls longer than its lease lives.
 
-Nothing stops it from writing afterwards (M3, which is why tokens exist), unless the write demands its key (M1). And who
-waited longer than its lease lives must not get the lock (M2).
+Afterwards the holder can still write (M3, the reason for tokens), unless the write requires its lock key (M1). A waiter
+whose lease ended must not get the lock (M2).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHORT_S, LONG_S = 1, 60
 
 
 async def locked(client: Client, lease: int, ttl_s: int) -> KeyValue:
-    """Take the lock; the key held, as the store has it."""
+    """Take the lock and return its key from the store."""
     await client.call(Grant(lease, ttl_s))
     held = (await client.call(Lock(NAME, lease))).result
     assert isinstance(held, HeldResult)
@@ -51,7 +51,7 @@ async def locked(client: Client, lease: int, ttl_s: int) -> KeyValue:
 
 
 async def stalled(stage: Stage) -> tuple[bool, History]:
-    """a locks, reads, and stalls until b has locked and written; then a writes, once fenced and once not."""
+    """Client a locks, reads, and stalls until b has locked and written; then a writes, once fenced and once not."""
     a, b = stage.client("a"), stage.client("b")
     held = await locked(a, 1, SHORT_S)
     await a.call(Txn((), (Range("fenced"), Range("plain"))))
@@ -71,7 +71,7 @@ async def stalled(stage: Stage) -> tuple[bool, History]:
 
 
 def guarded(key: str, value: str, held: KeyValue) -> Request:
-    """A write that only the holder can do."""
+    """A write that requires the holder's key."""
     return Txn((Compare(held.key, "create", "=", held.create),), (Put(key, value),))
 
 
@@ -90,7 +90,7 @@ def test_a_stalled_holder_destroys_an_update_unless_it_is_fenced(system: str, tm
 
 
 async def outwaited(stage: Stage, wait: type[Lock] | type[Campaign]) -> tuple[str, History]:
-    """b waits behind a, and its lease ends; then a gives up. How b's wait ends."""
+    """Client b waits behind a until b's lease ends; then a unlocks. Returns how b's wait ends."""
     a, b, c = stage.client("a"), stage.client("b"), stage.client("c")
     first = await waited(a, wait, 1, LONG_S)
     # A lease so short that it ends by itself may end before b has its key in the queue, and then never has.

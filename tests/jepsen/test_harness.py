@@ -1,4 +1,4 @@
-"""The parts of the harness that check nothing but must be right: errors, schedules, the wire, the disk, the figures."""
+"""Parts of the harness other than checkers: errors, schedules, the wire, the disk, the figures."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_changes_of_members_keep_their_order_among_other_faults() -> None:
     assert len(orders) > 1
 
 
-def test_clients_go_on_at_the_members_that_are_listed(tmp_runs: Path) -> None:
+def test_clients_continue_at_listed_members(tmp_runs: Path) -> None:
     cluster = Cluster(tmp_runs / "c", Settings(size=3))
     first, second, third = cluster.members
     answer = rpc_pb2.MemberListResponse()
@@ -125,7 +125,7 @@ def test_clients_go_on_at_the_members_that_are_listed(tmp_runs: Path) -> None:
     assert (seat, everyone) == ([second], [second]), "a learner serves no clients"
 
 
-def test_a_member_in_the_place_of_a_lost_one_has_its_peer_url_and_nothing_else(tmp_runs: Path) -> None:
+def test_replacement_keeps_only_the_peer_url(tmp_runs: Path) -> None:
     cluster = Cluster(tmp_runs / "c", Settings(size=3))
     lost = cluster.members[1]
     cluster.let_go(lost)
@@ -155,7 +155,7 @@ def test_unknown_faults_are_refused(names: str) -> None:
 
 
 def test_a_clock_jumps_and_is_set_right_again(tmp_runs: Path) -> None:
-    """libfaketime reads the file; a clock that was set stays so over the lives of its member."""
+    """libfaketime reads the file; the offset persists over restarts of the member."""
     cluster = Cluster(tmp_runs / "c", Settings(size=3))
     hit, other = cluster.members[:2]
     for member in (hit, other):
@@ -243,7 +243,7 @@ def test_a_kept_history_is_checked_again(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["check", str(tmp_path / "good.jsonl")]) == 0
 
 
-def test_the_command_line_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--workload", "nothing"]) == 2
     assert main(["run", "--nemesis", "flood"]) == 2
     assert "unknown" in capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""The kill storm: members die by ``kill -9`` under load, and nothing that was acknowledged is lost.
+"""The kill storm: members die by ``kill -9`` under load, and no acknowledged write is lost.
 
 The code is the command line's (``python -m jepsen run``). Every five faults of a schedule for three members kill one,
 the leader, a follower, a quorum and all: eight processes. The next kill comes as soon as the cluster has acknowledged
-some more writes; nothing is slept through.
+some more writes, not after a fixed time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ POINTS = {3: ON_THREE, 1: tuple(point for point in failpoints.Crash.targets if p
 @pytest.mark.long
 @pytest.mark.parametrize("members", POINTS)
 def test_nothing_is_lost_or_applied_twice_by_a_crash_at_any_point(members: int) -> None:
-    """Once round all points; a few that a member has not come by in time may be missing."""
+    """One round of all failpoints; a few that no member reached in time may be missing."""
     points = POINTS[members]
     nemesis = ",".join(f"failpoint-{point}" for point in points)
     busy = dataclasses.replace(BUSY, size=members)

@@ -1,4 +1,4 @@
-"""The checker of leases: good lives pass, and each guarantee is broken by hand in at least two ways and flagged."""
+"""The lease checker: correct histories pass, and each guarantee, broken in at least two ways, is flagged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOST = Failure("UNAVAILABLE", "Socket closed", definite=False)
 
 
 class Life:
-    """A lease and its key: times in seconds; every request takes 0.1 s unless a test says otherwise.
+    """The history of a lease and its key: times in seconds; requests take 0.1 s by default.
 
     The store begins with the key at revision 2 (see ``keyed``), and ``ended`` deletes it at the next revision.
     """
@@ -84,11 +84,11 @@ class Life:
         return self.ask(at, Range("~l/", "~l0"), RangeResult(tuple(self._living.values())), took=took)
 
     def time_to_live(self, at: float, ttl: int) -> Life:
-        """What is left of it."""
+        """Ask for the remaining TTL."""
         return self.ask(at, TimeToLive(ID), LeaseResult(ttl, 2 if ttl >= 0 else 0))
 
     def watched(self, at: float) -> Life:
-        """A watcher sees the last revision."""
+        """Add a watcher that sees the last revision."""
         message = Message(int(at * S), "progress", self.store.last)
         self.streams.append(Stream("w", 0, 1, Watched("~l/", "~l0"), 0, [message]))
         return self
@@ -224,8 +224,8 @@ def test_a_member_that_received_the_data_may_give_the_whole_ttl_again(joining: f
     assert life.rules() == ({"L3 late"} if late else set())
 
 
-def test_a_change_of_members_is_no_outage() -> None:
-    """A fault that comes after it, or none, excuses no lease that ends late meanwhile."""
+def test_membership_change_is_not_an_outage() -> None:
+    """A later fault, or no fault, does not excuse a lease that ends late during the change."""
     life = born().read(5.2).ended().read(5.3)
     life.events.append({"event": "member", "at": int(0.1 * S), "change": "replace", "members": ["m1"]})
     life.fault(7, 8)

@@ -1,4 +1,4 @@
-"""The checker of locks and elections: good stories pass, and each rule is broken by hand in at least two ways."""
+"""The checker of locks and elections: correct histories pass, and violations of each rule are flagged."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ LOST = Failure("UNAVAILABLE", "Socket closed", definite=False)
 
 
 class Story:
-    """Keys under the name come and go as the server says; operations come beside them, at times in seconds.
+    """Keys under a name that the server creates and deletes, and operations, with times in seconds.
 
-    ``tick`` is a read by somebody, which ties the revision of that moment to the clock: revisions before are older.
+    ``tick`` is a read of another client that ties a revision to the clock: earlier revisions are older.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Story:
         return self.ask(self._now, Range("q"), RangeResult(()), took=0)
 
     def come(self, *keys: str, value: str = "") -> Story:
-        """Keys are created, each at a revision of its own."""
+        """Create keys, each at a separate revision."""
         for key in keys:
             rev = self.store.last + 1
             kv = KeyValue(f"{NAME}/{key}", value, rev, rev, 1, 9)
@@ -63,13 +63,13 @@ class Story:
         return self.tick()
 
     def say(self, key: str, value: str) -> Story:
-        """A key gets another value."""
+        """Change the value of a key."""
         rev, old = self.store.last + 1, self._living[f"{NAME}/{key}"]
         self._become(rev, Change((KeyValue(old.key, value, old.create, rev, old.version + 1, 9),)))
         return self.tick()
 
     def go(self, key: str) -> Story:
-        """A key is deleted."""
+        """Delete a key."""
         self._become(self.store.last + 1, Change((), (f"{NAME}/{key}",)))
         return self.tick()
 

@@ -1,4 +1,4 @@
-"""The relays between members: who dials is known, a cut holds one direction back, a heal lets it pass or resets."""
+"""The relays between members: they know the dialling member, cut one direction, and heal by passing or resetting."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def echoing(seed: int) -> AsyncIterator[tuple[Network, int]]:
 
 
 def seed_where_heal(resets: bool) -> int:
-    """A seed whose first heal resets what was cut, or does not."""
+    """Return a seed whose first heal resets cut connections, or one whose first heal does not."""
 
     def does(seed: int) -> bool:
         async def tried() -> bool:
@@ -73,7 +73,7 @@ def seed_where_heal(resets: bool) -> int:
 
 
 async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
-    """What comes back."""
+    """Return the echo."""
     writer.write(data)
     return await asyncio.wait_for(reader.read(100), LONG_S)
 
@@ -96,13 +96,13 @@ def test_a_cut_holds_one_direction_and_a_heal_lets_it_pass(pair: tuple[int, int]
     asyncio.run(scenario(seed_where_heal(resets=False)))
 
 
-def test_a_heal_may_reset_what_was_cut() -> None:
+def test_heal_may_reset_cut_connections() -> None:
     assert seed_where_heal(resets=True) != seed_where_heal(resets=False)
 
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_connection_ends_with_the_network_however_young_it_is(turns: int) -> None:
-    """A relay that was cancelled before its first step left its connection open."""
+    """A relay cancelled before its first step used to leave its connection open."""
 
     async def scenario() -> None:
         async with echoing(1) as (network, relay_port):
@@ -117,7 +117,7 @@ def test_a_connection_ends_with_the_network_however_young_it_is(turns: int) -> N
 
 
 @pytest.mark.long
-def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
+def test_heal_may_end_cut_connection_at_one_end() -> None:
     async def ends(seed: int) -> list[bool]:
         """Whether both ends, the dialler first, hear of the end."""
         relay_port, port = free_ports(2)
@@ -179,7 +179,7 @@ def test_a_reset_breaks_connections_and_new_ones_work() -> None:
 
 
 class Noted(Network):
-    """Notes what is asked of it."""
+    """Records the calls made to it."""
 
     def __init__(self) -> None:
         super().__init__({}, dict, 0)

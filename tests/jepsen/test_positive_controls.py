@@ -1,7 +1,7 @@
-"""The whole harness on real etcd 3.5.1: a sound cluster passes, and each planted lie or loss is caught.
+"""The whole harness on real etcd 3.5.1: a correct cluster passes, and each planted lie or loss is caught.
 
-A checker that never says no proves nothing. Here clients lie about what they did, or the data of a member is destroyed,
-while everything else is as in a storm.
+These tests show that the checkers can fail: clients lie about their operations, or the data of a member is destroyed,
+in otherwise normal storms.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ ETCD = Settings(system="etcd", size=1, heartbeat_ms=20, election_ms=200)
 
 
 def run_quietly(**options: Any) -> Report:
-    """One run on a cluster of one without faults, short, the folder removed after any verdict."""
+    """Run a short load without faults on one member; remove the folder after any verdict."""
     defaults = {"settings": ETCD, "nemesis": "", "time_s": 1.0, "acked_min": 50, "seed": 5}
     return asyncio.run(run(Options(**(defaults | options))))
 
 
 def rules(report: Report) -> set[str]:
-    """Names of everything found."""
+    """Return the rules of all violations."""
     return {violation.rule for found in report.verdict.violations.values() for violation in found}
 
 
 class SometimesLiar(Client):
-    """Honest but for every fourth put."""
+    """Lies at every fourth put."""
 
     _puts = 0
 
@@ -52,14 +52,14 @@ class SometimesLiar(Client):
 
 
 class AcknowledgesUnsent(SometimesLiar):
-    """Says that a put was done, at the next revision, and never sends it: an acknowledged write is lost."""
+    """Reports a put as done at the next revision without sending it: an acknowledged write is lost."""
 
     async def _lie(self, operation: Operation) -> None:
         operation.result, operation.rev, operation.by = PutResult(), self.last_rev + 1, 1
 
 
 class SendsTwice(SometimesLiar):
-    """Sends a put two times: what a retry in the wrong place does."""
+    """Sends a put twice, like a wrong retry."""
 
     async def _lie(self, operation: Operation) -> None:
         await super()._send(operation)
@@ -67,7 +67,7 @@ class SendsTwice(SometimesLiar):
 
 
 class DeniesDone(SometimesLiar):
-    """Does a put and says that it certainly did not happen."""
+    """Sends a put and reports that it certainly did not happen."""
 
     async def _lie(self, operation: Operation) -> None:
         await super()._send(operation)
@@ -76,7 +76,7 @@ class DeniesDone(SometimesLiar):
 
 
 class RemembersReads(Client):
-    """Answers every read of a key as it first did: stale reads."""
+    """Repeats the first answer to every read of a key: stale reads."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -94,7 +94,7 @@ class RemembersReads(Client):
 
 
 class LiesAboutRevisions(Client):
-    """Says that reads saw the newest revision, which may be false: for the search, which believes values only."""
+    """Reports the newest revision for all reads, which may be false; for the search, which uses values only."""
 
     async def _send(self, operation: Operation) -> None:
         await super()._send(operation)

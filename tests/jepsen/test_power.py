@@ -1,4 +1,4 @@
-"""The disk that lies: what a loss of power takes back of what a program did, and what it may not."""
+"""The simulated unreliable disk: which writes of a program a power loss may undo, and which it must keep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTHING, ALL = Loss(), Loss(1.0, 1.0, True)
 
 
 def play(tmp_path: Path, program: str, loss: Loss | None = NOTHING, seed: int = 1, **faults: int) -> Path:
-    """Run a program on a disk, lose power when it has died, and return where its files are."""
+    """Run a program on the disk, lose power after its end, and return the folder of its files."""
     root = tmp_path / "data"
     root.mkdir(parents=True)
     disk = LyingDisk(tmp_path / "disk", root)
@@ -55,7 +55,7 @@ SYNCED = {
 
 
 @pytest.mark.parametrize("name", SYNCED)
-def test_what_was_synced_outlives_power_and_what_was_not_is_lost(tmp_path: Path, name: str) -> None:
+def test_only_synced_data_survives_power_loss(tmp_path: Path, name: str) -> None:
     unsynced = "\nfd = new('f'); os.pwrite(fd, B, 0); os.pwritev(fd, [B, B], 512); new('g'); os.rename('f', 'h')"
     root = play(tmp_path, SYNCED[name] + unsynced)
     assert {path.name: path.read_bytes() for path in root.iterdir()} == {"f": A}
@@ -148,7 +148,7 @@ def test_the_directory_itself_is_durable_when_the_one_above_it_was_synced(tmp_pa
 
 
 def test_the_databases_of_lmdb_are_seen_whole(tmp_path: Path) -> None:
-    """Each byte of a database that a lying disk holds is taken back: the shim misses no write."""
+    """Each byte of a database on a lying disk is undone: the shim misses no write."""
     program = """
         import lmdb
         store = lmdb.open("db", subdir=False, map_size=1 << 24)

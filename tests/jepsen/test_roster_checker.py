@@ -1,4 +1,4 @@
-"""The checker of changes of members on hand-made histories: each rule is broken once."""
+"""The checker of membership changes on hand-made histories, each breaking one rule."""
 
 from __future__ import annotations
 

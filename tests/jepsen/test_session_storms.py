@@ -1,6 +1,6 @@
-"""Watches, leases, locks, elections and changes of members on raftkv under faults: a short storm of each.
+"""Watches, leases, locks, elections and membership changes on raftkv under faults: a short storm of each.
 
-Longer ones are for the command line: ``python -m jepsen run --workload watch,lease,lock,election --nemesis
+Longer storms run from the command line: ``python -m jepsen run --workload watch,lease,lock,election --nemesis
 kill,pause,network --faults 30``.
 """
 

@@ -1,4 +1,4 @@
-"""The checker of watches: good streams pass, and each guarantee is broken by hand in at least two ways and flagged."""
+"""The watch checker: correct streams pass, and each guarantee, broken in at least two ways, is flagged."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def stream(
     attempt: int = 0,
     lasting: bool = False,
 ) -> Stream:
-    """A watcher of everything, unless a test says otherwise."""
+    """A watcher, by default of all keys."""
     request = dataclasses.replace(wanted or Watched("\0", "\0"), start=start)
     whole = [first or created(), *messages]
     return Stream("w", attempt, member, request, 40, whole, (1, 1), 200, lasting)
@@ -272,7 +272,7 @@ def test_any_response_dropped_repeated_or_swapped_is_flagged(
         (stream(mark(3), start=7), 7),
     ],
 )
-def test_where_a_watcher_resumes(stream_before: Stream, start: int) -> None:
+def test_watcher_resume_revision(stream_before: Stream, start: int) -> None:
     assert stream_before.next_start() == start
 
 

@@ -1,4 +1,4 @@
-"""Watchers on real servers, scripted: what etcd 3.5.1 is known to do wrong is flagged, and raftkv does not do it.
+"""Scripted watchers on real servers: known bugs of etcd 3.5.1 are flagged, and raftkv does not have them.
 
 etcd 3.5.1 answers a request for progress at once, whether or not the watchers of the stream have caught up or have
 even begun (etcd issue 15220, mended in 3.5.8 and 3.4.25): one that starts in the future is given a bookmark that would
@@ -28,7 +28,7 @@ ASKS_S = 2.0
 
 
 async def watched(stage: Stage, wanted: tuple[Watched, ...], habits: Habits) -> History:
-    """Some writes under watch; the watchers stay until they have all, or for their time."""
+    """Watch some writes; the watchers stay until they have all events, or until their time limit."""
     ending = Ending()
     watcher = WatchingClient("w", stage.members, stage.recorder, random.Random(1), wanted, habits)
     client = stage.client("c")
@@ -72,7 +72,7 @@ def test_watchers_of_all_kinds_get_all(system: str, tmp_runs: Path) -> None:
 
 
 async def watched_from_compaction(stage: Stage) -> History:
-    """A key is deleted at revision 3, the store compacted at just that revision, and then watched from there on."""
+    """Delete a key at revision 3, compact the store at that revision, and watch from there on."""
     client = stage.client("c")
     for request in (Put("k", "c.1"), Delete("k"), Put("j", "c.2")):
         await client.call(request)
@@ -89,7 +89,7 @@ async def watched_from_compaction(stage: Stage) -> History:
 
 @pytest.mark.parametrize(("system", "expected"), [("etcd", {"W5 lost at start"}), ("raftkv", set())])
 def test_a_deletion_at_the_compacted_revision_is_told(system: str, expected: set[str], tmp_runs: Path) -> None:
-    """etcd 3.5.1 forgets it: its issue 18089."""
+    """etcd 3.5.1 loses this event (etcd issue 18089)."""
 
     async def scenario() -> History:
         async with staged(system, tmp_runs) as stage:

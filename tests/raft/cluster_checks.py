@@ -10,7 +10,7 @@ from raftkv.raft.types import Entry, StateRole
 
 
 class ClusterChecks:
-    """Remembers who led which term and what was committed at which index."""
+    """Remembers the leader of each term and the committed entry at each index."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, int] = {}

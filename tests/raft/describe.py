@@ -1,4 +1,4 @@
-"""The text form of everything in the core, for golden tests.
+"""Text forms of the core's objects, for golden tests.
 
 One line per thing, fields in a fixed order, zero fields left out, so that equal states give equal texts::
 

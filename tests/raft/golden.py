@@ -1,4 +1,4 @@
-"""Golden files: a story of commands, each block with the text it is expected to print.
+"""Golden files: blocks of commands, each with its expected output.
 
 ::
 

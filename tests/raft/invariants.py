@@ -59,14 +59,14 @@ def check_basic(raft: Raft) -> None:
     """Check that the state of a member does not contradict itself.
 
     Raises:
-        InvariantError: it does.
+        InvariantError: the state is inconsistent.
     """
     for broken in _broken_basic(raft):
         raise InvariantError(f"member {raft.id}, term {raft.term}: {broken}")
 
 
 def check_delta(before: Checkpoint, raft: Raft) -> None:
-    """Check that a member can lawfully have come from an earlier state to its present one.
+    """Check that a member may have moved from an earlier state to its present one.
 
     Both must be of one life of the member, without a restart in between (for that see ``check_restart``).
 
@@ -75,21 +75,21 @@ def check_delta(before: Checkpoint, raft: Raft) -> None:
         raft: the member.
 
     Raises:
-        InvariantError: it cannot.
+        InvariantError: it may not.
     """
     for broken in _broken_delta(before, raft):
         raise InvariantError(f"member {raft.id}, term {before.term} -> {raft.term}: {broken}")
 
 
 def check_restart(persisted: Checkpoint, raft: Raft) -> None:
-    """Check that a restarted member still has what it had made durable: its term and its vote.
+    """Check that a restarted member still has its durable term and vote.
 
     Arguments:
-        persisted: what was durable before.
+        persisted: hard state that was durable before.
         raft: the member after its restart.
 
     Raises:
-        InvariantError: it forgot something.
+        InvariantError: the term or the vote is lost.
     """
     if raft.term < persisted.term:
         raise InvariantError(f"member {raft.id} forgot term {persisted.term}")

@@ -1,7 +1,7 @@
 """A member under test: a ``RawNode`` with a disk that writes on command, and a state machine.
 
-It carries out the caller's duties of ``raftkv/raft/__init__.py`` one by one, so that tests decide what happens between
-them. What is in ``log`` is durable; Readys in ``writing`` and entries in ``applying`` die in a crash.
+It carries out the caller's duties of ``raftkv/raft/__init__.py`` one by one, so that tests can act between them.
+Entries in ``log`` are durable; Readys in ``writing`` and entries in ``applying`` are lost in a crash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.raft import invariants
 
 
 class FixedRandom(random.Random):
-    """Draws the same number each time: the election timeout is ``election_ticks + value``."""
+    """Returns the same number each time: the election timeout is ``election_ticks + value``."""
 
     def __init__(self, value: int) -> None:
         super().__init__(0)
@@ -45,7 +45,7 @@ class Member:
         self.start()
 
     def start(self) -> None:
-        """Begin a life from what is durable."""
+        """Start from the durable state."""
         self.writing: deque[Ready] = deque()
         self.applying: deque[list[Entry]] = deque()
         self.log.set_conf_state(self.conf_state_at(self.applied))

@@ -1,8 +1,8 @@
 """Arbitrary schedules of a whole cluster: messages lost, doubled, reordered; slow disks, crashes, membership changes.
 
-Twice: drawn step by step by Hypothesis, which shrinks what fails to the shortest schedule; and from seeds, weighted so
-that long schedules get far. After every step the rules of ``World.check`` hold; at the end of each schedule the faults
-stop, and the cluster must elect and commit again.
+Schedules come from two sources: Hypothesis, which shrinks a failure to the shortest schedule; and seeds, weighted for
+progress in long schedules. After every step the rules of ``World.check`` must hold; at the end of each schedule the
+faults stop, and the cluster must elect a leader and commit again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _change(kinds: list[ConfChangeType], first: int, transition: ConfChangeTrans
 
 
 class Cluster(RuleBasedStateMachine):
-    """The rules are what can happen; ``World`` says what it means."""
+    """Each rule is a possible event; ``World`` implements the events."""
 
     @initialize(
         seed=st.integers(0, 1 << 16),

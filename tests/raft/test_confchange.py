@@ -1,4 +1,4 @@
-"""Membership changes: a dumb model, properties of quorums, the form in entries, and the table of refusals."""
+"""Membership changes: a simple model, properties of quorums, the encoding in entries, and the table of refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = Configuration(voters=frozenset({1, 2, 3}))
 
 
 def _role_after(steps: tuple[ConfChangeSingle, ...], member: int, role: str) -> str:
-    """The dumb model: the wishes of one member after the steps, without a look at others."""
+    """The simple model: the role of one member after the steps, regardless of other members."""
     for step in steps:
         if step.node_id == member and step.node_id != 0:
             role = {ADD: "voter", LEARN: "learner", REMOVE: "none", UPDATE: role}[step.type]
@@ -39,7 +39,7 @@ def _role(config: Configuration, member: int) -> str:
 
 
 @given(st.lists(changes, max_size=6))
-def test_every_member_becomes_what_the_last_step_said(history: list[ConfChange]) -> None:
+def test_role_follows_last_change_step(history: list[ConfChange]) -> None:
     config = START
     for change in history:
         try:
@@ -144,7 +144,7 @@ def test_refused(config: Configuration, change: ConfChange, text: str) -> None:
         (ConfState(voters=(0, 1)), "0 is no member id"),
     ],
 )
-def test_a_conf_state_that_is_none_is_refused(state: ConfState, text: str) -> None:
+def test_invalid_conf_state_is_refused(state: ConfState, text: str) -> None:
     with pytest.raises(ConfChangeError, match=text):
         confchange.restore(state)
 

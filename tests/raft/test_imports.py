@@ -1,4 +1,4 @@
-"""The core sees nothing but itself and a few modules without IO, clock or chance (house rule 1)."""
+"""The core imports only itself and a few modules without I/O, clock or randomness (house rule 1)."""
 
 from __future__ import annotations
 

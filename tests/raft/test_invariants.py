@@ -1,4 +1,4 @@
-"""The checks themselves: each rule is broken once by hand and must be noticed."""
+"""Tests of the invariant checks: each rule is broken once and must be reported."""
 
 from __future__ import annotations
 

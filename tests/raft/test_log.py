@@ -1,4 +1,4 @@
-"""The log: MemoryLog and RaftLog against a plain list, sizes, and what is refused."""
+"""The log: MemoryLog and RaftLog against a plain list, sizes, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_limit_size_is_the_longest_prefix_that_fits_but_never_empty(sizes: list[
     assert limit_size(entries, limit) == entries[: max(fitting)]
 
 
-def test_memory_log_refuses_what_it_does_not_have() -> None:
+def test_memory_log_refuses_missing_entries() -> None:
     log = _log(1, 1, 2, 2)
     log.compact(2)
     assert (log.first_index(), log.last_index(), log.term(2)) == (3, 4, 1)
@@ -120,7 +120,7 @@ def test_find_conflict_by_term_is_the_last_that_may_match(terms: list[int], data
 
 
 def test_find_conflict_by_term_looks_at_few_entries() -> None:
-    """One after the other: two thousand messages that asked with an old term held a member for 2.3 s."""
+    """A linear scan: two thousand messages with an old term blocked a member for 2.3 s."""
     looked_at: list[int] = []
 
     class Counted(MemoryLog):

@@ -1,4 +1,4 @@
-"""What the paper (Ongaro & Ousterhout 2014) and the thesis (Ongaro 2014) demand, section by section, as tables."""
+"""Requirements of the paper (Ongaro & Ousterhout 2014) and the thesis (Ongaro 2014), by section, as tables."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_5_3_committing_commits_everything_before(terms: tuple[int, ...]) -> Non
     ("log_term", "index", "rejected", "hint"),
     [(0, 0, False, 0), (1, 1, False, 0), (2, 2, False, 0), (1, 2, True, 1), (3, 3, True, 2)],
 )
-def test_5_3_a_follower_checks_what_the_append_follows(log_term: int, index: int, rejected: bool, hint: int) -> None:
+def test_5_3_follower_checks_previous_entry_of_append(log_term: int, index: int, rejected: bool, hint: int) -> None:
     member = _member(1, 2, commit=0)
     member.node.step(Message(MessageType.APPEND, to=1, from_=2, term=2, log_term=log_term, index=index))
     (answer,) = _answers(member)
@@ -224,7 +224,7 @@ def test_5_3_a_follower_appends(
 @pytest.mark.parametrize(
     ("leader_commit", "sent", "committed"), [(1, 1, 1), (1, 2, 1), (2, 2, 2), (3, 1, 1), (0, 2, 0)]
 )
-def test_5_3_a_follower_commits_what_the_append_covers(leader_commit: int, sent: int, committed: int) -> None:
+def test_5_3_follower_commits_up_to_the_append(leader_commit: int, sent: int, committed: int) -> None:
     member = _member()
     entries = [Entry(1, index) for index in range(1, sent + 1)]
     member.node.step(Message(MessageType.APPEND, to=1, from_=2, term=1, entries=entries, commit=leader_commit))

@@ -1,4 +1,4 @@
-"""Progress and its window against models in a few obvious lines."""
+"""Progress and its window of in-flight messages against simple models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_window_is_a_list_of_messages(max_count: int, max_bytes: int, steps: lis
 
 
 class ProgressMachine(RuleBasedStateMachine):
-    """A leader with a log of growing length and a follower of which it hears true and stale things."""
+    """A leader with a growing log, and a follower whose answers may be stale."""
 
     @initialize(last=st.integers(0, 5))
     def start(self, last: int) -> None:
@@ -176,7 +176,7 @@ def test_a_snapshot_brings_its_commit_index() -> None:
     assert (progress.next, progress.sent_commit) == (10, 9)
 
 
-def test_a_new_term_knows_nothing_of_what_was_sent_in_the_last() -> None:
+def test_reset_forgets_progress_of_last_term() -> None:
     progress = streaming(match=2, sent=6)
     progress.become_snapshot(9)
     progress.reset(next=10, match=0)

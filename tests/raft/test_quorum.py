@@ -70,7 +70,7 @@ def test_one_half_behaves_like_no_joint_configuration(voters: set[int], acked: d
     assert tracker.committed_index(voters, ahead) >= tracker.committed_index(voters, acked)
 
 
-def test_describe_draws_who_is_behind_whom() -> None:
+def test_describe_draws_relative_progress() -> None:
     assert tracker.describe({1, 2, 3}, {1: 9, 2: 7, 3: 4}) == "1: xx>  9\n2: x>   7\n3: >    4\n"
     assert tracker.describe({1, 2}, {2: 3}) == "1: ?   0\n2: x>  3\n"
     assert tracker.describe(set(), {}) == "<empty majority quorum>\n"

@@ -1,4 +1,4 @@
-"""``RawNode``: what it refuses, the order of confirmations, what a status shows, the limits of a configuration."""
+"""``RawNode``: refusals, the order of confirmations, status, and limits of the configuration."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_ready_without_disk_work_needs_no_confirmation() -> None:
     member.node.on_append_durable(ready)
 
 
-def test_applied_beyond_what_was_committed_is_refused() -> None:
+def test_applied_beyond_commit_is_refused() -> None:
     member = _single()
     with pytest.raises(InvariantError, match="applied"):
         member.node.on_applied(1)
@@ -115,7 +115,7 @@ def test_two_leaders_in_one_term_stop_the_member() -> None:
         member.node.step(Message(MessageType.APPEND, to=1, from_=2, term=1))
 
 
-def test_an_acknowledgement_of_what_was_never_sent_stops_the_member() -> None:
+def test_acknowledgement_of_unsent_entry_stops_member() -> None:
     log = MemoryLog(conf_state=ConfState(voters=(1, 2)))
     member = Member(RaftConfig(id=1, pre_vote=False), log, FixedRandom(0))
     member.node.campaign()

@@ -1,7 +1,7 @@
-"""Read leases: arbitrary schedules of three members whose clocks run at rates of their own, and the rules one by one.
+"""Read leases: arbitrary schedules of three members with clocks of different rates, and the rules one by one.
 
-After every step no member may serve a read at an index below what any member knows to be committed. Each rule of
-``raft/read_lease`` is taken out in turn, and the schedules must show a stale read.
+After every step no member may serve a read below the commit index known to any member. With each rule of
+``raft/read_lease`` removed in turn, the schedules must show a stale read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = 120
 
 
 class Leased(Member):
-    """A member with a clock of its own, which goes on while the member is down."""
+    """A member with its own clock, which runs while the member is down."""
 
     def __init__(self, id: int, world: World, rate: float) -> None:
         self.world = world

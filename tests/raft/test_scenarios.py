@@ -1,4 +1,4 @@
-"""Runs the golden scenarios: each file of ``testdata/`` is one story of the protocol, which its name sums up."""
+"""Runs the golden scenarios: each file of ``testdata/`` is a protocol scenario, described by its name."""
 
 from __future__ import annotations
 

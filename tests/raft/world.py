@@ -1,7 +1,7 @@
-"""A whole cluster in one object: members, the network between them, and everything that can happen to both.
+"""A whole cluster in one object: members, their network, and all possible events.
 
-Used by the property tests (Hypothesis draws what happens) and by the seeded schedules (a seed does). ``check`` holds
-the rules of one member and of the cluster (reliability.md R1-R5, R7-R9) and that reads are linearizable (K3).
+Used by the property tests (events drawn by Hypothesis) and the seeded schedules (events drawn from a seed). ``check``
+verifies the rules of one member and of the cluster (reliability.md R1-R5, R7-R9) and that reads are linearizable (K3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POOL = (1, 2, 3, 4)
 
 
 class FreshSnapshots(MemoryLog):
-    """Names a snapshot of the present state whenever it is asked, as a server with a database can."""
+    """Offers a snapshot of the present state at any time, as a server with a database can."""
 
     member: Member
 

@@ -1,4 +1,4 @@
-"""The archive of a log: every closed segment is there before it is deleted, after any failure; nothing waits for it."""
+"""The archive of a log: every closed segment is archived before its deletion, after any failure, without delays."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_stop_does_not_wait_for_an_archive_that_hangs(tmp_path: Path, monkeypa
     assert "the last segments are not archived yet, the next start does it" in caplog.text
 
 
-def test_a_restart_goes_on_where_the_archive_is(tmp_path: Path) -> None:
+def test_restart_continues_from_archive_position(tmp_path: Path) -> None:
     stored: list[str] = []
 
     async def store(path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_path_with_any_characters_is_one_word_to_the_command(folder: str, plac
     assert (tmp_path / "seg.copy").read_text() == "data"
 
 
-def test_a_command_gets_path_and_name_and_says_what_failed(tmp_path: Path) -> None:
+def test_command_gets_path_and_name_and_reports_failure(tmp_path: Path) -> None:
     async def work() -> None:
         source = tmp_path / "seg"
         source.write_text("data")
@@ -386,7 +386,7 @@ def test_settings_that_cannot_be(settings: dict[str, object], line: str) -> None
 @pytest.mark.parametrize(
     "line", ["", "2026-01-01T00:00:00Z 1 2 3", "2026-01-01T00:00:00 1 2 3\n", "x 1 2 3\n", "1 2\n"]
 )
-def test_a_mark_cut_short_is_none(line: str) -> None:
+def test_truncated_mark_is_ignored(line: str) -> None:
     assert Mark.parse(line) is None
     mark = Mark(1_700_000_000.5, 1, 2, 3)
     assert Mark.parse(str(mark)) == mark

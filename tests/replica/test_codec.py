@@ -99,7 +99,7 @@ def test_runs_that_do_not_follow_each_other_are_no_batch(runs: list[tuple[int, i
         decode(_append(*[Run(term=term, first_index=index, datas=[b""] * count) for term, index, count in runs]))
 
 
-def test_more_than_a_member_sends_is_no_batch() -> None:
+def test_oversized_batch_is_refused() -> None:
     """Three million empty entries, 6 MB, held a member for 0.8 s, and a leader to whom they were passed on for 4 s."""
     half = Run(term=5, first_index=3, datas=[b""] * (ENTRIES_MAX // 2))
     rest = Run(term=5, first_index=3 + ENTRIES_MAX // 2, datas=[b""] * (ENTRIES_MAX // 2))

@@ -1,4 +1,4 @@
-"""When a member stops because another says that it was removed."""
+"""When a member stops because another reports its removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions of a member: in which order they are called, and that they are made in one place."""
+"""Subscriptions of a member: their order, and that they are made in one place."""
 
 from __future__ import annotations
 

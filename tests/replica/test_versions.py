@@ -1,4 +1,4 @@
-"""Versions of members: who runs what, what may be asked of a cluster, and a peer whose format is too new."""
+"""Versions of members: running versions, capabilities of the cluster, and a peer with a newer format."""
 
 from __future__ import annotations
 

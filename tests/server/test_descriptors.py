@@ -1,4 +1,4 @@
-"""Descriptors: what clients may take of them, and what is said when there are none."""
+"""Descriptors: the share of clients, and log lines when none are left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one(limits: tuple[int, int]) -> No
     assert descriptors.raise_limit() == min(hard, 1_048_576)
 
 
-def test_clients_get_what_the_member_leaves(limits: tuple[int, int]) -> None:
+def test_clients_get_the_remaining_descriptors(limits: tuple[int, int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
     assert descriptors.client_connections(10_000) == 1024 - 150
     assert descriptors.client_connections(100) == 100

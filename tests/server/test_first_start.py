@@ -1,4 +1,4 @@
-"""Starts: of two first ones on a directory one becomes the member; none starts as one with the data of another."""
+"""Starts: of two first starts on a directory one succeeds; no member starts with the data of another."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node import bootstrap
-from raftkv.replica.node.bootstrap import Durable, open_durable
-from raftkv.storage.backend.lmdb import InlineWriter
 from raftkv.storage.wal.disk import RealDisk
 from raftkv.storage.wal.segment import LOCK_NAME
+from tests.replica.node.durable import close, opened
 
 FOUNDERS = "a=http://10.0.0.1:2380,b=http://10.0.0.2:2380"
 
@@ -26,50 +25,35 @@ def _config(directory: Path, owner: str = "a", **settings: Any) -> ServerConfig:
     return ServerConfig(data_dir=str(directory), insecure_peers=True, **{**given, **settings})
 
 
-def _fail(error: BaseException) -> None:
-    raise error
-
-
-def _open(config: ServerConfig) -> Durable:
-    return open_durable(config, InlineWriter(), _fail)
-
-
-def _close(durable: Durable) -> None:
-    durable.mark.close()
-    durable.store.close()
-    durable.wal.close()
-    durable.backend.close()
-
-
 def test_a_start_that_finds_the_log_locked_writes_nothing(tmp_path: Path) -> None:
     """The database was written before the lock was taken: a start a moment later could write over a member's."""
     wal = tmp_path / "member" / "wal"
     wal.mkdir(0o700, parents=True)
     lock = RealDisk().lock(str(wal / LOCK_NAME))
     with pytest.raises(StorageError, match="is in use by another process"):
-        _open(_config(tmp_path))
+        opened(_config(tmp_path))
     os.close(lock)
     assert not (tmp_path / "member" / "snap" / "db").exists()
-    _close(_open(_config(tmp_path)))
+    close(opened(_config(tmp_path)))
 
 
 def test_a_start_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> None:
     """Leave alone the log that another start has made: this one said that it is missing, which it was not."""
     config = _config(tmp_path)
-    first = _open(config)
-    _close(first)
+    first = opened(config)
+    close(first)
     # As a start that had looked for the log a moment before the first one made it.
     bootstrap._begin(config, bootstrap._founder(config), first.wal.directory, first.snapshots)
-    second = _open(config)
+    second = opened(config)
     assert (second.cluster_id, second.member_id) == (first.cluster_id, first.member_id)
-    _close(second)
+    close(second)
 
 
 def test_the_data_of_another_member_is_refused_by_name(tmp_path: Path) -> None:
     """Refuse exchanged disks by name: each member said only that no other answers it."""
-    _close(_open(_config(tmp_path)))
+    close(opened(_config(tmp_path)))
     with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of member b \("):
-        _open(_config(tmp_path, "b"))
+        opened(_config(tmp_path, "b"))
 
 
 def test_the_data_of_another_member_is_refused_also_before_this_one_has_a_name(tmp_path: Path) -> None:
@@ -90,5 +74,5 @@ def test_the_data_of_another_member_is_refused_also_before_this_one_has_a_name(t
 )
 def test_a_member_may_have_another_name_or_address_than_before(settings: dict[str, object], tmp_path: Path) -> None:
     """And a survivor goes on wherever its disk is."""
-    _close(_open(_config(tmp_path)))
-    _close(_open(_config(tmp_path, "b", **settings)))
+    close(opened(_config(tmp_path)))
+    close(opened(_config(tmp_path, "b", **settings)))

@@ -1,4 +1,4 @@
-"""What a member's settings leave open: each thing has a line, and ``--secure`` does not start with one."""
+"""Insecure settings: each has a log line, and ``--secure`` refuses to start with any."""
 
 from __future__ import annotations
 

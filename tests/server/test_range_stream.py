@@ -1,4 +1,4 @@
-"""RangeStream: its chunks, and what they cost while others write."""
+"""RangeStream: its chunks, and their cost during writes."""
 
 from __future__ import annotations
 

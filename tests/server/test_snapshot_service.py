@@ -1,4 +1,4 @@
-"""Maintenance.Snapshot: one state, whole or with an error, with writes and slow readers beside it."""
+"""Maintenance.Snapshot: one state, complete or with an error, during writes and with slow readers."""
 
 from __future__ import annotations
 
@@ -218,14 +218,14 @@ def test_a_client_that_leaves_takes_the_process_and_the_pin_with_it(member: Memb
     asyncio.run(run())
 
 
-def test_a_client_that_takes_nothing_is_given_up(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_to_stalled_client_is_cancelled(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "STALL_MAX_S", 0.5)
     with pytest.raises(RpcError, match="given up: the client took less than 256 KiB/s"):
         asyncio.run(member.send(Call(asyncio.Event().wait)))
     assert member.pins() == 0
 
 
-def test_a_client_that_takes_a_little_now_and_then_is_given_up(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_to_trickling_client_is_cancelled(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "RATE_MIN_BYTES_S", 1 << 30)
 
     async def take() -> None:
@@ -238,7 +238,7 @@ def test_a_client_that_takes_a_little_now_and_then_is_given_up(member: Member, m
     assert call.messages
 
 
-def test_a_database_that_grows_too_much_is_given_up(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_is_cancelled_when_database_grows_too_much(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "GROWTH_MAX_BYTES", 1 << 20)
 
     async def write() -> None:

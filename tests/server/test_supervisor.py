@@ -1,4 +1,4 @@
-"""What systemd hears of a member: that it serves, that it stops, and that its loop turns."""
+"""Notifications to systemd: ready, stopping, and watchdog pings of the loop."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Each call of the system that a member makes fails once: it serves on, refuses, or stops in one line."""
+"""Each system call of a member fails once: the member keeps serving, refuses, or stops with one line."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python -m tests.sim --seeds 500 --jobs 2      seeds 1-500 on two processes, one line of figures at the end
     python -m tests.sim --seed 17 --trace         seed 17 again, every event a line
-    python -m tests.sim --corner membership       only where membership changes all the time (corners.py)
-    python -m tests.sim --year --minutes 20       the next half hours of a cluster's year, noted in YEAR.jsonl
+    python -m tests.sim --corner membership       only with constant membership changes (corners.py)
+    python -m tests.sim --year --minutes 20       the next half hours of a cluster's year, recorded in YEAR.jsonl
 
 Exit code 1 when a property was violated.
 """
@@ -62,7 +62,7 @@ def _sweep(seeds: Sequence[int], corner: str, jobs: int) -> int:
 
 
 def summary(reports: list[Report]) -> str:
-    """The figures of many runs in a few lines."""
+    """Summarize many runs in a few lines."""
     cpu_s = sum(report.cpu_s for report in reports) or 1e-9
     simulated_s = sum(report.simulated_s for report in reports)
     events_count = sum(report.events_count for report in reports)

@@ -1,8 +1,8 @@
-"""A life of a simulated member: the production replica (``replica.replica``) on simulated devices, and the places where
-the checkers look in.
+"""One life of a simulated member: the production replica (``replica.replica``) on simulated devices, with hooks for
+the checkers.
 
-Owns the devices of a life, and the services that clients reach without ports. Only what touches sockets, threads and
-files is replaced.
+Owns the devices of a life, and the services that clients reach without ports. Only code that touches sockets, threads
+and files is replaced.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TURN_S_MEAN = 0.000_5
 
 @dataclass(frozen=True, slots=True)
 class MemberParameters:
-    """How members are configured. Times in seconds."""
+    """Configuration of members. Times in seconds."""
 
     tick_s: float = 0.1
     election_ticks: int = 10
@@ -98,7 +98,7 @@ class MemberLoop(NodeLoop):
             self.turns_in_a_row = 1
 
     def _wake(self) -> None:
-        """Ask for a turn: at once, or on a slow processor after a while, so that timers come between slices."""
+        """Request a turn: at once, or delayed on a slow processor, so that timers run between slices."""
         if self.turns_in_a_row > 1:
             super()._wake()
         elif not self._due and not self._torn:
@@ -114,14 +114,14 @@ class MemberLoop(NodeLoop):
         self._member.turned()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Implement ``NodeLoop.call_exception_handler``: a process that is dead reports nothing."""
+        """Implement ``NodeLoop.call_exception_handler``: a dead process reports nothing."""
         error = context.get("exception")
         if not self.crashed and not isinstance(error, FailpointPanic | ViolationError):
             super().call_exception_handler(context)
 
 
 class _Core(RawNode):
-    """The production core, with the checkers looking on."""
+    """The production core, observed by the checkers."""
 
     member: Member
 
@@ -152,7 +152,7 @@ class _Core(RawNode):
 
 
 class _Store(Store):
-    """The production store, likewise."""
+    """The production store, observed by the checkers."""
 
     member: Member | None = None
 
@@ -175,13 +175,13 @@ class _Store(Store):
 
 
 class Assembly:
-    """One life after the other of a member; ``Member`` is the rest of it.
+    """The successive lives of a member; ``Member`` extends this class.
 
     Attributes:
-        log, database, mark, directory: what survives a crash.
-        loop, cork, outbox: of this life, made before ``assemble``.
-        replica: of this life.
-        node: None while it is down.
+        log, database, mark, directory: durable state, which survives crashes.
+        loop, cork, outbox: objects of this life, made before ``assemble``.
+        replica: replica of this life.
+        node: node of this life; None while the member is down.
     """
 
     id: int
@@ -220,7 +220,7 @@ class Assembly:
         return log, store
 
     def assemble(self) -> None:
-        """Open the replica on the devices of this life, and start it; on the loop of this life."""
+        """Open the replica on the devices of this life and start it. Runs on the loop of this life."""
         me, parameters = cast("Member", self), self.parameters
         log, store = self._recover()
         self.memory_log, self.store = log, store
@@ -295,7 +295,7 @@ class Assembly:
         return self.raw
 
     def elapsed_ns(self) -> int:
-        """Read the clock of this machine: it has a rate of its own, and none of its processes can stop it."""
+        """Read the machine's clock, which has its own rate and runs on while processes are stopped."""
         if self.clock_rate == 0.0:
             error = self.parameters.clock_error
             self.clock_rate = 1.0 + stream(self.cluster.seed, f"clock {self.id}").uniform(-error, error)
@@ -306,7 +306,7 @@ class Assembly:
         return request_id
 
     def _serve(self, replica: Replica) -> None:
-        """Make the services that clients and members call, connect and start everything."""
+        """Create the services for clients and members, connect and start them."""
         node, guard = replica.node, replica.leader_guard
         responder = Responder(node, replica.applier, replica.header, replica.admission, replica.versions.check_capable)
         leases = LeaseService(responder, replica.lessor, guard, self.cork)
@@ -337,7 +337,7 @@ class Assembly:
         self.loop.create_task(self._serve_clients())
 
     def _leave(self) -> None:
-        """This member was removed: the process ends."""
+        """End the process, because this member was removed."""
         self.cluster.scheduler.after(0.0, self.cluster.retire, self.id)
 
     async def _serve_clients(self) -> None:
@@ -356,13 +356,13 @@ class Assembly:
 
     @property
     def running(self) -> Node:
-        """The loop. Raises ``RuntimeError`` while the member is down."""
+        """The member's loop. Raises ``RuntimeError`` while the member is down."""
         if self.node is None:
             raise RuntimeError(f"member {self.id} is down")
         return self.node
 
     def _fatal(self, error: BaseException) -> None:
-        """The member stops itself: there is no reason for it in a simulation."""
+        """Report that the member stopped itself, which a simulation gives no reason for."""
         if self.cluster.checkers.violation is None:
             self.cluster.checkers.violation = ViolationError("stopped", f"{self.id}: {error!r}")
             self.cluster.checkers.violation.__cause__ = error

@@ -1,9 +1,9 @@
-"""Checkers that look after every turn of a member's loop: R1-R10 of the reliability bar, and the state against the
-replay of the log, each as a few cheap comparisons.
+"""Checkers that run after every turn of a member's loop: R1-R10 of the reliability bar, and the state compared with
+the replay of the log, each as a few cheap comparisons.
 
-Owns what has been true so far: a ledger of every entry ever written by anyone, of what is committed, of the membership
-at each index, and the replay (``replay.py``) of what was applied. Because the ledgers are global, a check costs O(1)
-per changed thing instead of comparing members pairwise:
+Owns the global ledgers: every entry ever written by any member, the committed entries, the membership at each index,
+and the replay (``replay.py``) of applied entries. Because the ledgers are global, a check costs O(1) per change instead
+of comparing members pairwise:
 
     R1  one leader (one *incarnation* of one member) per term
     R2  an (index, term) has one content and one predecessor: with induction, log matching
@@ -11,16 +11,16 @@ per changed thing instead of comparing members pairwise:
     R4  one entry per committed index; one list of changes per revision, as the replay has it; one revision, compact
         revision and number of leases per applied index (also K9: a double apply changes them)
     R5  term, commit, applied and revision never go back; after a restart not behind what was durable
-    R6  what a message promises is durable on its sender; what is committed is durable on a quorum
+    R6  the promises of a message are durable on its sender; committed entries are durable on a quorum
     R7  a leader's commit index stands on an entry of its own term
-    R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum is gone in time
+    R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum steps down in time
     R9  learners and non-members neither campaign nor lead; a membership step keeps old and new quorums overlapping
-    R10 a member that was killed serves no client before it is as far as it was in any life before; one that lost its
-        power, not before a quorum confirmed how far that was, or its time to wait for one is over
-    L2  no lease ends before its owner's clock says so (``state_checks``, as all that is compared with the replay)
+    R10 a killed member serves no client before it has applied as much as in any earlier life; after a power loss, not
+        before a quorum has confirmed that index, or its time limit has passed
+    L2  no lease ends before its owner's clock says so (in ``state_checks``, like all comparisons with the replay)
 
-They stand apart from the faults and touch nothing. The first violation is kept and raised again at the end of the
-turn, because production code stops a member, and not the simulation, for what is raised in it.
+Checkers are independent of the faults and change nothing. The first violation is kept and raised again at the end of
+the turn, because an exception inside production code stops the member, not the simulation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CAMPAIGN_ROLES = frozenset((StateRole.LEADER, StateRole.CANDIDATE, StateRole.PR
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last seen of one incarnation of one member."""
+    """Last observed state of one incarnation of a member."""
 
     term: int = 0
     commit: int = 0
@@ -64,7 +64,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Durable:
-    """The most that has been durable on one disk."""
+    """Highest state that has been durable on one disk."""
 
     term: int = 0
     commit: int = 0
@@ -72,7 +72,7 @@ class _Durable:
 
 
 def is_quorum(conf: ConfState, ids: Collection[int]) -> bool:
-    """Whether ``ids`` holds a majority of the voters, of both halves in joint consensus."""
+    """Whether ``ids`` holds a majority of the voters; in joint consensus, of both halves."""
     return all(
         2 * sum(1 for voter in half if voter in ids) > len(half) for half in (conf.voters, conf.voters_outgoing) if half
     )
@@ -104,7 +104,7 @@ class Checkers(StateChecks):
     # -- a member starts ------------------------------------------------------------------------------------
 
     def started(self, member: Member) -> None:
-        """A member came up: it must remember at least what was durable (R5)."""
+        """Check that a started member remembers at least its durable state (R5)."""
         raft, store = member.core, member.store
         durable = self._durable.setdefault(member.id, _Durable())
         for name, now, before in (
@@ -132,7 +132,7 @@ class Checkers(StateChecks):
         self.after_event(member)
 
     def _check_log(self, member: Member) -> None:
-        """What was read back is one history: every entry follows the predecessor that it was written after (R2)."""
+        """Check that every entry read back follows the predecessor that it was written after (R2)."""
         log = member.memory_log
         term = log.term(log.first_index() - 1)
         for entry in log.entries(log.first_index(), log.last_index() + 1, 1 << 40):
@@ -144,7 +144,7 @@ class Checkers(StateChecks):
     # -- after every event ----------------------------------------------------------------------------------
 
     def after_event(self, member: Member) -> None:
-        """Everything that can be seen from outside one member after it has handled something."""
+        """Check everything visible from outside a member after one event."""
         if member.node is None:
             return
         self.checks_count += 1
@@ -199,7 +199,7 @@ class Checkers(StateChecks):
             self.fail("R9", f"{member.id} is {role.name}, but no voter of {conf}")
 
     def _term(self, member: Member, index: int) -> int | None:
-        """The term of an entry in the member's log, None where it is compacted or absent."""
+        """Term of an entry in the member's log; None: compacted or absent."""
         return member.term_at(index)
 
     def _committed_more(self, member: Member, seen: _Seen, commit: int, role: StateRole) -> None:
@@ -233,7 +233,7 @@ class Checkers(StateChecks):
     # -- entries, application, membership -------------------------------------------------------------------
 
     def ready(self, member: Member, ready: Ready) -> None:
-        """New entries enter the ledger (R2); a leader has one membership change under way at most (R9)."""
+        """Record new entries (R2), and check that a leader has at most one membership change in progress (R9)."""
         if member.is_leader():
             self._check_one_conf_change(member, ready)
         previous_term = self._term(member, ready.entries[0].index - 1) if ready.entries else None
@@ -255,7 +255,7 @@ class Checkers(StateChecks):
                     self.fail("R9", f"{member.id} appends {entry} while {earlier} is not applied")
 
     def handed_out(self, member: Member, entries: list[Entry]) -> None:
-        """Committed entries go to be applied: contiguous (R5), durable here (K4), and the same as everywhere (R4)."""
+        """Check entries handed out for apply: contiguous (R5), durable here (K4), the same on all members (R4)."""
         seen, committed = self._seen[member.id], member.core.log.committed
         for entry in entries:
             if entry.index != seen.taken + 1:
@@ -270,7 +270,7 @@ class Checkers(StateChecks):
             seen.taken = entry.index
 
     def applied(self, member: Member, index: int) -> None:
-        """Everything up to an index is in the state of a member."""
+        """Check a member that has applied all entries up to an index."""
         if index < self._seen[member.id].applied:
             self.fail("R5", f"{member.id} applies {index} after {self._seen[member.id].applied}")
         if index > self._seen[member.id].taken:
@@ -286,14 +286,14 @@ class Checkers(StateChecks):
         self.check_state(member, index)
 
     def serves(self, member: Member, *, confirmed: bool) -> None:
-        """A member accepts clients: nothing that it showed in another life is missing (R10)."""
+        """Check that a member accepting clients lacks nothing that it served in an earlier life (R10)."""
         applied = member.store.applied_index
         before = (self._reached_before if confirmed else self._kept_before)[member.id]
         if applied < before:
             self.fail("R10", f"{member.id} serves clients at {applied}, it was at {before} before it crashed")
 
     def installed(self, member: Member) -> None:
-        """A snapshot replaced the state."""
+        """Check a member whose state was replaced by a snapshot."""
         index = member.store.applied_index
         if index < self._seen[member.id].applied:
             self.fail("R5", f"{member.id} installed a snapshot older than its state")
@@ -302,7 +302,7 @@ class Checkers(StateChecks):
         self._check_database(member, index)
 
     def _check_database(self, member: Member, index: int) -> None:
-        """All keys, and the membership, of a member that has just read its database."""
+        """Check all keys and the membership of a member that has just read its database."""
         self.check_contents(member)
         expected = self._confs[max(i for i in self._confs if i <= index)]
         if member.store.conf_state != expected:
@@ -324,7 +324,7 @@ class Checkers(StateChecks):
             self.fail("R9", f"from {before} to {conf} two majorities need not overlap")
 
     def members_applied(self, member: Member, index: int) -> None:
-        """The members that clients are shown are the same on all, and those of Raft's configuration (R9)."""
+        """Check that the members shown to clients are equal everywhere and match Raft's configuration (R9)."""
         if not self._cluster.parameters.is_managed:
             return
         membership, conf = member.applier.membership, member.conf_state
@@ -342,13 +342,13 @@ class Checkers(StateChecks):
             self.fail("R9", f"{member.id:x} shows {membership.list()} with {conf}")
 
     def bootstrapped(self, conf: ConfState) -> None:
-        """The membership that the cluster starts with."""
+        """Record the initial membership."""
         self._confs[0] = conf
 
     # -- messages -------------------------------------------------------------------------------------------
 
     def sent(self, member: Member, message: Message) -> None:
-        """R6: what this message promises must be on the sender's disk already."""
+        """Check that the promises of a message are already on the sender's disk (R6)."""
         durable = member.log.view
         kind = message.type
         if kind in _LEADER_KINDS and durable.hard_state.term < message.term:
@@ -371,7 +371,7 @@ class Checkers(StateChecks):
     # -- R8 -------------------------------------------------------------------------------------------------
 
     def ticked(self, member: Member, term_before: int) -> None:
-        """PreVote: time alone raises no term. CheckQuorum: a deaf leader steps down."""
+        """Check that ticks raise no term (PreVote), and that a leader without a quorum steps down (CheckQuorum)."""
         seen, raft, parameters = self._seen[member.id], member.core, self._cluster.parameters.member
         seen.ticks += 1
         conf = member.conf_state
@@ -388,11 +388,11 @@ class Checkers(StateChecks):
             self.fail("R8", f"{member.id} still leads and has heard only {heard} of {conf} for long")
 
     def transferring(self, member: Member) -> None:
-        """Leadership is being handed over: the leader has an election timeout for it."""
+        """Note a leadership transfer, for which the leader has one election timeout."""
         self._seen[member.id].transfer_tick = self._seen[member.id].ticks
 
     def delivered(self, member: Member, message: Message, term_before: int) -> None:
-        """Note who was heard; a pre-vote request must not raise the term of who receives it."""
+        """Note the sender; check that a pre-vote request does not raise the receiver's term."""
         seen, raft = self._seen[member.id], member.core
         if message.type in (MessageType.APPEND_RESPONSE, MessageType.HEARTBEAT_RESPONSE):
             seen.heard[message.from_] = seen.ticks

@@ -1,8 +1,8 @@
 """A simulated cluster: members, network, disks, one source of time, one journal, one set of checkers.
 
-Owns who exists, and the process around them: the processor's clock, chance and failpoints of the production modules are
-the simulation's while time passes (``run_until``). Faults come from ``nemesis``, requests from ``workload``, ``leases``
-and ``watchers``; all of them only call the verbs here.
+Owns the members and their process environment: while time passes (``run_until``), the production modules use the
+simulation's processor clock, randomness and failpoints. Faults come from ``nemesis``, requests from ``workload``,
+``leases`` and ``watchers``; all of them only call the verbs here.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[None]:
-        """While it lasts, production modules have this simulation's clock, chance and failpoints, and log nothing."""
+        """Give production modules this simulation's clock, randomness and failpoints within the block; no logging."""
         clock, chance = applying.perf_counter, watch_service.random
         asleep_s, suspend_clock.suspended_s = suspend_clock.suspended_s, _never_asleep
         now, membership_service.time = membership_service.time, SimpleNamespace(time=lambda: self.scheduler.now)
@@ -151,7 +151,7 @@ class Cluster:
     # -- verbs ----------------------------------------------------------------------------------------------
 
     def join(self, id: int, members: Sequence[rpc_pb2.Member] = ()) -> None:
-        """Start a new member with an empty disk, which knows these; a leader will bring it what it needs."""
+        """Start a new member with an empty disk that knows these members; a leader sends it the log."""
         if id not in self.members:
             self.journal.record("join", id)
             member = self._make(id)
@@ -160,7 +160,7 @@ class Cluster:
             member.start()
 
     def crash(self, id: int) -> None:
-        """Kill a member, or cut its power; the un-synced tail of its log is lost or torn then."""
+        """Kill a member, or cut its power, which loses or tears the unsynced tail of its log."""
         member = self.members[id]
         if not member.loop.crashed:
             power = self._crash_rng.random() < self.parameters.disk.power_cuts
@@ -180,7 +180,7 @@ class Cluster:
         self.members[id].removed = True
 
     def wipe(self, id: int) -> None:
-        """Lose a machine with its disk. Checkers still see what it had, since others may rely on its word."""
+        """Lose a machine with its disk. Checkers keep its state, since others may rely on its promises."""
         self.journal.record("wipe", id)
         self.retire(id)
 
@@ -195,7 +195,7 @@ class Cluster:
         self.members[id].resume()
 
     def arm(self, name: str, member_id: int | None, start_after_s: float) -> None:
-        """Let the next member (or one of them) that comes to a failpoint die there, to start again later."""
+        """Crash the next member (or one of the given) that reaches a failpoint; it restarts later."""
         self.armed[name] = (member_id, start_after_s)
         failpoints.arm_call(name, self._at_failpoint)
 
@@ -220,7 +220,7 @@ class Cluster:
     # -- what clients and operators see ---------------------------------------------------------------------
 
     def members_reachable(self) -> list[int]:
-        """Members that accept connections (a paused one does)."""
+        """Members that accept connections, paused ones too."""
         return [member.id for member in self.members.values() if member.alive and member.accepts_clients]
 
     def members_alive(self) -> list[int]:
@@ -242,7 +242,7 @@ class Cluster:
         return membership.list() if membership is not None else []
 
     def newest_removed(self) -> set[int]:
-        """Who has left, likewise."""
+        """The removed members as the most advanced running one knows them."""
         membership = self._newest_membership()
         return membership.removed if membership is not None else set()
 
@@ -308,7 +308,7 @@ class Cluster:
         member.store.hash_kv(0, ready)
 
     def describe(self) -> str:
-        """Every member in a line."""
+        """Describe every member in one line."""
         return "; ".join(member.describe() for member in self.members.values())
 
 

@@ -1,7 +1,7 @@
-"""Corners of the swarm: parameters drawn as always, then pushed to where one kind of trouble is frequent.
+"""Corners of the swarm: randomly drawn parameters, then adjusted so that one kind of trouble is frequent.
 
-Owns no rule, only settings. A mutant names the corner in which it shows itself soonest; ``python -m tests.sim
---corner NAME`` runs the product there.
+Owns only settings, no rule. Each mutant names the corner that finds it soonest; ``python -m tests.sim --corner NAME``
+runs the unchanged code there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_corner(seed: int) -> RunParameters:
 
 
 def read_lease_corner(seed: int) -> RunParameters:
-    """Leaders read by leases, on clocks that differ as much as they may, and are lost, frozen and replaced early."""
+    """Lease-based reads with maximal clock drift, and leaders that are lost, frozen and replaced early."""
     base = (read_corner, read_corner, operators_corner)[seed % 3](seed)
     rng = stream(seed, "read leases")
     member = replace(
@@ -71,7 +71,7 @@ def read_lease_corner(seed: int) -> RunParameters:
 
 
 def replica_corner(seed: int) -> RunParameters:
-    """Readers that allow the state to be a stated time old, of members that are cut off, frozen or only learn."""
+    """Reads with a staleness bound at members that are cut off, frozen or learners."""
     base = read_corner(seed)
     workload = replace(base.workload, read_weight=1, bounded_weight=9, stale_weight=0, past_weight=0, timeout_s=2.0)
     nemesis = replace(
@@ -84,7 +84,7 @@ def replica_corner(seed: int) -> RunParameters:
 
 
 def operators_corner(seed: int) -> RunParameters:
-    """Operators change the members through the API, one or two at once, while everything else goes wrong."""
+    """One or two operators change the members through the API during all other faults."""
     base = draw(seed)
     faults = tuple(fault for fault in base.nemesis.faults if fault != "membership")
     workload = replace(base.workload, operators_count=1 + seed % 3 // 2, bounded_weight=2.0)
@@ -95,7 +95,7 @@ def operators_corner(seed: int) -> RunParameters:
 
 
 def replacement_corner(seed: int) -> RunParameters:
-    """Two operators change the members and leadership moves: who was cut off meets leaders that it never knew."""
+    """Two operators change the members and leadership moves: a member that was cut off meets unknown leaders."""
     base = operators_corner(seed)
     workload = replace(base.workload, operators_count=2)
     nemesis = replace(
@@ -109,7 +109,7 @@ def replacement_corner(seed: int) -> RunParameters:
 
 
 def divergence_corner(seed: int) -> RunParameters:
-    """Leaders are cut off with many entries on their way: logs with long wrong tails."""
+    """Leaders are cut off with many entries in flight: logs with long divergent tails."""
     base = draw(seed)
     member = replace(
         base.cluster.member,
@@ -131,7 +131,7 @@ def divergence_corner(seed: int) -> RunParameters:
 
 
 def snapshot_corner(seed: int) -> RunParameters:
-    """Logs are compacted at once and messages come twice and late: many snapshots."""
+    """Logs are compacted at once, messages are duplicated and delayed: many snapshots."""
     base = divergence_corner(seed)
     network = replace(base.cluster.network, duplicate=0.2, loss=0.05, delay_s_mean=0.01, fifo=False)
     return replace(base, cluster=replace(base.cluster, network=network))
@@ -154,7 +154,7 @@ def late_corner(seed: int) -> RunParameters:
 
 
 def backlog_corner(seed: int) -> RunParameters:
-    """Databases that hang: members that commit much and apply nothing, and have room for little of it."""
+    """Hanging databases: members that commit much, apply nothing, and have little memory for the backlog."""
     base = draw(seed)
     rng = stream(seed, "backlog")
     member = replace(
@@ -223,8 +223,7 @@ def watch_corner(seed: int) -> RunParameters:
 
 
 def crash_corner(seed: int) -> RunParameters:
-    """All members die all the time, at failpoints above all."""
-    """All members die all the time, at failpoints above all."""
+    """All members crash frequently, mostly at failpoints."""
     base = draw(seed)
     member = replace(base.cluster.member, commit_interval_s=0.1, snapshot_entries=5, catch_up_entries=0)
     disk = replace(base.cluster.disk, segment_bytes=2_048, power_cuts=0.5, sync_s_mean=0.001)
@@ -267,7 +266,7 @@ def compaction_corner(seed: int) -> RunParameters:
 
 
 def batch_corner(seed: int) -> RunParameters:
-    """Batches are closed all the time, so often while an entry is applied in slices, and members die soon after."""
+    """Batches are closed so often that many close while an entry is applied in slices; members die soon after."""
     base = compaction_corner(seed)
     member = replace(base.cluster.member, commit_interval_s=0.02)
     nemesis = replace(base.nemesis, interval_s_mean=0.3)
@@ -275,7 +274,7 @@ def batch_corner(seed: int) -> RunParameters:
 
 
 def defragment_corner(seed: int) -> RunParameters:
-    """Databases are exchanged for compact copies all the time, while commits are slow and members die."""
+    """Frequent defragmentation during slow commits and crashes."""
     base = compaction_corner(seed)
     disk = replace(base.cluster.disk, commit_s_mean=0.01)
     nemesis = replace(
@@ -289,7 +288,7 @@ def defragment_corner(seed: int) -> RunParameters:
 
 
 def failpoint_corner(seed: int, *names: str) -> RunParameters:
-    """Each member that comes to one of these failpoints dies there, while all causes of them happen."""
+    """Each member that reaches one of these failpoints dies there; all events that lead to them happen."""
     base = crash_corner(seed)
     nemesis = replace(
         base.nemesis,
@@ -304,7 +303,7 @@ def failpoint_corner(seed: int, *names: str) -> RunParameters:
 
 
 def users_corner(seed: int) -> RunParameters:
-    """Clients are users, and what these may do changes while their writes are on the way; members fall behind."""
+    """Clients are users whose rights change while their writes are in flight; members fall behind."""
     base = draw(seed)
     workload = replace(
         base.workload, clients_count=6, think_s_mean=0.03, admins_count=2, watchers_count=1, put_weight=9
@@ -317,7 +316,7 @@ def users_corner(seed: int) -> RunParameters:
 
 
 def floods_corner(seed: int) -> RunParameters:
-    """Clients have identities, two of which flood members that put little into the log at a time."""
+    """Clients have identities; two of them flood members that propose little at a time."""
     base = draw(seed)
     workload = replace(base.workload, clients_count=4, think_s_mean=0.05, watchers_count=0, flood_puts=60)
     faults = ("isolate", "links", "crash_leader", "pause_leader", "transfer")

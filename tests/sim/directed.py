@@ -1,7 +1,7 @@
-"""Directed schedules: a cluster in which nothing moves but by the steps of a test.
+"""Directed schedules: a cluster that moves only by the steps of a test.
 
-Owns ``Stage``: no ticks, no random network; every message is held until the test delivers or drops it. For the
-interleavings that random runs do not find in a lifetime, such as Figure 8 of the Raft paper.
+Owns ``Stage``: no ticks, no random network; every message is held until the test delivers or drops it. For
+interleavings that random runs practically never find, such as Figure 8 of the Raft paper.
 
     stage = Stage(5)
     stage.elect(1, voters=(2, 3))
@@ -69,7 +69,7 @@ class HeldNetwork(Network):
 
 
 class Stage:
-    """Members that act only by the steps of a test. All disks are fast and tear nothing."""
+    """Members that act only by the steps of a test. All disks are fast and lose nothing."""
 
     open: ClassVar[list[Stage]] = []
     """Stages whose end is still to come; ``close_all``."""
@@ -104,14 +104,14 @@ class Stage:
 
     @classmethod
     def close_all(cls) -> None:
-        """End everything that is left."""
+        """Close all stages that are still open."""
         for stage in cls.open:
             stage.cluster.close()
         cls.open.clear()
 
     @property
     def history(self) -> History:
-        """What clients asked, and the answers."""
+        """Requests of clients and their answers."""
         return self.workload.history
 
     def settle(self, seconds: float = _SETTLE_S) -> None:
@@ -119,15 +119,15 @@ class Stage:
         self.cluster.run_until(self.cluster.scheduler.now + seconds)
 
     def drop(self) -> None:
-        """Lose everything held."""
+        """Drop all held messages."""
         self.network.held.clear()
 
     def lose(self, source: int, target: int) -> None:
-        """Lose what is held from one to another."""
+        """Drop the messages held from one member to another."""
         self.network.held = [held for held in self.network.held if (held[0], held[1].to) != (source, target)]
 
     def deliver(self, source: int, target: int, count_max: int = _ALL, answers: bool = True) -> None:
-        """Deliver what is held from ``source`` to ``target``, then (with ``answers``) what it answers."""
+        """Deliver the messages held from ``source`` to ``target``, then (with ``answers``) the answers."""
         self.network.release(source, target, count_max)
         self.settle()
         if answers:
@@ -135,14 +135,14 @@ class Stage:
             self.settle()
 
     def do(self, id: int, action: Callable[..., object], *arguments: Any) -> None:
-        """Let a member do something."""
+        """Run an action at a member."""
         self.cluster.members[id].call_soon(action, *arguments)
         self.settle()
 
     def elect(self, id: int, voters: Iterable[int]) -> None:
-        """Let ``id`` campaign until it wins with these voters (terms that are spent take several tries).
+        """Let ``id`` campaign until it wins with these voters (terms already used need several tries).
 
-        No other member hears of it; its messages as a leader are held.
+        No other member hears of the election; the new leader's messages are held.
         """
         member = self.cluster.members[id]
         for _ in range(_CAMPAIGNS_MAX):
@@ -155,28 +155,28 @@ class Stage:
         raise RuntimeError(f"{id} did not win: {self.cluster.describe()}")
 
     def tick(self, id: int) -> None:
-        """One tick passes at member ``id``: a leader sends heartbeats."""
+        """Let one tick pass at member ``id``: a leader sends heartbeats."""
         node = self.cluster.members[id].running
         self.do(id, node._tick)
 
     def change(self, id: int, change: ConfChange) -> None:
-        """An operator asks a leader for a membership change."""
+        """Request a membership change from a leader."""
         self.do(id, self.cluster.members[id].propose_conf_change, change)
 
     def write(self, id: int) -> Invocation:
-        """A client asks member ``id`` to write; the answer is noted in the history."""
+        """Send a client's write to member ``id``; the history records the answer."""
         return self._ask(id, Operation(PUT, rpc_pb2.PutRequest(key=b"k0", value=self.workload._value())))
 
     def read(self, id: int) -> Invocation:
-        """A client asks member ``id`` for a linearizable read."""
+        """Send a client's linearizable read to member ``id``."""
         return self._ask(id, Operation(RANGE, rpc_pb2.RangeRequest(key=b"k0")))
 
     def delete(self, id: int) -> Invocation:
-        """A client asks member ``id`` to delete what ``write`` writes."""
+        """Send member ``id`` a client's deletion of the key of ``write``."""
         return self._ask(id, Operation(DELETE, rpc_pb2.DeleteRangeRequest(key=b"k0")))
 
     def compact(self, id: int, revision: int) -> Invocation:
-        """A client asks member ``id`` for a compaction."""
+        """Send a client's compaction to member ``id``."""
         return self._ask(id, Operation(COMPACT, rpc_pb2.CompactionRequest(revision=revision)))
 
     def _ask(self, id: int, operation: Operation) -> Invocation:
@@ -185,14 +185,14 @@ class Stage:
         return invocation
 
     def commit_database(self, id: int) -> None:
-        """Commit the database of a member, and cut its log."""
+        """Commit the database of a member and compact its log."""
         member = self.cluster.members[id]
         self.do(id, member.store.commit)
         self.settle(1.0)
         self.do(id, member.replica.log_cut.step)
 
     def restart(self, id: int) -> None:
-        """Crash and start again; what it had sent and is still held is lost."""
+        """Crash and restart a member; its held messages are lost."""
         self.crash(id)
         self.start(id)
 
@@ -203,7 +203,7 @@ class Stage:
         self.settle()
 
     def crash(self, id: int) -> None:
-        """Crash; held messages from it are lost."""
+        """Crash a member; its held messages are lost."""
         self.cluster.crash(id)
         self.network.held = [held for held in self.network.held if held[0] != id]
 

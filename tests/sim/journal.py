@@ -1,4 +1,4 @@
-"""The running hash of everything that happens in a simulation, and its text when a trace is asked for."""
+"""The running hash of all events of a simulation, and their text when tracing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.virtual_loop import Scheduler
 
 
 class Journal:
-    """Only integers, strings and tuples of them go in, so that the hash depends on neither ``id()`` nor ``hash()``."""
+    """Hashes only integers, strings and tuples of them, so the result depends on neither ``id()`` nor ``hash()``."""
 
     def __init__(self, scheduler: Scheduler, trace: Callable[[str], None] | None = None) -> None:
         self._scheduler = scheduler
@@ -35,10 +35,10 @@ BUSY_S, PERIOD_S = 60.0, 900.0
 
 
 def slowness(now_s: float, calm: float) -> float:
-    """Return by how much to lengthen a wait: ``calm``, but 1 in the first minute of each quarter of an hour."""
+    """Return the factor for waits: ``calm``, but 1 in the first minute of each quarter of an hour."""
     return calm if now_s % PERIOD_S >= BUSY_S else 1.0
 
 
 def stream(seed: int, name: str) -> random.Random:
-    """An independent random stream: a fault drawn in one must not shift what another draws."""
+    """Return an independent random stream: a draw from one must not shift the draws of another."""
     return random.Random(f"{seed}/{name}")

@@ -1,10 +1,10 @@
-"""A cluster's year, half an hour a seed (``swarm.year``): the ledger of what was played, from which any run goes on.
+"""A cluster's year, half an hour per seed (``swarm.year``): the ledger of finished seeds, which any run continues.
 
-A line is a run of seeds, and what they did:
+A line describes a run of successive seeds:
 
     {"commit": "1d6daf42", "date": "2026-11-29", "seeds": [1, 12], "hours": 6.1, "cpu_s": 201.3, "faults": 214, ...}
 
-Processes on other machines play seeds of their own ranges by ``--first``; lines may stand in any order.
+Other machines run other ranges of seeds by ``--first``; the order of lines does not matter.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ HOURS_A_YEAR = 8766
 
 
 def play_on(minutes: float, jobs: int, path: Path = LEDGER) -> int:
-    """Play the seeds after those in the ledger, and note them; 1 when one violated a property.
+    """Run the next seeds and record them in the ledger. Returns 1 when one violated a property.
 
     Arguments:
-        minutes: nothing new begins after these.
-        jobs: processes.
-        path: of the ledger.
+        minutes: time after which no new seed begins.
+        jobs: number of processes.
+        path: ledger file.
     """
     until, bad = time.monotonic() + 60 * minutes, 0
     with ProcessPoolExecutor(jobs) as pool:
@@ -45,12 +45,12 @@ def play_on(minutes: float, jobs: int, path: Path = LEDGER) -> int:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ledger; there may be none."""
+    """Return the lines of a ledger; empty if it does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def next_seed(path: Path) -> int:
-    """Return the first seed after all that were played."""
+    """Return the first seed after all recorded ones."""
     return max((entry["seeds"][1] for entry in entries(path)), default=0) + 1
 
 
@@ -58,8 +58,8 @@ def note(reports: list[Report], path: Path) -> None:
     """Append a line.
 
     Arguments:
-        reports: of successive seeds.
-        path: of the ledger.
+        reports: reports of successive seeds.
+        path: ledger file.
     """
     entry = {
         "commit": _commit(),
@@ -80,7 +80,7 @@ def note(reports: list[Report], path: Path) -> None:
 
 
 def total(path: Path) -> str:
-    """Return what a ledger comes to, in one line."""
+    """Return the totals of a ledger in one line."""
     lines = entries(path)
     hours, cpu_s = sum(line["hours"] for line in lines), sum(line["cpu_s"] for line in lines)
     sums = ", ".join(f"{sum(line[name] for line in lines):,} {name}" for name in ("faults", "acknowledged", "changes"))

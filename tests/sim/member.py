@@ -1,7 +1,7 @@
-"""One simulated member: the life of its process, and what reaches it.
+"""One simulated member: the life of its process, and its inputs.
 
 Owns starts and crashes: every start makes a new event loop (``assembly`` puts the production parts on it), and a crash
-ends it between two steps, or in the middle of one at a failpoint. Leaves out: faults (``nemesis``), who is right
+ends it between two steps, or in the middle of one at a failpoint. Leaves out: faults (``nemesis``) and checks
 (``checkers``).
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def founder(id: int) -> rpc_pb2.Member:
-    """A member that the cluster begins with."""
+    """Return an initial member of the cluster."""
     return rpc_pb2.Member(ID=id, name=f"m{id}", peerURLs=[f"http://10.0.0.{id}:2380"])
 
 
@@ -68,7 +68,7 @@ class Member(Assembly):
         self.directory = Directory()
 
     def found(self, conf_state: ConfState, index: int, term: int) -> None:
-        """Begin with a membership, as if the cluster had run before."""
+        """Initialize with a membership, as if the cluster had run before."""
         store = Store.open(self.database)
         if self.cluster.parameters.is_managed:
             Membership(store).bootstrap(founder(voter) for voter in conf_state.voters)
@@ -81,7 +81,7 @@ class Member(Assembly):
         self.log.found(SnapshotMeta(index, term, conf_state))
 
     def join(self, members: Iterable[rpc_pb2.Member]) -> None:
-        """Begin as ``bootstrap`` does with what the cluster said."""
+        """Initialize as ``bootstrap`` does from the cluster's answer."""
         store = Store.open(self.database)
         Membership(store).bootstrap(members)
         store.set_applied(0, 0)
@@ -91,7 +91,7 @@ class Member(Assembly):
     # -- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start, or restart after a crash, from what the disks hold."""
+        """Start, or restart after a crash, from the disks."""
         self.incarnation += 1
         self.database.close()  # readers that a dying process opened on its way out
         self.cork = Cork()
@@ -104,7 +104,7 @@ class Member(Assembly):
             self._acting(self.loop.enter, self.assemble)
 
     def _acting(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Do something as this process, so that a failpoint knows whom it meets."""
+        """Run the block as this process, so that failpoints know which member they crash."""
         before, self.cluster.acting = self.cluster.acting, self
         try:
             return call(*arguments)
@@ -126,7 +126,7 @@ class Member(Assembly):
         self.loop.call_soon(callback, *arguments)
 
     def turned(self) -> None:
-        """A turn of the loop is over."""
+        """Run the checkers after a turn of the loop."""
         checkers = self.cluster.checkers
         if self.is_changed and checkers.violation is None and self.node is not None:
             self.is_changed = False
@@ -136,7 +136,7 @@ class Member(Assembly):
             raise checkers.violation
 
     def crash(self, *, power: bool) -> None:
-        """Die at once: kill -9, or the power goes."""
+        """Die at once: kill -9 or power loss."""
         self.loop.crash()
         self.outbox.lose()
         self.node = None
@@ -155,17 +155,17 @@ class Member(Assembly):
         self.loop.freeze()
 
     def resume(self) -> None:
-        """SIGCONT: everything that arrived meanwhile is handled, in order."""
+        """SIGCONT: handle the queued inputs in order."""
         self.loop.thaw()
 
     def set_tick(self, tick_s: float) -> None:
-        """Let the clock that drives the core go faster or slower."""
+        """Make the clock that drives the core faster or slower."""
         self.tick_s = tick_s
         if self.node is not None:
             self.node.settings = replace(self.node.settings, tick_s=tick_s)
 
     def sever(self) -> None:
-        """The connections of all clients break."""
+        """Break the connections of all clients."""
         streams, self.streams = sorted(self.streams, key=lambda stream: stream.number), set()
         for stream in streams:
             if not stream.is_over:
@@ -173,7 +173,7 @@ class Member(Assembly):
                 self.call_soon(stream.close)
 
     def conf_changed(self, conf_state: ConfState) -> None:
-        """A membership change was applied."""
+        """Handle an applied membership change."""
         index = self.running.conf_changed_at
         self.cluster.checkers.conf_applied(self, index)
         self.cluster.checkers.members_applied(self, index)
@@ -182,7 +182,7 @@ class Member(Assembly):
     # -- messages: satisfies ``replica.Peers`` ----------------------------------------------------------------
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Send what a turn has."""
+        """Send the messages of a turn."""
         checkers, batch = self.cluster.checkers, []
         for message in messages:
             checkers.sent(self, message)
@@ -212,7 +212,7 @@ class Member(Assembly):
         return peer_metadata(CLUSTER_ID, self.id, peer_id)
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
-        """Implement ``Followers.follow``: who was a member until now is heard for a moment longer."""
+        """Implement ``Followers.follow``: a removed member is heard for a moment longer."""
         for peer_id in removed:
             self._heard_until.setdefault(peer_id, self.loop.time() + (LEAVING_S if peer_id in self._peers else 0.0))
             if peer_id != self.id:
@@ -220,7 +220,7 @@ class Member(Assembly):
         self._peers = set(members)
 
     def _tell_removed(self, loop: MemberLoop, peer_id: int) -> None:
-        """End the stream of one that was removed, a moment after; again, until that arrives."""
+        """End the stream of a removed member after a moment; repeat until the message arrives."""
         if not loop.crashed:
             target = self.cluster.members.get(peer_id)
             if target is not None and target.alive and self.cluster.network.connects(self.id, peer_id):
@@ -228,16 +228,16 @@ class Member(Assembly):
             self.cluster.scheduler.after(LEAVING_S, self._tell_removed, loop, peer_id)
 
     def hears(self, peer_id: int) -> bool:
-        """Whether there may be a stream from or to another member; who is unknown may be new."""
+        """Whether streams from or to another member are allowed; an unknown member may be new."""
         return self.node is None or self._heard_until.get(peer_id, math.inf) > self.loop.time()
 
     def refused(self, target: Member) -> None:
-        """Another member wants no stream of this one."""
+        """Handle another member's refusal of a stream from this one."""
         if self.node is not None and self.id in target.applier.membership.removed:
             self.loop.call_soon(self.replica.departure.refused, MemberRemovedError.text)
 
     def deliver(self, messages: list[Message]) -> None:
-        """Messages arrive."""
+        """Receive messages."""
         self.loop.call_soon(self._receive, messages)
 
     def _receive(self, messages: list[Message]) -> None:
@@ -256,7 +256,7 @@ class Member(Assembly):
                 cluster.checkers.after_event(self)
 
     def unreachable(self, peer_id: int) -> None:
-        """The transport lost messages to a peer."""
+        """Report that the transport lost messages to a peer."""
         if self.node is not None:
             self.loop.call_soon(self.node.report_unreachable, peer_id)
             # Whether its process is gone or not: a wrong report must do no harm.
@@ -265,7 +265,7 @@ class Member(Assembly):
     # -- calls ----------------------------------------------------------------------------------------------
 
     def call(self, path: str, request: bytes, answer: Any, metadata: dict[str, str] | None = None) -> None:
-        """A unary call of a client or another member."""
+        """Receive a unary call of a client or another member."""
         self.loop.call_soon(self._call, path, request, Call(self.outbox, answer, metadata))
 
     def _call(self, path: str, request: bytes, call: Call) -> None:
@@ -300,14 +300,14 @@ class Member(Assembly):
             self.running.submit(Kind.AUTH, body, Unheard(change), caller)
 
     def open(self, path: str, stream: Stream) -> None:
-        """A streaming call of a client."""
+        """Open a streaming call of a client."""
         self.streams.add(stream)
         self.loop.call_soon(stream.start, self, path)
 
     # -- operators ------------------------------------------------------------------------------------------
 
     def propose_conf_change(self, change: ConfChange) -> None:
-        """An operator's request; it may be refused."""
+        """Propose an operator's membership change; it may be refused."""
         with contextlib.suppress(ProposalDropped):
             self.raw.propose_conf_change(change)
         self.running._wake()
@@ -318,12 +318,12 @@ class Member(Assembly):
         self.running._wake()
 
     def transfer_leader(self, target: int) -> None:
-        """An operator moves leadership."""
+        """Transfer leadership for an operator."""
         self.cluster.checkers.transferring(self)
         self.running.transfer_leader(target)
 
     def defragment(self) -> None:
-        """An operator has the database defragmented; it may fail, for a received one may come between."""
+        """Defragment the database for an operator; this fails when a received database is installed in between."""
         self.loop.create_task(_unless_refused(self.replica.defragmenter.run))
 
     # -- questions ------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Member(Assembly):
 
     @property
     def paused(self) -> bool:
-        """Whether it is stopped."""
+        """Whether the process is paused."""
         return self.node is not None and self.loop.frozen
 
     @property
@@ -345,12 +345,12 @@ class Member(Assembly):
 
     @property
     def conf_state(self) -> ConfState:
-        """The membership as applied, by the process or by what its database has."""
+        """The applied membership, from the process or else from its database."""
         return self.node.conf_state if self.node is not None else applied_meta(self.database).conf_state
 
     @property
     def applied(self) -> int:
-        """The applied index, likewise."""
+        """The applied index, from the process or else from its database."""
         return self.node.applied if self.node is not None else applied_meta(self.database).index
 
     @property
@@ -371,11 +371,11 @@ class Member(Assembly):
         return self.core.log.last_index
 
     def knows_durably(self, index: int) -> bool:
-        """Whether it will remember after any crash that ``index`` is committed."""
+        """Whether the member will know after any crash that ``index`` is committed."""
         return self.log.view.hard_state.commit >= index or applied_meta(self.database).index >= index
 
     def heal_disks(self) -> None:
-        """Be fast from now on."""
+        """Make the disks fast from now on."""
         if self.node is not None:
             self.disk.heal()
             self.commits.heal()

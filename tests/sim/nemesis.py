@@ -1,8 +1,8 @@
-"""The faults: who crashes, hangs, is cut off or removed, and when it ends.
+"""The faults: crashes, pauses, partitions and removals of members, and their ends.
 
-Owns the schedule of faults of one run. Every fault undoes itself after a while, and ``Cluster.heal`` undoes what is
-left. A fault never destroys a disk, and a removed member stays up until the others cannot need its vote any more:
-what the nemesis does is always survivable, so a run that does not recover is a finding.
+Owns the schedule of faults of one run. Every fault undoes itself after a while, and ``Cluster.heal`` undoes the rest.
+A fault never destroys a disk, and a removed member stays up until the others can no longer need its vote: faults are
+always survivable, so a run that does not recover is a finding.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class NemesisParameters:
-    """Which faults, how often, how long (seconds)."""
+    """Kinds, rates and durations (seconds) of faults."""
 
     faults: tuple[str, ...] = ()
     failpoints: tuple[str, ...] = REACHED
@@ -76,7 +76,7 @@ class NemesisParameters:
 
 
 class Nemesis:
-    """Injects faults until ``stop``. ``injected`` counts them by name."""
+    """Injects faults until ``stop``. ``injected`` counts faults by name."""
 
     def __init__(self, cluster: Cluster, rng: random.Random, parameters: NemesisParameters) -> None:
         self.injected: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class Nemesis:
             self._schedule()
 
     def stop(self) -> None:
-        """Nothing new happens; what is under way still ends."""
+        """Inject no new faults; active faults still end."""
         self._running = False
 
     def _schedule(self) -> None:
@@ -145,7 +145,7 @@ class Nemesis:
         return bool(victims)
 
     def _crash_step(self) -> bool:
-        """A member dies between two steps of its loop, perhaps in the middle of a turn."""
+        """Crash a member between two steps of its loop, perhaps in the middle of a turn."""
         alive = self._alive()
         if not alive:
             return False
@@ -155,9 +155,7 @@ class Nemesis:
         return True
 
     def _failpoint(self) -> bool:
-        """The next member that comes to a point of the code dies there; some points are passed only while others
-        recover.
-        """
+        """Crash the next member that reaches a failpoint; some failpoints are reached only while others recover."""
         alive = self._alive()
         victim = self._rng.choice(alive) if alive and self._rng.random() < 0.5 else None
         names = self._parameters.failpoints
@@ -199,7 +197,7 @@ class Nemesis:
         return self._heal_later()
 
     def _one_way(self) -> bool:
-        """A member, often the leader, can only send or only receive."""
+        """Let a member, often the leader, only send or only receive."""
         ids = sorted(self._cluster.members)
         leader = self._leader_or_any()
         victim = leader if leader is not None and self._rng.random() < 0.6 else self._rng.choice(ids)
@@ -210,7 +208,7 @@ class Nemesis:
         return self._heal_later()
 
     def _links(self) -> bool:
-        """Each directed link is cut with some probability: bridges, rings and worse."""
+        """Cut each directed link with some probability: bridges, rings and worse."""
         ids = sorted(self._cluster.members)
         share = self._rng.uniform(0.1, 0.6)
         cut = {(a, b) for a in ids for b in ids if a != b and self._rng.random() < share}
@@ -247,7 +245,7 @@ class Nemesis:
         return True
 
     def _slow_database(self) -> bool:
-        """Commits of a database take seconds, its log is as fast as ever. Beside ``FAULTS``, as ``_defragment``."""
+        """Slow the commits of a database to seconds; its log stays fast. Not in ``FAULTS``, as ``_defragment``."""
         alive = self._alive()
         if not alive:
             return False
@@ -262,7 +260,7 @@ class Nemesis:
         return True
 
     def _sever(self) -> bool:
-        """The connections of clients to a member break."""
+        """Break the connections of clients to a member."""
         alive = self._alive()
         if not alive:
             return False
@@ -281,7 +279,7 @@ class Nemesis:
         return True
 
     def _defragment(self) -> bool:
-        """Beside ``FAULTS``: only the corners that ask for it have it, so that the others play what they played."""
+        """Not in ``FAULTS``: only some corners enable it, so the seeds of all others stay as they were."""
         alive = self._alive()
         if not alive:
             return False
@@ -322,7 +320,7 @@ class Nemesis:
         return ConfChangeSingle(kind, self._rng.choice(members))
 
     def _conf_applied(self, index: int, conf: ConfState) -> None:
-        """Start who is new; switch off who is gone, later."""
+        """Start new members; later switch off removed ones."""
         ids = {*conf.voters, *conf.voters_outgoing, *conf.learners, *conf.learners_next}
         for member_id in sorted(ids):
             self._cluster.join(member_id)

@@ -1,8 +1,8 @@
-"""The replay of the log: an obvious state machine beside the production one, which says what every entry must do.
+"""The replay of the log: a simple state machine that gives the right effect of every entry.
 
-Owns what is right at each index and each revision. It is fed each committed entry once, when the first member applies
-it; from then on a member is compared with what is noted here, which costs O(1) for each thing that it changes. The
-keys are those of ``jepsen.checkers.model``; leases, compaction and the counting of revisions are added.
+Owns the correct state at each index and revision. The replay gets each committed entry once, when the first member
+applies it; members are then compared with the recorded result at O(1) per change. The keys follow
+``jepsen.checkers.model``; the replay adds leases, compaction and the counting of revisions.
 
     replay.apply(entry)
     replay.states[entry.index]           # revision, compact revision, leases: of every member that has applied it
@@ -30,7 +30,7 @@ _RELATIONS: dict[int, ops.Relation] = {0: "=", 1: ">", 2: "<", 3: "!="}
 
 
 class State(NamedTuple):
-    """What every member has at an index."""
+    """State of every member at an index."""
 
     revision: int
     compacted: int
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change as a watch delivers it."""
+    """A change as delivered by a watch."""
 
     revision: int
     key: bytes
@@ -81,11 +81,11 @@ class Replay:
     # -- questions ------------------------------------------------------------------------------------------
 
     def read(self, key: str, end: str, revision: int) -> tuple[ops.KeyValue, ...]:
-        """The living keys of an interval as of a revision."""
+        """Return the live keys of an interval at a revision."""
         return self._model.read(key, end, revision)
 
     def position(self, revision: int) -> int:
-        """Where in ``events`` those of a revision, or the next ones after it, begin."""
+        """Return the position in ``events`` of the first event at or after a revision."""
         while revision <= self.revision:
             if revision in self._first_event:
                 return self._first_event[revision]
@@ -93,7 +93,7 @@ class Replay:
         return len(self.events)
 
     def check_changes(self, revision: int, changes: list[Change]) -> str:
-        """Compare what a store reports of a revision with the log; the difference as text, empty for none."""
+        """Compare a store's changes of a revision with the log. Returns the difference as text; empty for none."""
         known = self.changes.get(revision)
         if known is None:
             return self._check_first(revision, changes)
@@ -121,7 +121,7 @@ class Replay:
     # -- applying -------------------------------------------------------------------------------------------
 
     def apply(self, entry: Entry) -> None:
-        """Carry out the next entry. Raises ViolationError for a request that is in the log twice."""
+        """Apply the next entry. Raises ViolationError for a request that is in the log twice."""
         self.index = entry.index
         self.ended = []
         request = wire.decode(entry.data) if entry.type is EntryType.NORMAL else None
@@ -229,7 +229,7 @@ def _previous(kv: ops.KeyValue | None) -> bytes | None:
 
 
 def _leases_of(request: ops.Request, model: Model) -> list[int]:
-    """The leases that a request attaches keys to, in the branch that it takes."""
+    """Return the leases that a request attaches keys to, in the branch taken."""
     if isinstance(request, ops.Put):
         return [request.lease] if request.lease else []
     if isinstance(request, ops.Txn):
@@ -280,7 +280,7 @@ def key_value(kv: Any) -> ops.KeyValue:
 
 
 def result_of(response: Any) -> ops.Result:
-    """What an answer says, without its header."""
+    """Return the content of an answer without its header."""
     if isinstance(response, rpc_pb2.PutResponse):
         return ops.PutResult(key_value(response.prev_kv) if response.HasField("prev_kv") else None)
     if isinstance(response, rpc_pb2.RangeResponse):

@@ -1,8 +1,8 @@
-"""What members have, compared with the replay of the log; and what owners of leases were promised.
+"""Comparison of members' state with the replay of the log; and the promises to lease owners.
 
-Owns the committed entries, the replay that they are fed to when the first member applies them, and the first violation,
-which is kept and raised again at the end of the turn: production code stops a member, not the simulation, for what is
-raised in it.
+Owns the committed entries, the replay, which gets each entry when the first member applies it, and the first violation.
+The violation is kept and raised again at the end of the turn, because an exception inside production code stops the
+member, not the simulation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOOT_INDEX = 1
 
 
 class StateChecks:
-    """The part of ``Checkers`` that knows what the log means."""
+    """The part of ``Checkers`` that interprets the log."""
 
     def __init__(self, cluster: Cluster, disabled: frozenset[str]) -> None:
         self._cluster = cluster
@@ -40,19 +40,19 @@ class StateChecks:
         """Until when the owner of each lease may rely on it."""
 
     def fail(self, property_id: str, text: str) -> None:
-        """A property does not hold. Raises ViolationError, unless its check is off."""
+        """Report a broken property. Raises ViolationError, unless its check is off."""
         if property_id not in self._disabled:
             self.violated(ViolationError(property_id, f"{text} (at {self._cluster.scheduler.now:.6f} s)"))
 
     def violated(self, error: ViolationError) -> NoReturn:
-        """Keep the first violation, and stop what is under way."""
+        """Keep the first violation and abort the current action."""
         self.violation = self.violation or error
         raise error
 
     # -- what members have ----------------------------------------------------------------------------------
 
     def changed(self, member: Member, revision: int, changes: list[Change]) -> None:
-        """A store made a revision: the replay has it too, with the same changes."""
+        """Check that the replay has a store's new revision with the same changes."""
         replay = self.replay
         while replay.revision < revision and replay.index + 1 in self.log:
             self._replay_next()
@@ -61,7 +61,7 @@ class StateChecks:
             self.fail("R4", f"{member.id}: {wrong}")
 
     def check_state(self, member: Member, index: int) -> None:
-        """The store has at an index what the replay has there."""
+        """Check that store and replay agree at an index."""
         replay, store = self.replay, member.store
         while replay.index < index:
             if replay.index + 1 not in self.log:
@@ -76,13 +76,13 @@ class StateChecks:
             self.fail("R4", f"{member.id} has {found} at index {index}, the log gives {state}")
 
     def check_contents(self, member: Member) -> None:
-        """All keys of a member that has just read its database."""
+        """Check all keys of a member that has just read its database."""
         wrong = self.contents_differ(member, member.store.revision)
         if wrong:
             self.fail("R4", wrong)
 
     def contents_differ(self, member: Member, revision: int) -> str:
-        """How the keys of a member at a revision differ from the replay's; empty if they do not."""
+        """Describe how a member's keys at a revision differ from the replay; empty if they do not."""
         found = tuple(
             key_value(kv_pb2.KeyValue.FromString(data))
             for data in member.store.range(b"\0", b"\0", revision=revision).kvs
@@ -106,7 +106,7 @@ class StateChecks:
                 self.fail("L2", f"lease {lease_id} ended, its owner was promised {until - now:.6f} s more")
 
     def kept_alive(self, lease_id: int, sent_at: float, ttl_s: int) -> None:
-        """The owner of a lease has its answer: L2 from now on, and L5, an ended lease is not revived."""
+        """Record an answered renewal, from which L2 counts; check that no ended lease is revived (L5)."""
         if ttl_s <= 0:
             return
         if self._expired.get(lease_id, sent_at + 1.0) < sent_at:
@@ -114,11 +114,11 @@ class StateChecks:
         self.promises[lease_id] = max(self.promises.get(lease_id, 0.0), sent_at + ttl_s)
 
     def let_go(self, lease_id: int, grace_s: float) -> None:
-        """The owner of a lease lost the connection after which it is to end soon."""
+        """Record that a lease's owner lost the connection whose disconnect grace then begins."""
         until = self._cluster.scheduler.now + grace_s
         self.promises[lease_id] = min(self.promises.get(lease_id, 0.0), until)
 
     def found_gone(self, lease_id: int) -> None:
-        """Check an answer to the owner of a lease that there is none: the log must have ended it."""
+        """Check an answer "lease not found" to an owner: the log must have ended the lease."""
         if lease_id in self.replay.leases:
             self.fail("L5", f"the owner of lease {lease_id} was answered that it is gone, in the log it is not")

@@ -1,10 +1,10 @@
-"""Swarm runs: one seed draws every parameter, which faults exist at all among them, and then the run itself.
+"""Swarm runs: one seed draws every parameter, including the kinds of faults, and then the run itself.
 
 Owns ``draw`` (seed -> parameters) and ``run_seed`` (seed -> report). A default setting explores one corner: real
 bugs hide behind settings, so each seed has its own (Groce et al., "Swarm testing").
 
     report = run_seed(7)        # the same seed gives the same report.digest on every machine
-    report.violation            # None, or what was broken
+    report.violation            # None, or the broken property
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PROBE_CLIENT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RunParameters:
-    """Everything that makes a run, but its seed."""
+    """All parameters of a run, except its seed."""
 
     duration_s: float = 8.0
     cluster: ClusterParameters = field(default_factory=ClusterParameters)
@@ -58,7 +58,7 @@ class RunParameters:
 
 @dataclass(slots=True)
 class Report:
-    """What a run did and found. ``recovery_s`` is the time from healing to the first commit."""
+    """Figures and finding of a run. ``recovery_s`` is the time from healing to the first commit."""
 
     seed: int
     parameters: RunParameters
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def replay_command(self) -> str:
-        """How to see this run again."""
+        """Return the command that replays this run."""
         corner = "" if self.corner == "draw" else f" --corner {self.corner}"
         return f"python -m tests.sim --seed {self.seed}{corner} --trace"
 
@@ -179,7 +179,7 @@ def _draw_nemesis(rng: random.Random) -> NemesisParameters:
 
 
 def mixed(seed: int) -> RunParameters:
-    """The profile by which the speed is measured: settings of etcd, three members, some of everything."""
+    """Return the profile for speed measurements: etcd's settings, three members, some of every fault."""
     return RunParameters(
         duration_s=60.0,
         cluster=ClusterParameters(voters_count=3),
@@ -302,7 +302,7 @@ class Run:
         self._probe_done = self._probe_done or (outcome is not None and not outcome.error)
 
     def _finish_plans(self) -> None:
-        """With the faults gone, what operators had begun comes to an end."""
+        """Check that operators' plans finish once the faults are gone."""
         deadline = self.cluster.scheduler.now + PLANS_S_MAX
         machines = self.machines
         if not self.cluster.run_until(
@@ -321,7 +321,7 @@ class Run:
             self.cluster.run_until(scheduler.now + self._election_s / 2)
 
     def _watchers_have_all(self) -> None:
-        """W3: nothing is missing in the end."""
+        """Check that no watcher misses an event in the end (W3)."""
         for watcher in self.watchers:
             watcher.settle()
         deadline = self.cluster.scheduler.now + WATCHERS_S_MAX
@@ -331,7 +331,7 @@ class Run:
 
 
 def run_seed(seed: int, parameters: RunParameters | None = None, trace: Callable[[str], None] | None = None) -> Report:
-    """Simulate one seed; never raises for what it finds."""
+    """Simulate one seed; a violation is reported, not raised."""
     report = Report(seed, parameters or draw(seed))
     started_s = time.process_time()
     run = None

@@ -1,4 +1,4 @@
-"""The simulated devices keep the promises that the simulation stands on."""
+"""The simulated devices keep the promises that the simulation relies on."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestDisk:
         process.scheduler.run_until(1.0)
         assert (log.view.last_index(), done, disk.outstanding) == (3, [1, 2, 3], 0)
 
-    def test_power_cuts_leave_a_beginning_of_what_was_not_synced(self) -> None:
+    def test_power_cut_keeps_a_prefix_of_unsynced_records(self) -> None:
         lasts = set()
         for seed in range(60):
             process, log, disk = self.disk(seed, inline=False)
@@ -94,7 +94,7 @@ class TestDisk:
         assert lasts <= set(range(20, 26))
         assert {20, 21} <= lasts
 
-    def test_a_log_that_forgets_what_was_synced_is_named(self) -> None:
+    def test_loss_of_synced_records_is_reported(self) -> None:
         def crash(seed: int) -> None:
             _, log, disk = self.disk(seed)
             disk.submit(Batch(HardState(1), entries(1, 9), True, lambda: None))
@@ -155,7 +155,7 @@ class TestLogView:
 
 
 class Listener:
-    """A member that only notes what arrives."""
+    """A member that only records received messages."""
 
     id = 2
     alive = True
@@ -196,7 +196,7 @@ class TestNetwork:
     def test_fifo_keeps_the_order(self) -> None:
         assert self.deliveries(MessageType.APPEND, NetworkParameters(fifo=True)) == list(range(200))
 
-    def test_cut_loses_what_is_under_way(self) -> None:
+    def test_cut_loses_messages_in_flight(self) -> None:
         scheduler, listener = Scheduler(random.Random(1)), Listener()
         members: Any = {2: listener}
         network = Network(scheduler, random.Random(1), NetworkParameters(), members)
@@ -224,11 +224,11 @@ class TestProcess:
         assert not cluster.members[1].alive
         cluster.close()
 
-    def test_a_failpoint_raises_what_no_handler_catches(self) -> None:
+    def test_failpoint_panic_passes_except_exception(self) -> None:
         assert not issubclass(FailpointPanic, Exception)
 
     def test_a_learner_that_was_removed_is_told_though_it_says_nothing(self) -> None:
-        """What its leader sent last was lost, and nothing more is sent; the stream to its leader is ended."""
+        """The leader's last message was lost and nothing more is sent; the stream to the leader is ended."""
         cluster = Cluster(1, ClusterParameters(voters_count=1, is_managed=True))
         Machines(cluster, random.Random(1), delay_s_mean=0.1)
         answers: list[Any] = []

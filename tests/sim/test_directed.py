@@ -1,4 +1,4 @@
-"""Schedules step by step, for what chance does not find; each also against the mutant that it is for."""
+"""Step-by-step schedules that random runs do not find, each run also against its mutant."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_figure_eight_catches_commit_by_counting() -> None:
 
 
 @pytest.mark.interpreted
-def test_figure_eight_shows_what_the_rule_is_for() -> None:
+def test_figure_eight_needs_the_commit_rule() -> None:
     """Without the direct check: a committed entry is missing in a later leader's log."""
     with (
         MUTANTS["old term's entry committed by counting"].planted(),
@@ -180,7 +180,7 @@ def test_records_forgotten_before_older_ones_are_deleted_are_caught() -> None:
 
 
 def test_the_decision_of_a_deposed_leader_is_caught() -> None:
-    """Ends are put into the log as they are decided, so hardly one reaches the log of the next leader."""
+    """Expiries enter the log as soon as they are decided, so hardly one reaches the next leader's log."""
     mutant = MUTANTS["decision of a deposed leader carried out"]
     with mutant.planted(), pytest.raises(AssertionError):
         test_story.test_the_end_that_a_deposed_leader_decided_has_no_effect()

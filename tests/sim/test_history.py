@@ -1,4 +1,4 @@
-"""The checker of histories must pass what is right and name what is wrong."""
+"""The history checker passes correct histories and names violations."""
 
 from __future__ import annotations
 

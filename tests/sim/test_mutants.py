@@ -1,4 +1,4 @@
-"""Planted bugs show what the simulator can find: each is found, and the code without it passes the same seed."""
+"""The simulator finds each planted bug, and the code without the bug passes the same seed."""
 
 from __future__ import annotations
 

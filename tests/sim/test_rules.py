@@ -1,5 +1,5 @@
-"""Five rules of the core that no random schedule misses in time when they are gone, each tested step by step; and each
-with its rule taken out, which the same steps must notice.
+"""Five rules of the core whose absence random schedules do not find in time, each tested step by step, and again
+with the rule removed, which the same steps must detect.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def change(index: int, *steps: ConfChangeSingle, transition: ConfChangeTransitio
 
 
 def settle(node: RawNode) -> None:
-    """Carry out everything at once."""
+    """Carry out all pending work at once."""
     while node.has_ready():
         ready = node.ready()
         node.raft.log.reader.append(ready.entries)
@@ -64,7 +64,7 @@ def answer(node: RawNode, kind: MessageType, source: int, **fields: object) -> N
 
 
 def lead(node: RawNode, *voters: int) -> None:
-    """Apply what is committed, then win an election."""
+    """Apply committed entries, then win an election."""
     settle(node)
     node.campaign()
     settle(node)
@@ -99,8 +99,8 @@ def snapshot_waits_for_changes_being_applied() -> None:
 
 
 def candidate_applies_what_it_learns() -> None:
-    """A candidate learns from a refused vote that a change of the voters is committed: votes that are counted by the
-    old configuration must not make it a leader."""
+    """A candidate learns from a refused vote that a change of the voters is committed: votes counted by the old
+    configuration must not make it a leader."""
     node = member([change(1, ConfChangeSingle(REMOVE, 2))], 0, 1, 2, 3)
     node.campaign()
     settle(node)

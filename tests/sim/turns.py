@@ -1,9 +1,9 @@
-"""F1: the head of each queue before the log waits no longer than its share allows, also beside floods of others.
+"""F1: the head of each queue before the log waits no longer than its share allows, even during floods of others.
 
-While an identity waits, each other one is served at most the cost of one proposal of each since the first was served
-last. ``Turns`` knows by itself who waits, by what goes in and comes out of a member's proposals, and none of how they
-are kept: so it holds for any queue, and a queue that starves an identity, or turns its order round, breaks it. What the
-log did not take counts as served: it had its turn.
+While an identity waits, each other identity is served at most the cost of one proposal of each since the waiting one
+was last served. ``Turns`` tracks waiting identities by the proposals that enter and leave a member, independent of the
+queue's implementation: any queue must pass, and a queue that starves an identity, or reverses its order, fails. A
+proposal that the log did not take counts as served, because it had its turn.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Turns:
     """Watches the proposals of one life of a member.
 
     Arguments:
-        proposals: whose methods are wrapped.
-        fail: told of what is broken, as of ``Checkers``.
+        proposals: proposals whose methods are wrapped.
+        fail: called with the broken property, as ``Checkers.fail``.
     """
 
     def __init__(self, proposals: Proposals, fail: Callable[[str, str], None]) -> None:

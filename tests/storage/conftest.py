@@ -16,7 +16,7 @@ MAP_SIZE_BYTES = 64 << 20
 
 
 class Engine:
-    """One database that can be opened again after its store died."""
+    """A database that can be reopened after its store died."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

@@ -1,8 +1,8 @@
-"""An engine in memory, with the same promises as the one on disk, and a writer whose commits end when a test says so.
+"""An in-memory engine with the guarantees of the one on disk, and a writer whose commits end on command.
 
-The object plays the disk: it outlives a crash of the store that uses it, and holds exactly what was committed.
-Isolation of readers costs only what changes: every open reader has a table of the old values of keys that were
-changed after it began, and looks there first.
+The object acts as the disk: it survives a crash of its store, and holds exactly the committed data. Readers are
+isolated at a cost proportional to the changes: every open reader has a table of the old values of keys changed after it
+began, and looks there first.
 """
 
 from __future__ import annotations

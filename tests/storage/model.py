@@ -1,7 +1,7 @@
-"""What a `Store` must answer: the keys of `jepsen.checkers.model`, in bytes, with what only a store has beside them.
+"""The model of `Store`: the keys of `jepsen.checkers.model` as bytes, with the additions of a store.
 
-The keys are the one model of etcd's semantics that harness, simulator and these tests share. Its text is Latin-1 here,
-so that every byte is a character of the same order.
+The harness, the simulator and these tests share this model of etcd's semantics. Its text is Latin-1 here, so that every
+byte is a character with the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mark of what was applied: what a process that is killed at any moment leaves for the next."""
+"""The mark of applied entries, as a process killed at any moment leaves it for the next."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(
 
 
 def test_a_look_at_a_mark_makes_and_changes_nothing(tmp_path: Path) -> None:
-    """The doctor of a disk that the kernel had mounted read-only said to remove the member."""
+    """On a disk that the kernel had remounted read-only, the doctor recommended to remove the member."""
     assert read_index(tmp_path / "applied") == 0
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "applied").write_bytes(b"short")

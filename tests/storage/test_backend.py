@@ -1,4 +1,4 @@
-"""What every engine promises; the same tests for memory and LMDB, then what only a file has."""
+"""Guarantees of every engine, tested on memory and LMDB; then those of a file only."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_the_name_of_a_new_database_is_durable(tmp_path: Path, monkeypatch: pyte
         synced.clear()
 
 
-def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "db"
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(StorageError, match=r"cannot open the database .*db"):
@@ -232,7 +232,7 @@ def test_a_copy_is_compact_and_complete(database: LMDBBackend, tmp_path: Path) -
         database.copy_to(tmp_path / "copy")
 
 
-def test_an_open_reader_goes_on_reading_a_database_that_was_replaced(database: LMDBBackend, tmp_path: Path) -> None:
+def test_open_reader_keeps_reading_replaced_database(database: LMDBBackend, tmp_path: Path) -> None:
     database.commit(records(2))
     database.copy_to(tmp_path / "copy")
     database.commit(records(9))

@@ -1,4 +1,4 @@
-"""Compaction: what is left, on disk too; a crash at every step of it; queues of it; its slices."""
+"""Compaction: the remaining data, also on disk; a crash at every step; queued compactions; slices."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_disk_contents_after_compaction(backend: Backend) -> None:
     again.close()
 
 
-def test_which_revisions_may_be_compacted(backend: Backend) -> None:
+def test_compaction_revision_bounds(backend: Backend) -> None:
     store = Store.open(backend)
     fill(store, 10)
     with pytest.raises(FutureRevisionError):
@@ -377,7 +377,7 @@ def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
 def test_a_crash_between_forgetting_and_deleting_leaves_no_holes(
     backend: Backend, drops_per_step: int, collected_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was in memory is forgotten at once, what is on disk is deleted later: a crash may come between."""
+    """Memory is compacted at once and the disk later; a crash may come in between."""
     monkeypatch.setattr(compaction, "DROPS_PER_STEP", drops_per_step)
     monkeypatch.setattr(compaction, "COLLECTED_MAX", collected_max)
     store = Store.open(backend)

@@ -1,4 +1,4 @@
-"""Bits that flip in the file are found before anyone is served, at open and at every read (D8)."""
+"""Flipped bits in the file are found before clients are served, at open and at every read (D8)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def damage_page(damaged: bytearray, needle: bytes, kind: str) -> None:
     ],
 )
 def test_a_page_that_no_longer_names_a_record_is_refused(tmp_path: Path, kind: str, message: str) -> None:
-    """Every record that is left is what was written; the one that is missing was never missed."""
+    """All remaining records are intact; the missing record went unnoticed."""
     path = tmp_path / "db"
     damaged = bytearray(written(path))
     damage_page(damaged, to_key(pack(KEYS + 1, 0)), kind)
@@ -111,7 +111,7 @@ def test_a_page_that_no_longer_names_a_small_record_is_refused(tmp_path: Path, k
 
 
 def test_a_page_that_no_longer_names_a_bucket_is_refused(tmp_path: Path) -> None:
-    """Else it would be made anew: without users, everything is allowed."""
+    """Otherwise the bucket would be recreated empty; without users everything is allowed."""
     path = tmp_path / "db"
     damaged = bytearray(written(path))
     damage_page(damaged, schema.MEMBERS_REMOVED, "one fewer")

@@ -1,4 +1,4 @@
-"""Data directories: made for their owner alone, refused when others may write to them."""
+"""Data directories: created for their owner only, refused when others may write to them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, bits: int)
 
 
 def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, *members: str, primary: int = -1) -> None:
-    """Have the group of a directory be so called (None: unknown), and so many users be in it."""
+    """Give the group of a directory a name (None: unknown) and a number of users."""
     gid, user = tmp_path.stat().st_gid, SimpleNamespace(pw_name="raftkv", pw_uid=os.geteuid(), pw_gid=-1)
     found = {} if name is None else {gid: SimpleNamespace(gr_name=name, gr_mem=list(members))}
     monkeypatch.setattr(grp, "getgrgid", found.__getitem__)
@@ -102,7 +102,7 @@ def test_a_volume_of_root_that_this_user_may_write_is_kept(
             ensure_private_directory(tmp_path)
 
 
-def test_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
+def test_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
     file, dangling = tmp_path / "file", tmp_path / "dangling"
     file.touch()
     dangling.symlink_to(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Failpoints: free while nothing is armed, exact when something is, and every point in the code is declared."""
+"""Failpoints: no cost while unarmed, exact when armed, and every point in the code is declared."""
 
 from __future__ import annotations
 

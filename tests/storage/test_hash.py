@@ -1,4 +1,4 @@
-"""HashKV: equal to real etcd's, equal after any compaction, and a scrub on the way."""
+"""HashKV: equal to etcd's, equal after any compaction, and verifying records while hashing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _puts(verb: str, arguments: list) -> list[tuple[str, str, int]]:
 
 
 def test_progress_of_compaction_does_not_show() -> None:
-    """C2, D11: a member that has not compacted, one half-way and one that is done agree at every revision."""
+    """C2, D11: members before, during and after a compaction agree at every revision."""
     stores = [Store.open(MemoryBackend()) for _ in range(3)]
     for store in stores:
         fill(store, 400)
@@ -132,7 +132,7 @@ def test_an_empty_store_and_bad_revisions(backend: Backend) -> None:
     store.close()
 
 
-def test_hashing_finds_what_the_disk_changed() -> None:
+def test_hash_detects_changed_record() -> None:
     backend = MemoryBackend()
     store = Store.open(backend)
     fill(store, 20)

@@ -1,4 +1,4 @@
-"""The ordered index against plain dicts: intervals, counts, what a compaction visits."""
+"""The ordered index against plain dicts: intervals, counts, keys visited by a compaction."""
 
 from __future__ import annotations
 

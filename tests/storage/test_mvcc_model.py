@@ -1,7 +1,7 @@
-"""The store against the dumb model, under every order of writes, reads, compactions, commits, crashes and restarts.
+"""The store against the simple model, under any order of writes, reads, compactions, commits, crashes and restarts.
 
-Commits are scripted: the machine decides when a batch becomes durable. A crash throws away what is not, and the model
-goes back to the last durable batch, as the real member would before it replays its log.
+Commits are scripted: the machine decides when a batch becomes durable. A crash drops the other batches, and the model
+goes back to the last durable batch, as a real member does before it replays its log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stories of a store: commands with the answers beside them; each runs on both engines."""
+"""Scripts for a store: commands with expected answers; each runs on both engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits that overlap with writes: visibility, order, lost batches, full and broken disks."""
+"""Commits overlapping with writes: visibility, order, lost batches, full and failing disks."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ def test_keys_that_no_bucket_takes(backend: Backend, bucket: bytes, key: bytes) 
     store.close()
 
 
-def test_history_is_whole_while_batches_fill_leave_and_lose_what_is_compacted(backend: Backend) -> None:
-    """What is not on disk yet is found by a list of keys, which is kept from one question to the next."""
+def test_history_stays_complete_across_batches_and_compaction(backend: Backend) -> None:
+    """Uncommitted changes are found by a list of keys that is kept between reads."""
     writer = ScriptedWriter()
     store = Store.open(backend, writer)
 

@@ -1,4 +1,4 @@
-"""The scan of a database: what it recognises by its bytes is what decoding every field would have found."""
+"""The scan of a database: recognising records by their bytes gives the same result as decoding every field."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def plain(entries: dict[bytes, int | KeyIndex]) -> dict[bytes, object]:
 
 
 @given(CHANGES, st.sampled_from(WIDTHS), st.integers(1, 3), st.integers(0, 12), st.sampled_from([1, 126, 16_382]))
-def test_the_scan_finds_what_every_field_says(
+def test_scan_finds_every_field(
     changes: list[tuple[bytes, str, bytes]], first: int, step: int, dropped: int, version: int
 ) -> None:
     batch = WriteBatch()

@@ -1,4 +1,4 @@
-"""Revisions: packed, as keys, and in words."""
+"""Revisions: packed, as keys, and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selections in pieces against the dumb version: all KeyValues read, filtered, sorted by the language, and cut."""
+"""Selections in pieces against the naive version: read all KeyValues, filter, sort, and cut."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def finish(pieces: Pieces, between: Any = None) -> tuple[list[bytes], Selected]:
 
 
 @given(HISTORY, NAMES, ENDS, SELECTIONS, st.integers(0, 4))
-def test_a_selection_is_what_reading_everything_gives(
+def test_selection_equals_full_read(
     history: list[list[tuple[bytes, bytes | None, int]]], key: bytes, end: bytes, selection: Selection, back: int
 ) -> None:
     store = Store.open(MemoryBackend())
@@ -185,7 +185,7 @@ def test_a_pinned_view_stays_as_it_was(
 
 
 @pytest.mark.interpreted
-def test_a_view_that_was_let_go_is_overtaken_by_a_compaction() -> None:
+def test_compaction_overtakes_closed_view() -> None:
     store = Store.open(MemoryBackend())
     for number in range(8):
         change(store, (b"k%d" % number, b"v", 0))
@@ -210,7 +210,7 @@ def test_a_view_that_was_let_go_is_overtaken_by_a_compaction() -> None:
     store.close()
 
 
-def test_a_view_refuses_what_its_store_refuses() -> None:
+def test_view_refuses_same_reads_as_store() -> None:
     store = Store.open(MemoryBackend())
     for number in range(5):
         change(store, (b"k", b"%d" % number, 0))
@@ -278,7 +278,7 @@ class Work:
     ],
     ids=repr,
 )
-def test_only_what_is_needed_is_looked_at(
+def test_selection_reads_only_needed_records(
     monkeypatch: pytest.MonkeyPatch, selection: Selection, visited: int, loaded: int
 ) -> None:
     store = Store.open(MemoryBackend())

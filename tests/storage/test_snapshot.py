@@ -42,7 +42,7 @@ def closed(store: Store) -> None:
     store.backend.close()
 
 
-def test_a_snapshot_says_what_it_holds(tmp_path: Path) -> None:
+def test_snapshot_describes_its_contents(tmp_path: Path) -> None:
     store = database(tmp_path / "db", 200)
     info = write_snapshot(store.backend, tmp_path / "copy")
     assert (info.index, info.term, info.conf_state) == (200, 1, CONF)
@@ -55,7 +55,7 @@ def test_a_snapshot_says_what_it_holds(tmp_path: Path) -> None:
     closed(store)
 
 
-def test_writes_go_on_while_a_snapshot_is_made(tmp_path: Path) -> None:
+def test_writes_continue_during_snapshot(tmp_path: Path) -> None:
     store = database(tmp_path / "db", 500)
     infos: list = []
     thread = threading.Thread(target=lambda: infos.append(write_snapshot(store.backend, tmp_path / "copy")))
@@ -81,7 +81,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "other index"])
-def test_only_what_was_sent_is_installed(tmp_path: Path, damage: str) -> None:
+def test_only_the_sent_snapshot_is_installed(tmp_path: Path, damage: str) -> None:
     closed(database(tmp_path / "db", 20))
     before = (tmp_path / "db").read_bytes()
     sender = database(tmp_path / "sender", 300, seed=2)
@@ -272,7 +272,7 @@ def test_a_crash_before_the_last_step_leaves_both_databases(tmp_path: Path, cras
     closed(sender)
 
 
-def test_a_reader_elsewhere_keeps_what_it_reads_through_an_installation(tmp_path: Path) -> None:
+def test_other_reader_is_unaffected_by_installation(tmp_path: Path) -> None:
     sender = database(tmp_path / "sender", 300)
     write_snapshot(sender.backend, tmp_path / "received")
     store = database(tmp_path / "db", 20)

@@ -1,4 +1,4 @@
-"""Each call of the system fails once, with each error, while a database is defragmented, copied and replaced."""
+"""Each system call fails once with each error while a database is defragmented, copied and replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log entry is on disk whole or not at all, under any call while it is applied, and any failure in it.
+"""A log entry is committed whole or not at all, under any call during apply and any failure in the entry.
 
 Entries are applied in pages, as a member does; between any two changes, in the middle of transactions too, a caller
 asks for commits, flushes and compaction steps, and the writer may finish a batch. Some runs meet an error in an entry:

@@ -1,4 +1,4 @@
-"""A state machine with users: changes of users and roles, and requests of users.
+"""A state machine with auth: changes of users and roles, and requests of users.
 
 machine = AuthMachine()
 machine.change(user_add={"name": "alice", "hashedPassword": "aGFzaA=="})
@@ -26,10 +26,10 @@ def permission(kind: int, key: bytes, range_end: bytes = b"") -> auth_pb2.Permis
 
 
 class AuthMachine(Machine):
-    """A state machine that users are asked for in."""
+    """A state machine with auth."""
 
     def caller(self, name: str) -> Caller:
-        """A user, as let in just now."""
+        """Return a user as admitted at the present auth revision."""
         return Caller(name.encode(), self.applier.auth.revision)
 
     def entry(self, kind: int, body: bytes, caller: Caller | None, *, is_answered: bool = True) -> Outcome:
@@ -46,7 +46,7 @@ class AuthMachine(Machine):
         return self.entry(kind, body, self.caller(who) if isinstance(who, str) else who)
 
     def change(self, *, who: str | Caller | None = None, **change: Any) -> type[Exception] | None:
-        """Apply a change of users or roles, as root once users are asked for; the class of its refusal."""
+        """Apply a change of users or roles, as root once auth is enabled. Returns the class of its refusal."""
         body = versioned(Kind.AUTH, raft_pb2.AuthChange(**change).SerializeToString())
         if who is None and self.applier.auth.is_enabled:
             who = "root"
@@ -66,7 +66,7 @@ class AuthMachine(Machine):
             assert self.change(role_grant_permission={"name": name, "perm": each}) is None
 
     def secure(self) -> None:
-        """Add root, and ask for users."""
+        """Add root and enable auth."""
         self.add_user("root", "root")
         assert self.change(enable={}) is None
 

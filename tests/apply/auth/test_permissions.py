@@ -1,4 +1,4 @@
-"""Sets of keys: the same as trying every key, and as the interval trees of etcd."""
+"""Key sets give the same results as trying every key, and as etcd's interval trees."""
 
 from __future__ import annotations
 

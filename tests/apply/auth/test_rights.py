@@ -1,4 +1,4 @@
-"""What each kind of request needs, checked while it is applied: refused without it, and nothing changes."""
+"""Rights needed by each kind of request, checked during apply; a refused request changes nothing."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_an_entry_checked_under_an_older_auth_revision_is_refused() -> None:
     assert machine.outcome(put(b"a"), "both").error is None
 
 
-def test_an_entry_let_in_for_a_deleted_administrator_is_refused_to_the_next_of_that_name() -> None:
+def test_entry_of_deleted_administrator_is_refused_to_namesake() -> None:
     machine = cluster()
     machine.add_user("carol", "root")
     caller = machine.caller("carol")
@@ -206,7 +206,7 @@ def in_txn(request: rpc_pb2.PutRequest) -> rpc_pb2.TxnRequest:
 
 
 @pytest.mark.parametrize("make", [lambda request: request, in_txn])
-def test_no_key_is_attached_to_a_lease_whose_owner_may_not_write_it(
+def test_key_is_not_attached_to_lease_of_owner_without_write_right(
     make: Callable[[rpc_pb2.PutRequest], Any],
 ) -> None:
     machine = shared()
@@ -385,7 +385,7 @@ def scattered(parts: int) -> AuthMachine:
 
 
 def looked(left: Left) -> int:
-    """Do what is left; in how many pieces."""
+    """Finish the work; return its number of pieces."""
     assert left is not None
     return len(list(left))
 

@@ -1,4 +1,4 @@
-"""Users, roles and their revision: etcd's rules, the order of its checks, and what is kept."""
+"""Users, roles and the auth revision: etcd's rules, the order of checks, and the stored records."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def assert_reads_back(machine: AuthMachine) -> None:
     assert again.directory._size_bytes == auth.directory._size_bytes
 
 
-def test_root_must_be_there_and_have_its_role_before_users_are_asked_for() -> None:
+def test_enabling_auth_requires_root_with_root_role() -> None:
     machine = AuthMachine()
     assert machine.applier.auth.revision == 1
     assert machine.change(enable={}) is errors.RootUserNotExistError
@@ -186,7 +186,7 @@ def test_an_interval_has_one_permission_in_a_role_and_the_last_one_counts() -> N
     assert_reads_back(machine)
 
 
-def test_records_are_those_of_etcd_and_say_since_when_a_user_exists() -> None:
+def test_records_match_etcd_and_hold_creation_revision_of_users() -> None:
     machine = machine_of(True)
     _, users, roles = auth_records(machine)
     assert dict(auth_records(machine)[0]) == {b"authEnabled": b"\1", b"authRevision": (8).to_bytes(8)}
@@ -250,7 +250,7 @@ def test_a_token_is_granted_only_by_a_member_at_the_present_revision() -> None:
     assert machine.grant_token("alice", who=MEMBER) is errors.AuthNotEnabledError
 
 
-def test_only_root_changes_users_once_they_are_asked_for() -> None:
+def test_only_root_changes_users_after_auth_is_enabled() -> None:
     machine = machine_of(True)
     add = {"role_add": {"name": "s"}}
     assert machine.change(who="alice", **add) is errors.PermissionDeniedError
@@ -289,7 +289,7 @@ def test_growing_tables_have_a_limit(
     assert_reads_back(machine)
 
 
-def test_of_users_with_several_roles_a_bounded_number_of_intervals_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_cache_of_multi_role_users_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "JOINED_INTERVALS_MAX", 5)
     machine = AuthMachine()
     machine.add_role("one", *(permission(READWRITE, b"%d" % number) for number in range(3)))

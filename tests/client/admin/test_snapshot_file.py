@@ -1,4 +1,4 @@
-"""Saving a snapshot: whole and private under its name, or nothing."""
+"""Saving a snapshot: a complete private file under its name, or nothing."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_one_process_at_a_time_saves_to_a_file(tmp_path: Path) -> None:
-    """Two wrote into one file: the first to end had saved it, and then the other went on writing to it."""
+    """Two processes wrote into one file: the first finished, then the other overwrote it."""
     path, later = tmp_path / "file", DATA[::-1] * 2
     others = messages([later[:32768], later[32768:], hashlib.sha256(later).digest()])
 

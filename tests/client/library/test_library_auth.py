@@ -1,4 +1,4 @@
-"""Users, tokens that end, and TLS, on real servers."""
+"""Users, expiring tokens and TLS on real servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def call(kv, method_name, /, **fields):
 
 
 async def enable(kv):
-    """Root, and a user who may read and write keys that begin with ``own/``."""
+    """Enable auth with root and a user who may read and write keys below ``own/``."""
     await call(kv, "UserAdd", name="root", password="secret")
     await call(kv, "UserGrantRole", user="root", role="root")
     await call(kv, "UserAdd", name="worker", password="pw")
@@ -82,7 +82,7 @@ async def refused(endpoints):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate for 127.0.0.1 that signs itself."""
+    """A self-signed certificate for 127.0.0.1."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",

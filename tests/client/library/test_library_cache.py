@@ -1,4 +1,4 @@
-"""The cache on real servers, also on etcd 3.5.1, whose answers for progress may come too early."""
+"""The cache on real servers, also on etcd 3.5.1, whose progress answers may come too early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raftkv.aio import put
 from tests.procs import RAFTKV, Cluster
 
 
-def test_cache_follows_a_prefix_and_reads_what_was_written(play):
+def test_cache_follows_prefix_and_reads_own_writes(play):
     async def scenario(kv):
         await kv.put_many({f"jobs/{number}": str(number % 3) for number in range(30)})
         async with kv.cache("jobs/", indexes={"rest": lambda item: [item.text]}) as jobs:
@@ -30,7 +30,7 @@ def test_cache_follows_a_prefix_and_reads_what_was_written(play):
 
 
 def insist(kv, number):
-    """Write a pair, again if the death of a member left open whether it was written."""
+    """Write a pair; repeat after an unknown outcome, when a member died."""
     while True:
         try:
             both = raftkv.put("pair/a", str(number)), raftkv.put("pair/b", str(number))

@@ -1,4 +1,4 @@
-"""Endpoints of services on real servers: in Go's format, leased, followed, and put again after a loss."""
+"""Service endpoints on real servers: in Go's format, leased, followed, and restored after a loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITTEN_BY_GO = {
 
 
 @pytest.mark.parametrize("endpoint", WRITTEN_BY_GO, ids=str)
-def test_values_are_what_go_writes(endpoint):
+def test_endpoint_values_match_those_of_go(endpoint):
     assert encode(endpoint) == WRITTEN_BY_GO[endpoint]
     assert decode(WRITTEN_BY_GO[endpoint]) == endpoint
 
@@ -66,7 +66,7 @@ def test_endpoints_are_listed_changed_in_one_step_and_deleted(play):
     play(scenario)
 
 
-def test_value_that_is_no_endpoint_is_named_and_hides_no_other(play, caplog):
+def test_invalid_endpoint_value_is_named_and_hides_no_other(play, caplog):
     async def scenario(kv):
         greeter = kv.endpoints("greeter")
         for name, value in {"1": "no json", "2": "[]", "3": '{"Addr":5}', "4": "[" * 100_000}.items():

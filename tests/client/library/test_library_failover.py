@@ -1,4 +1,4 @@
-"""Calls, pages and pipelines while members are killed under them."""
+"""Calls, pages and pipelines while members are killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.waiting import until
 
 @pytest.fixture
 def frozen():
-    """The endpoint of a member that stands still: the kernel takes connections for it, and no process reads them."""
+    """The endpoint of a frozen member: the kernel accepts connections, and no process reads them."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(8)
@@ -40,7 +40,7 @@ def test_no_dial_timeout_leaves_the_limit_to_the_library(member):
 
 
 @pytest.mark.long
-def test_calls_go_on_and_what_was_acknowledged_is_there(three):
+def test_calls_continue_and_acknowledged_writes_survive(three):
     """Every member in turn is killed under a steady load; an indefinite failure may or may not have happened."""
 
     async def scenario():
@@ -79,7 +79,7 @@ def test_calls_go_on_and_what_was_acknowledged_is_there(three):
     asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
-def test_pages_go_on_elsewhere(three):
+def test_paging_continues_at_another_member(three):
     async def scenario():
         async with connect(three.endpoints, timeout_s=20) as kv:
             await kv.put_many((f"p/{number:04}", "v") for number in range(300))

@@ -127,7 +127,7 @@ def test_conditions(play, condition, holds):
     play(scenario)
 
 
-def test_conditions_that_are_none(play):
+def test_invalid_conditions_are_refused(play):
     async def scenario(kv):
         with pytest.raises(TypeError, match="version is compared with int, not str"):
             _ = kv.version("k") == "1"

@@ -1,4 +1,4 @@
-"""Leases and sessions on real servers: kept, lost, told, established again."""
+"""Leases and sessions on real servers: kept, lost, reported, established again."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(play):
 
 
 async def kept_past(lease, seconds):
-    """Wait until so much time has passed, by the loop's clock, or the lease is lost."""
+    """Wait until a time has passed by the loop's clock, or the lease is lost."""
     try:
         async with asyncio.timeout(seconds):
             await lease.lost.wait()
@@ -134,7 +134,7 @@ async def kept_past(lease, seconds):
     lease.check()
 
 
-def test_a_loss_reaches_everybody_who_relied_on_it(play):
+def test_lease_loss_reaches_every_user_of_the_lease(play):
     async def scenario(kv):
         told = []
         lease = await kv.lease(ttl=2, on_lost=told.append)

@@ -1,4 +1,4 @@
-"""Locks, elections and STM on real servers: exclusion, fencing, waiting, losing, and members that die."""
+"""Locks, elections and STM on real servers: exclusion, fencing, waiting, loss, and member deaths."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_key_that_was_taken_away_is_told_at_the_end(play):
 
 
 @pytest.mark.parametrize("many", [2, 5])
-def test_one_lock_that_many_want_at_once_is_had_by_one_and_given_back(play, many):
+def test_lock_wanted_by_many_tasks_is_acquired_once(play, many):
     async def scenario(kv):
         lock = kv.lock("name")
         tried = await asyncio.gather(*(lock.acquire() for _ in range(many)), return_exceptions=True)

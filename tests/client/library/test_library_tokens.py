@@ -1,4 +1,4 @@
-"""Tokens that end under what is held and watched: JSON web tokens by the clock, simple ones by a restart."""
+"""Tokens that expire during locks, leases and watches: JSON web tokens by the clock, simple ones by a restart."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def with_one_that_nobody_renews(endpoint: str, token: str) -> None:
 
 
 @on_loop
-async def test_session_of_a_user_who_may_only_write_puts_its_keys_again() -> None:
+async def test_session_of_write_only_user_restores_its_keys() -> None:
     with Cluster(RAFTKV, flags=(FAST,)) as cluster:
         (endpoint,) = cluster.endpoints
         async with connect(endpoint) as kv:
@@ -88,7 +88,7 @@ async def test_session_of_a_user_who_may_only_write_puts_its_keys_again() -> Non
 
 
 @on_loop
-async def test_a_member_that_forgot_its_tokens_costs_a_login_and_nothing_else() -> None:
+async def test_member_that_forgot_tokens_costs_one_login() -> None:
     with Cluster(RAFTKV, flags=(FAST,)) as cluster:
         (endpoint,) = cluster.endpoints
         await ask_for_users(endpoint)

@@ -1,4 +1,4 @@
-"""Watches on real servers: order, atomicity, slow readers, compaction, and members that die."""
+"""Watches on real servers: order, atomicity, slow readers, compaction, and member deaths."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_an_idle_watch_that_compaction_has_overtaken_is_told(member):
 
 
 async def put_surely(kv, key, value):
-    """The revision of a put that is repeated until it is acknowledged; the test counts revisions, not values."""
+    """Repeat a put until it is acknowledged and return its revision; the test counts revisions, not values."""
     while True:
         try:
             return (await kv.put(key, value)).revision

@@ -1,11 +1,11 @@
-"""The client library under the load and the faults of ``jepsen``: its answers are checked as those of any client.
+"""The client library under the load and faults of ``jepsen``; its answers are checked like those of any client.
 
-    run(Options(..., client_class=LibraryClient))      every request by a library that knows all members
-    Beside                                             the mixed load, with watches and locks of the library beside it
+    run(Options(..., client_class=LibraryClient))      every request goes through the library, which knows all members
+    Beside                                             the mixed load, plus watches and locks of the library
 
-What the library repeats shows as a request that is in the store twice; what it calls definite, and has happened, as a
-refused request that is there. Its watches are streams of the history, by their own revisions. A lock must not be held
-by two at once, by their own words, and nothing that was written under its fence may be lost.
+A wrong retry shows as a request that is in the store twice; a failure wrongly called definite shows as a refused
+request that is in the store. The library's watches are streams of the history, by their revisions. A lock must never
+be reported as held by two clients at once, and no write under its fence may be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MARK_EVERY_S = 0.3
 
 
 class LibraryClient(client.Client):
-    """A client whose requests the library makes, with all members that its list has when it begins."""
+    """A client that sends its requests through the library, with all members known at its start."""
 
     _library: Library | None = None
 
@@ -75,7 +75,7 @@ class LibraryClient(client.Client):
 
 
 class Beside(Mixed):
-    """The mixed load; beside it watches, and holders of locks."""
+    """The mixed load, with watches and lock holders."""
 
     name = "library"
 
@@ -90,11 +90,11 @@ class Beside(Mixed):
         self.held = 0
 
     def figures(self, history: History) -> dict[str, Any]:
-        """Return how often locks were held, and how much was written under them."""
+        """Return the number of lock holds and of writes under them."""
         return {"held": self.held, "fenced": sum(map(len, self._added.values()))}
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return the watches and the holders."""
+        """Return the watches and the lock holders."""
         wanted = [
             Watched("\0", END_OF_KEYS, start=2, previous=True),
             Watched("k", "l", start=2, without=("put",)),
@@ -176,7 +176,7 @@ class Beside(Mixed):
 
 
 async def _follow(scene: Scene, name: str, wanted: Watched) -> None:
-    """Watch until everything up to the end has come; again from where history begins if it was compacted."""
+    """Watch until the final revision; after a compaction continue from the oldest available revision."""
     rng = random.Random(f"{scene.seed} {name}")
     kv = aio.connect([member.address for member in scene.endpoints.shuffled(rng)])
     attempt, start = 0, wanted.start

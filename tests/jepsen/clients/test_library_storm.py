@@ -1,4 +1,4 @@
-"""The client library while members are killed, paused and cut off: what it repeats, watches and locks (``library``)."""
+"""Retries, watches and locks of the client library while members are killed, paused and cut off (``library``)."""
 
 from __future__ import annotations
 

@@ -13,21 +13,20 @@ from pathlib import Path
 import pytest
 
 from raftkv.apply.quotas import Quotas
-from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
 from raftkv.offline.etcd import restore as restoring
 from raftkv.offline.etcd.file import opened
 from raftkv.offline.etcd.restore import INDEX, TERM, restore
 from raftkv.pb import raft_pb2
-from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
-from raftkv.storage.backend.lmdb import InlineWriter, LMDBBackend
+from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.failpoints import PANIC_EXIT_STATUS, FailpointPanic, arm, disarm_all
 from raftkv.storage.key_value import encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import to_key
 from raftkv.storage.wal import WAL
 from tests.offline.etcd.files import LEASE_ID, NEGATIVE_LEASE_ID, REVISION, TTL_S, config, file_of, make_database, saved
+from tests.replica.node.durable import opened as open_member
 
 
 @pytest.fixture
@@ -281,13 +280,6 @@ def test_a_killed_restore_is_begun_again(tmp_path: Path, file: Path) -> None:
     assert (tmp_path / "data.restoring").is_dir()
     restore(file, config(tmp_path / "data"))
     assert not (tmp_path / "data.restoring").exists()
-
-
-def open_member(settings: ServerConfig) -> Durable:
-    def fatal(error: BaseException) -> None:
-        raise error
-
-    return open_durable(settings, InlineWriter(), fatal)
 
 
 def test_a_member_starts_behind_what_was_restored(tmp_path: Path, file: Path) -> None:

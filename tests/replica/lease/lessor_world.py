@@ -1,7 +1,7 @@
-"""Members that decide about leases, with simulated time, a simulated log and leaders that come and go.
+"""Members that decide about leases, with simulated time, a simulated log and changing leaders.
 
-Everything between the RPC and the socket is the real thing: `apply.Applier`, `LeaseTimes`, `Renewals`, `Expiry`. The
-log is a list; what a leader appended may survive it or be lost, what a deposed leader proposes may reach the next one.
+The lease code is production code: `apply.Applier`, `LeaseTimes`, `Renewals`, `Expiry`. The log is a list; a leader's
+entries may survive the leader or be lost, and proposals of a deposed leader may reach the next one.
 
     world = World(3)
     world.elect(0)
@@ -9,7 +9,7 @@ log is a list; what a leader appended may survive it or be lost, what a deposed 
     world.keep_alive(7)
     world.advance(3.0)            # beats, and everything is committed and applied at once
 
-`ended` and `answers` are the history; `early()` and `revived()` name what must never be in it.
+`ended` and `answers` are the history; `early()` and `revived()` list violations in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDING_S = 1e-6
 
 @dataclass
 class LogEntry:
-    """What a member proposed; `term` is that of the leader that appended it."""
+    """A proposal; `term` is the term of the leader that appended it."""
 
     kind: int
     body: bytes
@@ -45,7 +45,7 @@ class LogEntry:
 
 @dataclass
 class Answer:
-    """A keep-alive, or a grant, that was acknowledged."""
+    """An acknowledged keep-alive or grant."""
 
     lease_id: int
     sent_at: float
@@ -75,7 +75,7 @@ class Asked(PendingKeepAlive):
 
 
 class Tail:
-    """The log as a member that leads has it."""
+    """The log of a leading member."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -167,7 +167,7 @@ class Member:
         self._promote_if_ready()
 
     def beat(self) -> None:
-        """What the timer does."""
+        """Run the timer's work."""
         self.clock.beat()
         self.times.queue_some()
         if self.times.is_primary:
@@ -199,7 +199,7 @@ class World:
     # -- the log -----------------------------------------------------------------------------------------------------
 
     def propose(self, member: Member | None, entry: LogEntry) -> None:
-        """To the leader's log; what a deposed leader proposes is on its way to the next one."""
+        """Append to the leader's log; a deposed leader's proposal is kept for the next leader."""
         if member is None or member is self.leader:
             entry.term = self.term
             self.appended.append(entry)
@@ -207,13 +207,13 @@ class World:
             self.stale.append(entry)
 
     def pass_on_stale(self) -> None:
-        """A proposal of a deposed leader reaches the present one, which appends it under its own term."""
+        """Deliver a deposed leader's proposals to the present leader, which appends them under its term."""
         entry = self.stale.pop(0)
         entry.term = self.term
         self.appended.append(entry)
 
     def commit(self, count: int) -> None:
-        """A quorum has the next entries."""
+        """Commit the next entries."""
         entries, self.appended = self.appended[:count], self.appended[count:]
         for entry in entries:
             before = set(self.oracle.applier.leases.granted)
@@ -236,7 +236,7 @@ class World:
         self.answers.append(Answer(lease_id, asked_at, self.now, request.TTL))
 
     def elect(self, index: int, surviving: int = 0, *, after_outage: bool = False) -> None:
-        """A member takes over. The first `surviving` entries of the old leader's tail are committed, the rest lost."""
+        """Elect a member. The first `surviving` entries of the old leader's tail are committed, the rest lost."""
         self.commit(surviving)
         self.lost += self.appended
         self.appended = []
@@ -318,7 +318,7 @@ class World:
     # -- what must never be ------------------------------------------------------------------------------------------
 
     def early(self) -> list[tuple[Answer, float]]:
-        """Acknowledgements of which the TTL had not passed when the lease ended."""
+        """Acknowledgements whose TTL had not passed when the lease ended."""
         return [
             (answer, self.ended[answer.lease_id])
             for answer in self.answers

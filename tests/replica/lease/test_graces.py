@@ -1,4 +1,4 @@
-"""Who keeps a lease alive on one member, and which leases are reported when a connection breaks."""
+"""Connections that keep a lease alive on one member, and leases reported when a connection breaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raftkv.replica.lease.graces import ConnectionLost, Graces
 
 
 class Kept:
-    """Graces with a clock that stands still unless moved, and what they reported."""
+    """Graces with a manual clock, and their reports."""
 
     def __init__(self) -> None:
         self.now = 50.0

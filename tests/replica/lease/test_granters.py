@@ -1,4 +1,4 @@
-"""Leases are counted by who had them granted, and each identity has a share."""
+"""Leases are counted by the identity that had them granted, and each identity has a share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class World:
         self.start(limit)
 
     def start(self, limit: int) -> None:
-        """Begin as a process that knows no granter."""
+        """Start as a process that knows no granter."""
         self.granters = Granters(self, lambda: self.now)
         self.granters.shares.limit = limit
 
     def grant(self, identity: Identity, count: int, first: int) -> int:
-        """Have up to so many granted; how many were."""
+        """Grant up to a number of leases; return how many were granted."""
         for number in range(count):
             try:
                 self.granters.admit(first + number, identity)

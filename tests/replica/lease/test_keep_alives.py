@@ -1,4 +1,4 @@
-"""A stream of keep-alives: callbacks of the loop between a request and its answer, and what an error ends."""
+"""A stream of keep-alives: loop callbacks between a request and its answer, and effects of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raftkv.server.streams.keep_alives import WAITING_MAX, KeepAliveStream, Memb
 
 
 class Call:
-    """The RPC of a stream: what was sent, one entry a write."""
+    """The RPC of a stream; ``writes`` has one entry per write."""
 
     severed = False
     caller = None
@@ -78,7 +78,7 @@ class Service:
 
 
 class World:
-    """One stream, and what surrounds it."""
+    """One stream and its environment."""
 
     def __init__(self) -> None:
         self.service, self.call = Service(), Call()
@@ -122,7 +122,7 @@ def test_answers_that_had_to_wait_leave_with_the_turn_that_has_them() -> None:
     _run(scenario)
 
 
-def test_an_error_ends_the_stream_behind_what_was_answered() -> None:
+def test_error_ends_stream_after_pending_answers() -> None:
     def scenario(world: World) -> None:
         world.receive(1, 100)
         world.service.kept_waiting[0].fail(errors.NoLeaderError())
@@ -144,7 +144,7 @@ def test_a_stream_ends_once_however_many_of_its_requests_fail() -> None:
     _run(scenario)
 
 
-def test_all_streams_of_an_identity_together_have_a_limit_of_what_waits() -> None:
+def test_waiting_keep_alives_of_an_identity_are_limited() -> None:
     """Without a leader 90 streams had a member keep millions of them, 700 MB, and look at all of them in a turn."""
 
     def scenario(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Very many calls for the keys of a lease that has very many: they are looked at when it is a call's turn."""
+"""Many concurrent calls for the keys of a lease with many keys: the keys are read when it is a call's turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases against time, with leaders that change: never early, never revived, late by at most a second (L1 to L6)."""
+"""Leases on random schedules with changing leaders: never early, never revived, at most a second late (L1 to L6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep-alives on a follower: gathered, passed on to the leader, and to its successor."""
+"""Keep-alives on a follower: batched, forwarded to the leader, and to its successor."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Node(AwaitableNode):
 
 
 class Channel:
-    """Another member, which answers when told to."""
+    """Another member, which answers on command."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[int], asyncio.Future[bytes]]] = []
@@ -142,13 +142,13 @@ class Asked(PendingKeepAlive):
 
 
 class Passed(Asked):
-    """A keep-alive that another member passed on."""
+    """A keep-alive forwarded by another member."""
 
     is_local = False
 
 
 class Follower:
-    """A lessor that does not lead, and what surrounds it."""
+    """A lessor that does not lead, and its environment."""
 
     def __init__(self) -> None:
         self.node = Node()
@@ -168,7 +168,7 @@ class Follower:
         self.node.on_leader_change.append(self.lessor.leader_changed)
 
     async def confirm(self) -> int:
-        """Let the reads so far be confirmed, and act on it; how many there were."""
+        """Confirm all reads so far and process them; return their number."""
         count = self.node.confirm()
         await turn()
         return count
@@ -230,7 +230,7 @@ def test_the_keep_alives_of_a_turn_are_one_call() -> None:
 
 
 class Dependent(Asked):
-    """A keep-alive of a user, who may be gone by now."""
+    """A keep-alive of a user who may have been deleted."""
 
     gone: ClassVar[set[int]] = set()
 
@@ -242,7 +242,7 @@ class PassedDependent(Dependent):
     is_local = False
 
 
-def test_keep_alives_are_asked_for_again_only_while_their_users_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_alives_are_retried_only_for_permitted_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dependent, "gone", set())
 
     async def scenario(follower: Follower) -> None:
@@ -268,7 +268,7 @@ def test_keep_alives_are_asked_for_again_only_while_their_users_may(monkeypatch:
 
 
 @pytest.mark.parametrize("kind", [Dependent, PassedDependent])
-def test_leader_renews_nothing_for_users_who_have_gone(monkeypatch: pytest.MonkeyPatch, kind: type[Dependent]) -> None:
+def test_leader_renews_nothing_for_deleted_users(monkeypatch: pytest.MonkeyPatch, kind: type[Dependent]) -> None:
     """They went while the leadership was confirmed, or while another RENEW was on its way."""
     monkeypatch.setattr(Dependent, "gone", set())
 
@@ -301,7 +301,7 @@ def test_leader_renews_nothing_for_users_who_have_gone(monkeypatch: pytest.Monke
     run(scenario)
 
 
-def test_while_enough_is_under_way_the_rest_gathers() -> None:
+def test_further_renewals_are_batched_while_calls_are_pending() -> None:
     async def scenario(follower: Follower) -> None:
         for lease_id in (1, 2, 3):
             await follower.ask(lease_id)
@@ -737,7 +737,7 @@ def test_the_keep_alives_of_a_turn_share_a_renewal_however_they_come() -> None:
     run(scenario)
 
 
-def test_a_response_of_another_length_is_no_answer() -> None:
+def test_response_of_wrong_length_is_not_an_answer() -> None:
     async def scenario(follower: Follower) -> None:
         asked = await follower.ask(1, 2)
         wrong = raft_pb2.LeaseRenewResponse(ttls=[10]).SerializeToString()

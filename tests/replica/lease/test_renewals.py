@@ -1,4 +1,4 @@
-"""Keep-alives at the leader: how many of them one turn answers."""
+"""Keep-alives at the leader: number answered per turn."""
 
 from __future__ import annotations
 

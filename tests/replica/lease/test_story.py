@@ -1,4 +1,4 @@
-"""Stories of leases and leaders that chance seldom tells, each the end of one way to be wrong."""
+"""Scenarios of leases and leader changes that random schedules rarely reach, each for one past bug."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_end_that_a_deposed_leader_decided_has_no_effect() -> None:
     assert 7 in world.leader.machine.applier.leases.granted
 
 
-def test_a_renewal_that_a_deposed_leader_logged_is_no_answer() -> None:
+def test_renewal_logged_by_deposed_leader_is_not_answered() -> None:
     world = _led_by(0)
     old = world.members[0]
     world.now += 1.0
@@ -152,7 +152,7 @@ def test_request_waiting_at_a_deposed_leader_is_answered_once_by_the_next() -> N
     assert asked.ttl_s is None, "the next leader may have counted otherwise by now"
 
 
-def test_a_new_leader_ends_nothing_before_it_has_applied_what_was_committed() -> None:
+def test_new_leader_expires_nothing_before_applying_committed() -> None:
     world = _led_by(0)
     world.advance(1.5)
     asked = world.keep_alive(7)
@@ -197,7 +197,7 @@ def test_a_pause_of_the_process_does_not_count() -> None:
     assert not world.ended
 
 
-def test_a_lease_that_is_over_waits_for_its_end_and_is_never_revived() -> None:
+def test_expired_lease_is_never_revived() -> None:
     world = _led_by(0)
     leader = world.members[0]
     for _ in range(21):
@@ -239,7 +239,7 @@ def _over_and_late() -> tuple[World, LogEntry]:
     return world, entry
 
 
-def test_a_lease_that_is_granted_anew_does_not_end_for_the_one_before() -> None:
+def test_regranted_lease_outlives_its_predecessor() -> None:
     """The end that took too long is applied with the next grant of the id, before the leader looks again."""
     world, _ = _over_and_late()
     world.grant(7, 10)
@@ -285,7 +285,7 @@ def test_an_end_is_not_put_behind_a_revocation_and_a_new_grant(caller: Caller | 
     assert world.ended[7] >= 100 + 10
 
 
-def test_a_lease_whose_revocation_is_refused_ends_all_the_same() -> None:
+def test_lease_ends_despite_refused_revocation() -> None:
     world = _led_by(0)
     for _ in range(19):
         world.now += 0.1

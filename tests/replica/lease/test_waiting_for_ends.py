@@ -1,4 +1,4 @@
-"""Keep-alives that wait for the end of a lease: whose owner is there after all, and very many of one lease."""
+"""Keep-alives that wait for the end of a lease: of a live owner, and very many for one lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hashes say about members: the rules of etcd's corrupt.go, a row each; what is not known is never equal."""
+"""Comparison of members' hashes by the rules of etcd's corrupt.go, one per row; an unknown hash is never equal."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_leader_that_hashes_one_revision_twice_and_differs_suspects_itself() -
         ([answer(2), answer(3), answer(4, hash_=8), answer(5, hash_=9)], ("different", [4, 5])),
     ],
 )
-def test_of_compaction(answers: list[Answer], expected: tuple[str, list[int]]) -> None:
+def test_compaction_findings(answers: list[Answer], expected: tuple[str, list[int]]) -> None:
     assert told(of_compaction(1, MINE, answers)) == expected
 
 
@@ -92,7 +92,7 @@ an_answer = st.builds(Answer, st.integers(2, 6), st.none() | hashes, st.integers
 
 
 @given(hashes, st.lists(an_answer, max_size=4))
-def test_equal_is_said_only_when_everybody_answered_the_same(mine: Hash, answers: list[Answer]) -> None:
+def test_equal_requires_same_answer_of_all_members(mine: Hash, answers: list[Answer]) -> None:
     running = while_running(1, mine, mine, 12, answers)
     for finding in (at_start(1, mine, answers), of_compaction(1, mine, answers), running):
         if finding.result is Result.EQUAL:

@@ -1,4 +1,4 @@
-"""A record of one member's database is changed behind its back: who finds it, what is refused then, how it ends."""
+"""A record of one member's database is changed from outside: its detection, refused requests, and recovery."""
 
 from __future__ import annotations
 

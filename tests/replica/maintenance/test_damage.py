@@ -1,4 +1,4 @@
-"""Where a bit flips in a database, and who reads it: it goes no further, and one line names the member."""
+"""A flipped bit in a database is found by its reader, does not spread, and one log line names the member."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def send(backend: LMDBBackend, directory: Path) -> None:
 
 
 def receive(backend: LMDBBackend, directory: Path) -> None:
-    """Take what a version sends that does not look at it: the copy of a damaged database, and its true hash."""
+    """Receive an unchecked copy of a damaged database with its true hash, as older versions send it."""
     path = directory / "copy"
     with closing(backend.copy_pieces()) as pieces:
         path.write_bytes(b"".join(pieces))
@@ -270,7 +270,7 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 LONG_AGO = -1e9
 
 
-def test_a_leader_hands_over_to_who_has_all_and_then_stops_with_its_name() -> None:
+def test_damaged_leader_transfers_to_complete_member_and_stops() -> None:
     async def scenario() -> None:
         world = World(leader=1, connected={2: LONG_AGO, 3: LONG_AGO + 1}, behind=(2,))
         world.damage.found(CorruptionError("record of revision 2.0 is corrupt"))
@@ -285,7 +285,7 @@ def test_a_leader_hands_over_to_who_has_all_and_then_stops_with_its_name() -> No
     asyncio.run(scenario())
 
 
-def test_leadership_is_kept_while_everybody_else_lacks_entries() -> None:
+def test_leadership_is_kept_while_others_lack_entries() -> None:
     """A transfer holds writes up, and a member that needs the database is never sent it."""
 
     async def scenario() -> None:
@@ -303,7 +303,7 @@ def test_leadership_is_kept_while_everybody_else_lacks_entries() -> None:
     [{}, {2: LONG_AGO}, {2: LONG_AGO, 3: 1e18}],
     ids=["no member is connected", "the others are no quorum", "one has just come"],
 )
-def test_a_member_that_the_quorum_needs_goes_on_until_it_does_not(connected: dict[int, float]) -> None:
+def test_damaged_member_runs_while_quorum_needs_it(connected: dict[int, float]) -> None:
     async def scenario() -> None:
         world = World(leader=2, connected=connected)
         world.damage.found(CorruptionError("a record"))

@@ -1,4 +1,4 @@
-"""Defragment asked of a real member: what it gives back, what goes on meanwhile, and a member killed at each step."""
+"""Defragment on a real member: freed space, service during the run, and a member killed at each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares a run with whom, and how runs end: on a database that does what the test says."""
+"""Sharing of runs by callers, and ends of runs, on a scripted database."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_requests_during_a_run_share_the_next_run() -> None:
     asyncio.run(scenario())
 
 
-def test_a_turn_tells_some_of_very_many_who_share_a_run() -> None:
+def test_shared_run_answers_callers_in_slices() -> None:
     """17,000 calls that waited for one run were answered in one turn."""
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Hashes: what clients ask for is made one at a time, beside what members ask for."""
+"""Hashes: those for clients are computed one at a time, concurrently with those for members."""
 
 from __future__ import annotations
 

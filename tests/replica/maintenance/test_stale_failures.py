@@ -1,4 +1,4 @@
-"""When a member tells that a commit found no room, and when what failed is older than the room that there is."""
+"""When a failed commit raises the NOSPACE alarm, and when the failure is older than the room made since."""
 
 from __future__ import annotations
 

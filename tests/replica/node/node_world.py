@@ -1,4 +1,4 @@
-"""One member's loop without a network, a disk or a clock of its own: for tests of what a turn does.
+"""One member's loop without network, disk or clock, for tests of a turn.
 
 world = World()                       # a follower of three, on the running loop
 world.node.receive([world.heartbeat(leader=2)])
@@ -44,6 +44,21 @@ class Caller(Waiter):
         self.outcome = error
 
 
+class Reader:
+    """A caller that waits for a read."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        self.outcome: str | errors.StatusError | None = None
+
+    def ready(self) -> None:
+        self.outcome = "served"
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.outcome = error
+
+
 class Sender:
     """Keeps what was sent."""
 
@@ -68,7 +83,7 @@ class Sender:
 
 
 class MemoryDisk:
-    """Durable at once, or when the test says so."""
+    """Makes batches durable at once or on command."""
 
     def __init__(self) -> None:
         self.held: list[Batch] | None = None
@@ -126,7 +141,7 @@ class World:
         return Message(MessageType.HEARTBEAT, to=ME, from_=leader, term=term, commit=commit)
 
     async def turns(self, turns_max: int = 100) -> int:
-        """Let the loop turn until it has nothing to do; how often it did."""
+        """Run the loop until it is idle; return the number of turns."""
         for turns in range(turns_max):
             if not self.node._scheduled:
                 return turns

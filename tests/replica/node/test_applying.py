@@ -1,4 +1,4 @@
-"""Entries that take long are applied in slices: the loop goes on, none is seen half done, and they end as one."""
+"""Long entries are applied in slices: the loop keeps running, and no entry is seen or committed half applied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _one_piece_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Read:
-    """Notes how many keys it finds when it is served."""
+    """Records the number of keys found when served."""
 
     is_over = False
 
@@ -233,7 +233,7 @@ def test_entries_wait_for_a_database_that_is_far_behind(
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", [Kind.PUT, Kind.TXN])
-def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_applying_is_bounded_per_turn(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of 1 ms each: many short ones, of one Ready or of several, are too long for a turn too."""
     now = 0.0
     monkeypatch.setattr(applying, "perf_counter", lambda: now)

@@ -1,4 +1,4 @@
-"""Compaction by the clock, with a clock that the test turns."""
+"""Periodic compaction with a manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed and not applied has a limit in memory, and clients hear at once that a member is behind."""
+"""Committed but unapplied entries have a memory limit, and clients learn at once that a member is behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def append(after: int, entries: list[Entry], commit: int) -> Message:
 
 
 class Frozen:
-    """A follower whose database takes nothing, so that nothing is applied any more."""
+    """A follower whose database accepts nothing, so apply stops."""
 
     def __init__(self, **limits: int) -> None:
         settings = NodeSettings(ME, 60.0, 600.0, unwritten_max_bytes=-1, **limits)

@@ -1,4 +1,4 @@
-"""Batches become durable in order, short syncs inline, long ones on the thread, and a failure ends it."""
+"""Batches become durable in order: short syncs inline, long ones on the thread; a failure stops the disk."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FakeLog:
 
 
 class FakeBeside:
-    """Syncs that end when a test says so."""
+    """Syncs that end on command."""
 
     def __init__(self) -> None:
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -384,7 +384,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_a_slow_disk_is_synced_beside_the_loop_and_what_gathers_shares_the_next_sync(log: FakeLog) -> None:
+def test_slow_sync_leaves_loop_and_batches_share_next_sync(log: FakeLog) -> None:
     async def scenario() -> None:
         beside = FakeBeside()
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
@@ -531,7 +531,7 @@ def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_write_under_way_is_finished_at_the_end(log: FakeLog) -> None:
+def test_closing_finishes_write_in_progress(log: FakeLog) -> None:
     async def scenario() -> None:
         beside = FakeBeside()
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)

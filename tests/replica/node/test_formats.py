@@ -1,4 +1,4 @@
-"""A data directory that a later version wrote: refused in one line that names the version, and not touched."""
+"""A data directory of a later version is refused in one line that names the version, and not changed."""
 
 from __future__ import annotations
 
@@ -14,28 +14,16 @@ from raftkv import __version__
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import Entry, HardState
-from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
-from raftkv.storage.backend.lmdb import InlineWriter
 from raftkv.storage.wal import WAL, wal
 from raftkv.storage.wal.record import SegmentHead
-
-
-def _fail(error: BaseException) -> None:
-    raise error
+from tests.replica.node.durable import close, opened
 
 
 def _open_and_close(config: ServerConfig) -> None:
-    durable = open_durable(config, InlineWriter(), _fail)
+    durable = opened(config)
     durable.mark.note(durable.store.applied_index, durable.store.applied_term)
-    _close(durable)
-
-
-def _close(durable: Durable) -> None:
-    durable.mark.close()
-    durable.store.close()
-    durable.wal.close()
-    durable.backend.close()
+    close(durable)
 
 
 def _write_database(data: Path, stated: int) -> None:
@@ -90,7 +78,7 @@ def test_a_later_format_is_refused_and_nothing_is_changed(
     write(tmp_path / "data", stated)
     before = _contents(tmp_path / "data")
     with pytest.raises(StorageError) as refused:
-        open_durable(config, InlineWriter(), _fail)
+        opened(config)
     text = str(refused.value)
     assert "\n" not in text
     assert f"has format {stated & 0xFFFF}, and raftkv {__version__} reads format 1: run {named} on this data" in text
@@ -108,14 +96,14 @@ def test_the_formats_of_this_version_are_taken(tmp_path: Path) -> None:
 def test_a_database_of_another_term_than_its_log_is_refused(tmp_path: Path) -> None:
     """Either of the two numbers that say how far the log is applied may be damaged: they have no checksum."""
     config = ServerConfig(data_dir=str(tmp_path / "data"))
-    durable = open_durable(config, InlineWriter(), _fail)
+    durable = opened(config)
     durable.wal.append(HardState(2, 0, 3), [Entry(1, 1), Entry(1, 2), Entry(2, 3)])
     durable.wal.sync()
     durable.store.set_applied(2, 2)
     durable.store.commit()
-    _close(durable)
+    close(durable)
     with pytest.raises(CorruptionError, match=r"^entry 2 is of term 1 in the log, and of term 2 in the database$"):
-        open_durable(config, InlineWriter(), _fail)
+        opened(config)
 
 
 def test_a_damaged_format_number_asks_for_no_other_version(tmp_path: Path) -> None:
@@ -134,4 +122,4 @@ def test_a_damaged_format_number_asks_for_no_other_version(tmp_path: Path) -> No
     damaged[damaged.rindex(schema.META_FORMAT_VERSION) + len(schema.META_FORMAT_VERSION) + 6] ^= 4
     database.write_bytes(damaged)
     with pytest.raises(CorruptionError, match="/db is damaged: "):
-        open_durable(config, InlineWriter(), _fail)
+        opened(config)

@@ -1,4 +1,4 @@
-"""While a received database takes the place of the state, the loop goes on; what depends on the new state waits."""
+"""While a received database replaces the state, the loop keeps running; work on the new state waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_only_heartbeats_are_answered_while_a_database_is_installed() -> None:
     asyncio.run(scenario())
 
 
-def test_a_newer_one_is_installed_after_the_one_under_way() -> None:
+def test_newer_snapshot_is_installed_after_the_current_one() -> None:
     async def scenario() -> None:
         world = World()
         world.node.receive([snapshot(10)])

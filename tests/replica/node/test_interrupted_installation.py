@@ -1,4 +1,4 @@
-"""A member that was stopped behind the marker of a received database, which is damaged by now: it keeps its own."""
+"""A member stopped after the marker of a received database, now damaged, keeps its own database."""
 
 from __future__ import annotations
 
@@ -12,31 +12,16 @@ import pytest
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import ConfState, Entry, EntryType, HardState, SnapshotMeta
-from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.replica.snapshots import Installer, snapshot_path
-from raftkv.storage.backend.lmdb import InlineWriter, LMDBBackend
+from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot
 from raftkv.storage.wal import WAL
+from tests.replica.node.durable import close, opened
 from tests.rpc.loop import until
 
 NEEDLE = b"needle-" * 10
 INDEX = 50
-
-
-def fail(error: BaseException) -> None:
-    raise error
-
-
-def opened(config: ServerConfig) -> Durable:
-    return open_durable(config, InlineWriter(), fail)
-
-
-def close(durable: Durable) -> None:
-    durable.mark.close()
-    durable.store.close()
-    durable.wal.close()
-    durable.backend.close()
 
 
 def apply(store: Store, key: bytes, index: int, value: bytes = b"v") -> None:
@@ -86,7 +71,7 @@ def test_a_whole_one_is_installed(config: ServerConfig) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", ["a record", "cut short", "a page", "another entry"])
-def test_a_damaged_one_is_forgotten_and_the_member_goes_on_with_its_own(config: ServerConfig, damage: str) -> None:
+def test_damaged_received_database_is_dropped(config: ServerConfig, damage: str) -> None:
     path = received(config)
     data = bytearray(path.read_bytes())
     if damage == "a record":
@@ -108,14 +93,14 @@ def test_a_damaged_one_is_forgotten_and_the_member_goes_on_with_its_own(config: 
         close(durable)
 
 
-def test_one_that_is_missing_is_asked_for(config: ServerConfig) -> None:
+def test_missing_installed_database_is_reported_as_corruption(config: ServerConfig) -> None:
     """An operator has exchanged the installed database for an older one."""
     received(config).unlink()
     with pytest.raises(CorruptionError, match="the log says that the database has entries up to 50"):
         opened(config)
 
 
-def test_damage_since_it_came_stops_the_member_with_what_to_do(tmp_path: Path) -> None:
+def test_snapshot_damaged_after_receipt_stops_member_with_advice(tmp_path: Path) -> None:
     async def scenario() -> None:
         with closing(LMDBBackend(tmp_path / "other")) as backend:
             other = Store.open(backend)

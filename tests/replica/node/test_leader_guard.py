@@ -1,4 +1,4 @@
-"""Streams that insist on a leader, with and without a task: which end when there is none, and when the member stops."""
+"""Streams that require a leader, with and without a task: which end without a leader, and at the member's stop."""
 
 from __future__ import annotations
 

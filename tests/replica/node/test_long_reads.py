@@ -1,4 +1,4 @@
-"""Long ranges and txns at the service: the state they show, what ends them early, what they may hold."""
+"""Long ranges and txns at the service: the state they show, early ends, and memory limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ALL = rpc_pb2.RangeRequest(key=b"k", range_end=b"l", serializable=True)
 
 
 class Call:
-    """One call of a client whose connection takes so much."""
+    """A call of a client whose connection accepts a number of bytes."""
 
     def __init__(self, room_bytes: int = 1 << 40) -> None:
         self._room_bytes = room_bytes
@@ -342,7 +342,7 @@ def _compare_in(nested: rpc_pb2.TxnRequest, number: int) -> None:
 
 
 @pytest.mark.parametrize("end", ["proposed", "refused", "cancelled"])
-def test_a_large_txn_is_checked_while_the_loop_goes_on(end: str) -> None:
+def test_large_txn_check_does_not_block_loop(end: str) -> None:
     async def run() -> None:
         world, call = World(), Call()
         request = _nested(40, _put_in)

@@ -1,4 +1,4 @@
-"""A leader whose process is gone is followed within ticks; a wrong report of it changes nothing."""
+"""A leader whose process is gone is replaced within ticks; a wrong report of its loss changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICK_S = 60.0
 
 
 class Timers:
-    """Timers that a test lets go off."""
+    """Timers fired by the test."""
 
     def __init__(self) -> None:
         self.set: list[tuple[float, Callable[[], None]]] = []

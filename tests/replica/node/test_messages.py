@@ -1,4 +1,4 @@
-"""What other members send must not stop one, however odd it is."""
+"""No message of another member, however odd, may stop a member."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_no_log_or_database_has_a_later_term_than_its_member() -> None:
 
 
 @on_loop
-async def test_a_member_whose_log_lacks_what_the_leader_counts_says_that_it_is_lost() -> None:
+async def test_member_with_lost_log_entries_reports_itself_lost() -> None:
     """An old copy of the data. The disk is not marked: a flipped bit of the leader may have made the message."""
     world = await _member("follower")
     world.node.receive([world.heartbeat(2, term=5, commit=9)])

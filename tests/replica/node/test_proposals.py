@@ -1,4 +1,4 @@
-"""Who waits for what, and what happens to proposals without a caller that waits."""
+"""Callers waiting for proposals, and proposals without a waiting caller."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_awaited_proposal_has_the_deadline_of_its_call(timed: Proposals, clock: 
     asyncio.run(run())
 
 
-def test_what_cannot_be_applied_in_time_is_refused_as_it_comes(timed: Proposals, clock: list[float]) -> None:
+def test_proposal_that_cannot_be_applied_in_time_is_refused_at_once(timed: Proposals, clock: list[float]) -> None:
     for _ in range(1000):
         timed.add(Kind.PUT, bytes(100), Caller(b"mallory"), clock[0])
 
@@ -205,7 +205,7 @@ def test_many_small_proposals_delay_another_user_by_one_append_too(proposals: Pr
     assert alice in taken[1]
 
 
-def test_a_leader_takes_users_and_members_in_turn_from_what_is_forwarded() -> None:
+def test_leader_takes_forwarded_proposals_round_robin() -> None:
     def forwarded(kind: int, member: int, user: bytes, body: bytes) -> bytes:
         request_id = next(request_ids(member, len(datas)))
         caller = identified(RequestCaller(user, 1), kind, body) if user else body
@@ -270,7 +270,7 @@ def test_one_identity_alone_has_the_limit_and_another_is_taken_beside_it(proposa
 
 
 class Awaited(AwaitableNode):
-    """A node that has a queue of proposals alone."""
+    """A node with only a queue of proposals."""
 
     def __init__(self, proposals: Proposals) -> None:
         self.proposals = proposals
@@ -317,7 +317,7 @@ def test_finished_request_frees_its_bytes_however_it_ends(proposals: Proposals) 
     assert proposals.shares.held == {}
 
 
-def test_stopping_tells_everybody(proposals: Proposals) -> None:
+def test_stopping_fails_all_waiters(proposals: Proposals) -> None:
     callers = [Caller(), Caller()]
     for caller in callers:
         proposals.add(Kind.PUT, b"", caller, 0.0)
@@ -326,7 +326,7 @@ def test_stopping_tells_everybody(proposals: Proposals) -> None:
     assert not proposals.take_unsent()
 
 
-def test_requests_under_way_are_measured_on_demand(proposals: Proposals) -> None:
+def test_pending_requests_are_measured_on_demand(proposals: Proposals) -> None:
     measured: list[float] = []
     before, during, after = (proposals.add(Kind.PUT, b"", Caller(), now) for now in (1.0, 2.0, 3.0))
     proposals.observe(measured.append, lambda: 4.5)
@@ -351,7 +351,7 @@ def test_two_starts_at_the_same_time_have_other_ids(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.interpreted
-def test_many_are_given_up_some_at_a_time(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_proposals_are_taken_in_batches(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a quorum 20,000 calls were answered in one turn of the loop.
     monkeypatch.setattr(module, "EXPIRED_AT_ONCE", 2)
     callers = [Caller() for _ in range(5)]

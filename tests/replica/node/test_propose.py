@@ -1,4 +1,4 @@
-"""How proposals leave a member: in messages and turns of bounded size, none lost while they wait for a leader."""
+"""Sending of proposals: in messages and turns of bounded size, none lost while waiting for a leader."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_more_than_the_log_takes_at_once_is_taken_little_by_little() -> None:
     asyncio.run(scenario())
 
 
-def test_a_leader_keeps_what_followers_passed_on_while_its_log_takes_no_more() -> None:
+def test_leader_keeps_forwarded_proposals_while_its_log_is_full() -> None:
     async def scenario() -> None:
         world = World(voters=(1,), max_uncommitted_bytes=2 * MIB)
         await lead(world)

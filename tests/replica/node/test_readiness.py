@@ -1,4 +1,4 @@
-"""The line of a member that serves clients before it is as recent as its cluster: it says what is missing."""
+"""The log line of a member that serves clients before it has caught up with its cluster."""
 
 from __future__ import annotations
 

@@ -10,22 +10,9 @@ import pytest
 
 from raftkv import errors
 from raftkv.replica.node.reads import READERS_AT_ONCE, RETRY_S, ReadQueue
-from tests.replica.node.node_world import World
+from tests.replica.node.node_world import Reader, World
 
 TIMEOUT_S = 7.0
-
-
-class Reader:
-    is_over = False
-
-    def __init__(self) -> None:
-        self.outcome: str | errors.StatusError | None = None
-
-    def ready(self) -> None:
-        self.outcome = "served"
-
-    def fail(self, error: errors.StatusError) -> None:
-        self.outcome = error
 
 
 @pytest.fixture
@@ -48,7 +35,7 @@ def test_readers_of_one_moment_share_a_round(queue: ReadQueue, asked: list[bytes
     assert [reader.outcome for reader in readers] == ["served"] * 3
 
 
-def test_reader_whose_caller_has_left_is_let_go_while_its_round_lasts(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_reader_of_departed_caller_is_dropped_during_round(queue: ReadQueue, asked: list[bytes]) -> None:
     """Without a leader, calls that were opened and reset over and over were kept for the time of a round."""
     readers = [Reader() for _ in range(9)]
     for group, index in ((readers[:3], 9), (readers[3:6], 0), (readers[6:], 0)):
@@ -70,7 +57,7 @@ def test_reader_whose_caller_has_left_is_let_go_while_its_round_lasts(queue: Rea
     assert [reader.outcome for reader in stayed] == ["served"] * 4
 
 
-def test_a_reader_does_not_join_a_round_under_way(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_reader_does_not_join_round_in_progress(queue: ReadQueue, asked: list[bytes]) -> None:
     early, late = Reader(), Reader()
     queue.add(early, 0.0)
     queue.start(0.0)

@@ -1,4 +1,4 @@
-"""Room, on the disk and in the log: a copy for one member that lags never takes what all others need."""
+"""Room on the disk and in the log: a copy for a lagging member never takes room that all others need."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Room:
         (DISK_RESERVE_BYTES // 2 - 1, 1, False),
     ],
 )
-def test_a_copy_is_given_up_before_an_alarm_is_raised(
+def test_copy_is_dropped_before_alarm_is_raised(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, copies: int, taken: bool
 ) -> None:
     room = Room(monkeypatch, tmp_path, free_bytes, copies)
@@ -213,7 +213,7 @@ def test_much_of_a_log_is_dropped_in_steps(monkeypatch: pytest.MonkeyPatch, name
 
 
 @pytest.mark.parametrize("bytes_max", [0, 50_000, 1 << 20, NO_LIMIT])
-def test_a_message_out_of_a_long_log_costs_what_it_holds(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> None:
+def test_message_cost_is_independent_of_log_length(monkeypatch: pytest.MonkeyPatch, bytes_max: int) -> None:
     """A member that is far behind is sent the log in many messages: each must not look at all the rest of it."""
     log = MemoryLog()
     entries = [Entry(1, index, bytes(index % 50)) for index in range(1, 100_001)]

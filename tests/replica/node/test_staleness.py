@@ -1,4 +1,4 @@
-"""Reads with a staleness bound: served from what this member has, if that is certainly recent enough."""
+"""Reads with a staleness bound: served from this member's state if it is certainly recent enough."""
 
 from __future__ import annotations
 
@@ -9,23 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv import errors, suspend_clock
+from raftkv import suspend_clock
 from raftkv.replica.node.reads import RETRY_S, ReadQueue
+from tests.replica.node.node_world import Reader
 
 TIMEOUT_S = 7.0
-
-
-class Reader:
-    is_over = False
-
-    def __init__(self) -> None:
-        self.outcome: str | errors.StatusError | None = None
-
-    def ready(self) -> None:
-        self.outcome = "served"
-
-    def fail(self, error: errors.StatusError) -> None:
-        self.outcome = error
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +66,7 @@ def test_a_round_counts_only_once_its_index_is_applied(queue: ReadQueue, asked: 
     assert (first.outcome, second.outcome) == ("served", "served")
 
 
-def test_readers_join_a_round_under_way_that_is_recent_enough_for_them(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_reader_joins_round_that_is_recent_enough(queue: ReadQueue, asked: list[bytes]) -> None:
     first = read(queue, 1.0, 100.0)
     joined, strict = read(queue, 0.3, 100.2), read(queue, 0.1, 100.2)
     queue.confirm(asked[0], index=5, applied=5, now=100.25)
@@ -110,7 +98,7 @@ def test_plain_readers_make_the_state_newer_for_all(queue: ReadQueue, asked: lis
 
 
 @pytest.mark.interpreted
-def test_time_in_which_the_machine_slept_counts(queue: ReadQueue, asked: list[bytes], awake: list[float]) -> None:
+def test_suspended_time_counts_for_staleness(queue: ReadQueue, asked: list[bytes], awake: list[float]) -> None:
     read(queue, 10.0, 100.0)
     queue.confirm(asked[0], index=5, applied=5, now=100.1)
     read(queue, 0.01, 100.5)  # a round is under way, and the lid is closed
@@ -154,7 +142,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_no_reader_is_served_from_an_older_state_than_it_asked_for(steps: list[tuple[str, float]]) -> None:
+def test_reader_never_gets_state_older_than_its_bound(steps: list[tuple[str, float]]) -> None:
     world = _World()
     before, suspend_clock.suspended_s = suspend_clock.suspended_s, lambda: (0.0, 0.0)
     try:

@@ -1,4 +1,4 @@
-"""--force-new-cluster on the disk: what is written, what is kept, and what a crash at any step leaves."""
+"""--force-new-cluster on the disk: written data, kept data, and crashes at any step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from raftkv.raft.types import (
     EntryType,
     HardState,
 )
-from raftkv.replica.node.bootstrap import Durable, open_durable
+from raftkv.replica.node.bootstrap import Durable
 from raftkv.storage import failpoints
-from raftkv.storage.backend.lmdb import InlineWriter
 from raftkv.storage.failpoints import FailpointPanic
+from tests.replica.node.durable import close, opened
 
 URLS = [f"http://127.0.0.1:{port}" for port in (1, 2, 3)]
 KINDS = raft_pb2.MemberChange
@@ -43,20 +43,6 @@ def config_of(tmp_path: Path, *, force: bool = False) -> ServerConfig:
         listen_peer_urls=(URLS[0],),
         force_new_cluster=force,
     )
-
-
-def opened(config: ServerConfig) -> Durable:
-    def fatal(error: BaseException) -> None:
-        raise error
-
-    return open_durable(config, InlineWriter(), fatal)
-
-
-def close(durable: Durable) -> None:
-    durable.store.close()
-    durable.mark.close()
-    durable.wal.close()
-    durable.backend.close()
 
 
 def normal(index: int, data: bytes = b"") -> Entry:
@@ -125,7 +111,7 @@ def after(tmp_path: Path, *, force: bool, refused: str = "") -> After:
     return found
 
 
-def test_the_others_are_removed_and_what_is_committed_is_kept(tmp_path: Path) -> None:
+def test_survivor_removes_others_and_keeps_committed_entries(tmp_path: Path) -> None:
     mine, others = written(tmp_path, [normal(1), normal(2), normal(3)], commit=2)
     found = after(tmp_path, force=True)
     assert found.summary == (ConfState(voters=(mine,)), [mine], set(others))
@@ -139,7 +125,7 @@ def test_shown_state_survives(tmp_path: Path) -> None:
     assert after(tmp_path, force=True).kept == [1, 2]
 
 
-def test_a_restart_without_the_flag_goes_on_from_there(tmp_path: Path) -> None:
+def test_restart_without_flag_continues(tmp_path: Path) -> None:
     written(tmp_path, [normal(1), normal(2)], commit=2)
     forced = after(tmp_path, force=True)
     again = after(tmp_path, force=False)
@@ -230,7 +216,7 @@ def test_a_learner_becomes_the_voter(tmp_path: Path) -> None:
     assert not found.membership.members[mine].isLearner
 
 
-def test_a_member_that_was_removed_is_no_survivor(tmp_path: Path) -> None:
+def test_removed_member_cannot_be_survivor(tmp_path: Path) -> None:
     mine, _ = written(tmp_path, [], commit=0)
     durable = opened(config_of(tmp_path))
     removal = changing(1, member_change((KINDS.REMOVE, rpc_pb2.Member(ID=mine))))
@@ -241,7 +227,7 @@ def test_a_member_that_was_removed_is_no_survivor(tmp_path: Path) -> None:
         opened(config_of(tmp_path, force=True))
 
 
-def test_a_member_that_has_not_heard_of_its_cluster_is_no_survivor(tmp_path: Path) -> None:
+def test_member_outside_its_conf_state_cannot_be_survivor(tmp_path: Path) -> None:
     mine, others = written(tmp_path, [], commit=0)
     durable = opened(config_of(tmp_path))
     durable.store.set_conf_state(ConfState(voters=tuple(others)))

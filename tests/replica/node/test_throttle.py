@@ -1,4 +1,4 @@
-"""Limits of rates, enforced by one member on a clock of the test's own."""
+"""Rate limits enforced by one member with a manual clock."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class World:
         self.attached = throttle
 
     def watch(self, user: bytes, more: int = 1) -> None:
-        """Have a user open, or end, so many watches."""
+        """Let a user open or end a number of watches."""
         self.watches[user] = self.watches.get(user, 0) + more
         self.throttle.watches_changed(user, more)
 
     def wait_ms(self, call: Any, size_bytes: int = 0, request: Any = None) -> int:
-        """Ask for a request of a new call; 0: it is taken, else when to come again."""
+        """Admit a request of a new call. Returns 0 if it is taken, else when to retry."""
         call.observer = None
         try:
             self.throttle.admit(call, size_bytes, request)
@@ -157,7 +157,7 @@ def test_bytes_of_requests_and_answers_count_and_none_is_too_large() -> None:
     ]
 
 
-def test_who_observed_a_call_before_is_told() -> None:
+def test_earlier_observer_of_call_is_notified() -> None:
     world = World(limit("each", bytes_per_s=1000))
     told: list[tuple[int, bytes]] = []
     call = call_of(b"alice")
@@ -208,7 +208,7 @@ def test_large_txn_is_scanned_once_for_any_number_of_prefixes() -> None:
     assert world.wait_ms(call_of(), 0, rpc_pb2.PutRequest(key=b"c")) == 0
 
 
-def test_what_any_user_may_ask_of_services_of_operators_is_limited() -> None:
+def test_operator_calls_open_to_all_users_are_limited() -> None:
     """To list alarms is an entry of the log: a user with a limit could write as many as it liked."""
     world = World(limit("user", b"a", requests_per_s=1))
     paths = ("Maintenance/Alarm", "Auth/UserGet", "Auth/RoleGet", "Auth/AuthStatus")
@@ -261,7 +261,7 @@ def test_watches_are_counted_by_user_and_role() -> None:
     assert "may have 3 watches" in world.throttle.watch_refusal(call_of(b"c"), b"k")
 
 
-def test_watches_of_a_role_are_not_counted_anew_for_each() -> None:
+def test_watch_check_of_role_asks_only_the_caller() -> None:
     """With 5,000 users of a role, each watch that one of them opened held the loop for 9 ms."""
     world = World(limit("role", b"team", watches_max=10**6))
     asked: list[bytes] = []

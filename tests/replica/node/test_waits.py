@@ -1,4 +1,4 @@
-"""Awaiting a proposal: what the caller gets, and what becomes of a request whose caller is gone."""
+"""Awaiting a proposal: the caller's result, and requests whose caller has left."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_request_that_gets_no_outcome_raises() -> None:
 
 
 @pytest.mark.parametrize("is_unsent", [True, False])
-def test_lost_caller_withdraws_its_request_unless_it_asks_for_the_outcome_of_one_under_way(is_unsent: bool) -> None:
+def test_lost_caller_withdraws_request_unless_it_waits_for_outcome(is_unsent: bool) -> None:
     """A lock's request whose client had left stayed in the queue, kept its share, and was executed to be undone."""
 
     async def scenario() -> None:

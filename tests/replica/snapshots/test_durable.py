@@ -1,4 +1,4 @@
-"""A caller that waits for the database to have what was written gets an error when its disk is full."""
+"""A caller that waits for writes to reach the database gets an error when the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving databases: only what was sent, as it lies on this disk, and no unneeded file stays."""
+"""Receiving databases: exactly the sent data, verified on this disk, and no unneeded file remains."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_database_damaged_at_its_sender_is_refused_and_names_the_sender(
     assert names(tmp_path) == []
 
 
-def test_it_is_the_file_that_is_checked(
+def test_checksum_is_verified_on_the_written_file(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came over the wire was right; what the disk gives back is not."""
@@ -259,9 +259,7 @@ def test_ignored_database_is_removed_and_an_awaited_one_is_kept(
     assert names(tmp_path) == []
 
 
-def test_of_two_databases_of_one_entry_the_one_that_is_awaited_stays(
-    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
-) -> None:
+def test_awaited_database_survives_another_of_the_same_entry(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
     """Two leaders, one after the other, sent one each: the core ignores the first message and takes the second."""
 
     async def scenario() -> None:
@@ -300,7 +298,7 @@ def test_without_room_nothing_is_received(
     assert names(tmp_path) == []
 
 
-def test_when_room_is_needed_it_is_given_up(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+def test_receive_is_cancelled_when_room_is_needed(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
     async def scenario() -> object:
         taker = SnapshotReceiver(tmp_path, lambda index: False)
         call: Any = Call(chunks_of(sent)[:3], hangs=True)
@@ -390,7 +388,7 @@ def test_a_broken_stream_is_gone_on_with_where_it_stopped(
     assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
 
 
-def test_a_stream_that_goes_on_behind_what_is_here_is_refused(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+def test_stream_resuming_past_received_bytes_is_refused(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
     (error,) = receive(tmp_path, Call(resumable(sent, 100)))
     assert str(error) == "a snapshot goes on at byte 100, of which 0 are here"
     assert names(tmp_path) == []
@@ -541,7 +539,7 @@ def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
     assert names(tmp_path) == [PLACED]
 
 
-def test_one_that_is_given_up_while_its_file_is_made_gives_the_room_back(
+def test_receive_cancelled_during_allocation_frees_the_room(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its name, but open, the file took the room of a whole database until the member was started anew."""

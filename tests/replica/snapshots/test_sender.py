@@ -1,4 +1,4 @@
-"""Sending databases: the core hears once of each, after any failure, and no file and no hold on the log is left."""
+"""Sending databases: one report to the core per send, after any failure; no file and no hold on the log remains."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_how_a_send_ends_is_told(tmp_path: Path, ending: str, ok: bool) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_rest_in_which_leadership_was_lost_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leadership_loss_during_pause_is_not_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "RETRY_MIN_S", 3600.0)
     monkeypatch.setattr(sender, "RETRY_MAX_S", 3600.0)
 
@@ -371,7 +371,7 @@ def test_a_stranger_is_sent_no_snapshot(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_after_a_break_the_same_copy_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_broken_transfer_resumes_same_copy(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         first = await _send(world, 2, Channel("breaks"))
         assert world.sender.holds_log(), "the log behind the kept copy stays"
@@ -391,7 +391,7 @@ def test_after_a_break_the_same_copy_goes_on_where_it_stopped(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("has_bytes", [None, 1 << 40], ids=["an older version", "more than there is"])
-def test_a_member_that_cannot_go_on_is_sent_everything(tmp_path: Path, has_bytes: int | None) -> None:
+def test_member_that_cannot_resume_is_sent_everything(tmp_path: Path, has_bytes: int | None) -> None:
     async def scenario(world: World) -> None:
         await _send(world, 2, Channel("breaks", has_bytes))
         stream = await _send(world, 2, Channel("takes", has_bytes))
@@ -428,7 +428,7 @@ def test_an_abandoned_copy_is_removed(tmp_path: Path, monkeypatch: pytest.Monkey
     run(tmp_path, scenario)
 
 
-def test_a_kept_copy_is_given_up_when_its_room_is_needed(tmp_path: Path) -> None:
+def test_kept_copy_is_dropped_when_room_is_needed(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await _send(world, 2, Channel("breaks"))
         assert world.sender.give_up("the disk is full")
@@ -440,7 +440,7 @@ def test_a_kept_copy_is_given_up_when_its_room_is_needed(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
-def test_a_copy_that_is_too_old_is_made_anew(tmp_path: Path) -> None:
+def test_outdated_copy_is_remade(tmp_path: Path) -> None:
     """The log was replaced by a newer database since: entries behind the copy are gone."""
 
     async def scenario(world: World) -> None:
@@ -455,7 +455,7 @@ def test_a_copy_that_is_too_old_is_made_anew(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_copy_under_way_ends_soon_when_its_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_in_progress_ends_soon_when_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "COPY_SHARE", 1e-9)
     monkeypatch.setattr(sender, "REST_MAX_S", 1_000.0)
     monkeypatch.setattr("raftkv.storage.snapshot._CHUNK_BYTES", 1)
@@ -473,7 +473,7 @@ def test_a_copy_under_way_ends_soon_when_its_room_is_needed(tmp_path: Path, monk
     run(tmp_path, scenario)
 
 
-def test_a_kept_copy_goes_when_the_member_does_not_need_it_any_more(tmp_path: Path) -> None:
+def test_kept_copy_is_dropped_when_member_has_caught_up(tmp_path: Path) -> None:
     """It had all of it, and died before it could say so."""
 
     async def scenario(world: World) -> None:
@@ -539,7 +539,7 @@ def test_a_disk_that_fills_up_under_a_copy_ends_it(tmp_path: Path, monkeypatch: 
     run(tmp_path, scenario)
 
 
-def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> None:
+def test_copy_is_cancelled_when_database_must_grow(tmp_path: Path) -> None:
     """That waits for its readers, and all entries with it."""
     store = Store.open(LMDBBackend(tmp_path / "db", MAP_BYTES))
     made = sender.Copies(store, tmp_path, [].append)

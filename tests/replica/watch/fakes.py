@@ -1,4 +1,4 @@
-"""A client's end of a watch stream, in memory: it reads on command, so that a test decides who is slow."""
+"""A client's end of a watch stream in memory; it reads on command, so that a test can make it slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raftkv.rpc.framing import PREFIX, PREFIX_BYTES
 
 
 class FakeCall:
-    """What a stream writes to. Messages are *queued* until ``read``."""
+    """The call that a stream writes to. Messages are *queued* until ``read``."""
 
     def __init__(self) -> None:
         self.queued: list[bytes] = []

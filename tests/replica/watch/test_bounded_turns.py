@@ -1,4 +1,4 @@
-"""How much a turn, or a step of catching up, does for watchers at most: counted, not timed."""
+"""Limits on the work for watchers of a turn or a catch-up step: counted, not timed."""
 
 from __future__ import annotations
 
@@ -401,7 +401,7 @@ def test_watchers_of_another_user_do_not_wait_for_thousands_that_are_behind(worl
     assert steps <= 3
 
 
-def test_watchers_far_behind_get_their_turn_beside_others_that_start_anew(world: World) -> None:
+def test_lagging_watchers_are_not_starved_by_restarting_ones(world: World) -> None:
     """Mallory's few watches near the head cost no events; alice's many are far behind, and paid in each step."""
     for number in range(6 * REVISIONS_PER_STEP):
         world.put(b"k", b"%d" % number)

@@ -1,4 +1,4 @@
-"""What the model of clients does not show: failures, callbacks for recipes, bursts, the cost of idle watchers."""
+"""The hub beyond the client model: failures, callbacks for recipes, bursts, the cost of idle watchers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowing
     assert "events could not be delivered" in caplog.text
 
 
-def test_a_watch_that_needs_a_damaged_record_ends_and_the_others_go_on(world: World) -> None:
+def test_damaged_record_ends_only_the_watch_that_needs_it(world: World) -> None:
     """A damaged history ended the run that serves those who are behind: their streams waited for ever."""
     found: list[CorruptionError] = []
     world.hub.on_damage = found.append
@@ -382,7 +382,7 @@ def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monke
 
 
 @pytest.mark.interpreted
-def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_are_bounded_by_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "STREAM_WATCHERS_MAX_BYTES", 3 * 1200)
     world.hub.shares.limit = 5 * 1200
     (first, first_call), (second, second_call) = world.stream(), world.stream()
@@ -413,7 +413,7 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
     assert not second.watchers, "a closed stream and its watchers would hold each other"
 
 
-def test_the_newest_watchers_of_the_greediest_give_way_to_those_of_another(world: World) -> None:
+def test_newest_watchers_of_largest_user_are_evicted_first(world: World) -> None:
     """766 watchers on keys of 1.4 MB took all there was, and no other client could watch."""
 
     world.hub.shares.limit = 8 * 10_000 + 8 * WATCHER_BYTES

@@ -89,7 +89,7 @@ def test_half_closed_streams_keep_their_watchers(one: Cluster, wire: Wire) -> No
         assert not watch.ended
 
 
-def test_progress_comes_by_the_clock_to_those_that_asked_and_are_idle(one: Cluster, wire: Wire) -> None:
+def test_progress_is_sent_periodically_to_idle_watches_that_asked(one: Cluster, wire: Wire) -> None:
     with Watch(one.endpoints[0]) as watch:
         watch.create(key=b"idle", progress_notify=True)
         watch.create(key=b"idle")
@@ -100,7 +100,7 @@ def test_progress_comes_by_the_clock_to_those_that_asked_and_are_idle(one: Clust
         assert len(watch.of(1)) == 1
 
 
-def test_large_revisions_come_in_fragments_to_those_that_allow_it(one: Cluster, wire: Wire) -> None:
+def test_large_revisions_are_fragmented_when_allowed(one: Cluster, wire: Wire) -> None:
     with Watch(one.endpoints[0]) as watch:
         watch.create(key=b"f", range_end=b"g", fragment=True, start_revision=0)
         watch.create(key=b"f", range_end=b"g")
@@ -119,7 +119,7 @@ def test_large_revisions_come_in_fragments_to_those_that_allow_it(one: Cluster, 
         assert [event.prev_kv.value for event in watch.events(2)] == [LARGE] * 30
 
 
-def test_events_go_on_at_another_member_when_one_dies() -> None:
+def test_events_continue_at_another_member_after_death() -> None:
     with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
         wait_for(lambda: leader_of(wire, 0) >= 0, "a leader")
         victim = (leader_of(wire, 0) + 1) % 3

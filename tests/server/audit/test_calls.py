@@ -1,4 +1,4 @@
-"""What is noted of calls and of plain HTTP, at each level, also where a call is refused or left."""
+"""Audit records of calls and of plain HTTP at each level, including refused and abandoned calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Memory:
         pass
 
     def lines(self) -> list[dict[str, Any]]:
-        """What does not differ from run to run."""
+        """Return the parts of the lines that are equal in all runs."""
         found = [json.loads(line) for line in self.data.splitlines()]
         for line in found:
             assert line.pop("time")
@@ -50,7 +50,7 @@ class Memory:
 
 
 def guard(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Alice may do everything, others nothing, as in ``server.auth``."""
+    """Give alice all rights and others none, as in ``server.auth``."""
 
     def look(call: Any) -> None:
         name = call.metadata.get("user", "")
@@ -98,7 +98,7 @@ async def member(level: Level, memory: Memory) -> AsyncIterator[Channel]:
 
 
 async def use(channel: Channel) -> None:
-    """One call of each kind, by alice and by others."""
+    """Make one call of each kind by alice and by others."""
     alice, bob = (("user", "alice"),), (("user", "bob"),)
     put = rpc_pb2.PutRequest(key=b"k", value=b"s3cret").SerializeToString()
     await channel.unary(PUT, put, 20, metadata=alice)
@@ -315,7 +315,7 @@ def test_a_refusal_before_a_call_is_noted_and_not_for_each_attempt() -> None:
 
 
 @on_loop
-async def test_an_interval_that_may_not_be_watched_is_noted_at_every_level() -> None:
+async def test_denied_watch_is_logged_at_every_level() -> None:
     memory = Memory()
     trail = AuditTrail(memory, "m1")
     calls = AuditCalls(trail, Level.AUTH)

@@ -1,4 +1,4 @@
-"""The file of the audit log: its rights, its rotation, and what happens when the disk or another process interferes."""
+"""The file of the audit log: permissions, rotation, disk errors, and interference by other processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_only_its_owner_reads_it(tmp_path: Path) -> None:
     assert mode(path) == 0o600
 
 
-def test_it_is_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_audit_file_rotates_by_size_and_drops_oldest(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     file = AuditFile(str(path), max_bytes=20, keep=2)
     for number in range(8):
@@ -52,7 +52,7 @@ def test_it_is_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
     assert (tmp_path / "audit.log.1").read_bytes() == b"line 0004\nline 0005\n"
 
 
-def test_it_is_never_rotated_without_a_size(tmp_path: Path) -> None:
+def test_audit_file_without_size_never_rotates(tmp_path: Path) -> None:
     file = AuditFile(str(tmp_path / "a"))
     file.write(b"x" * 100_000 + b"\n")
     file.write(b"y\n")
@@ -60,7 +60,7 @@ def test_it_is_never_rotated_without_a_size(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_file_that_was_moved_or_deleted_is_opened_anew(tmp_path: Path) -> None:
+def test_moved_or_deleted_file_is_reopened(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     file = AuditFile(str(path))
     file.write(b"1\n")
@@ -72,7 +72,7 @@ def test_a_file_that_was_moved_or_deleted_is_opened_anew(tmp_path: Path) -> None
     assert (path.read_bytes(), (tmp_path / "moved").read_bytes()) == (b"3\n", b"1\n")
 
 
-def test_a_name_that_is_no_file_for_a_while_costs_no_line(tmp_path: Path) -> None:
+def test_non_file_at_the_path_loses_no_line(tmp_path: Path) -> None:
     """The thread of the file meets an error that passes, as of a full disk: another would end its thread for good."""
     path = tmp_path / "audit.log"
     file = AuditFile(str(path))

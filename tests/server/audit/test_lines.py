@@ -1,4 +1,4 @@
-"""What a line of the audit log shows of a request, and that it shows no secret."""
+"""A line of the audit log shows its request without secrets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shown(record: Record) -> dict[str, Any]:
     return found
 
 
-def test_a_line_says_who_did_what_and_what_came_of_it() -> None:
+def test_line_names_user_request_and_outcome() -> None:
     request = rpc_pb2.PutRequest(key=b"job/1", value=b"x", lease=7).SerializeToString()
     header = rpc_pb2.ResponseHeader(cluster_id=2**64 - 1, member_id=2**63, revision=12, raft_term=2**63)
     answer = rpc_pb2.PutResponse(header=header).SerializeToString()
@@ -67,7 +67,7 @@ def test_no_server_and_a_refusal() -> None:
     assert shown(Record(1.0, "call", "a:1", b"\xff\n", PUT, b"", 99))["outcome"] == "99"
 
 
-def test_whose_certificate_it_was_whether_or_not_users_are_on() -> None:
+def test_certificate_is_logged_without_auth_too() -> None:
     certificate = {
         "subject": ((("commonName", "alice"),),),
         "serialNumber": "0A1B",

@@ -1,4 +1,4 @@
-"""The queue of the audit log: nothing is lost while there is room, and what is lost is counted where it is missing."""
+"""The queue of the audit log: no line is lost while there is room, and lost lines are counted in their place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.procs import wait_for
 
 
 class Memory:
-    """A destination in memory, which can be held and can fail."""
+    """An in-memory destination, which can stall and fail on command."""
 
     def __init__(self) -> None:
         self.data = b""

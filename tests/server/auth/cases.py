@@ -1,4 +1,4 @@
-"""Requests for the matrix: every method of the client ports, every field by which a request touches keys.
+"""Requests for the matrix: every method of the client ports, every field through which a request touches keys.
 
 The lease 201 has the key "m1", the lease 202 the keys "m1x" and "z": so who may write a part may not use the second.
 """
@@ -205,7 +205,7 @@ REQUESTS = {
 
 
 def _others(named: set[str]) -> Iterator[Case]:
-    """What touches no keys, from the descriptors: a new method is root's, until it is listed here."""
+    """Requests that touch no keys, from the descriptors: a new method requires root until it is listed here."""
     for service, methods in SERVICES.items():
         if service == "raftkvpb.Peer":
             continue

@@ -1,4 +1,4 @@
-"""Who may do what, written down a second time, from the reference and not from the product: sets of keys by example.
+"""An independent model of access rights, written from etcd's reference: key sets by example.
 
 Intervals in these tests begin and end at few keys. So a set of keys is known by which of ``KEYS`` it has: those keys,
 the keys just beside them, and ``FOREVER``, which stands for all keys beyond the last.
@@ -28,7 +28,7 @@ def keys_of(interval: Interval) -> frozenset[bytes]:
 
 @dataclass(frozen=True)
 class Role:
-    """What a role grants: intervals that may be read, and that may be written."""
+    """Rights of a role: readable and writable intervals."""
 
     reads: tuple[Interval, ...] = ()
     writes: tuple[Interval, ...] = ()

@@ -1,4 +1,4 @@
-"""Users and rights that change while something is under way: it goes on, or ends, by those of its moment."""
+"""Users and rights that change during calls: a call continues or ends by the rights valid at that moment."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) 
 
 
 @on_loop
-async def test_list_of_members_that_waited_is_not_shown_to_a_user_who_is_gone() -> None:
+async def test_delayed_member_list_is_withheld_from_deleted_user() -> None:
     world = world_of_alice()
     service = ClusterService(world.responder, cast(Any, None))
     world.registry.unary("/etcdserverpb.Cluster/MemberList", service.member_list)
@@ -273,7 +273,7 @@ def test_no_event_comes_behind_the_right_however_many_watch(monkeypatch: pytest.
     main()
 
 
-def test_watches_go_on_while_users_change_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watches_continue_during_user_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No look comes to its end before the next change."""
     monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
 
@@ -364,7 +364,7 @@ async def test_change_of_users_is_not_made_in_the_name_of_a_later_user() -> None
 
 
 @on_loop
-async def test_leader_that_is_behind_moves_for_no_user_who_is_gone() -> None:
+async def test_lagging_leader_does_not_transfer_for_deleted_user() -> None:
     world = world_of_alice()
     world.user("carol", role="root")
     moved: list[int] = []
@@ -448,7 +448,7 @@ def test_answer_that_waited_shows_nothing_of_after_the_right(method: str) -> Non
 
 
 @pytest.mark.parametrize("method", [WATCH, "etcdserverpb.Lease/LeaseKeepAlive"])
-def test_it_is_known_who_opened_a_stream_of_requests(method: str) -> None:
+def test_stream_of_requests_records_its_user(method: str) -> None:
     """The audit log and the dashboard say so."""
 
     @on_loop
@@ -465,7 +465,7 @@ def test_it_is_known_who_opened_a_stream_of_requests(method: str) -> None:
 
 
 @on_loop
-async def test_it_is_known_who_opened_a_stream_before_users_were_asked_for() -> None:
+async def test_stream_opened_before_auth_records_its_user() -> None:
     world = World()
     world.user("alice", ("READWRITE", b"a", b"b"))
     call = world.start(WATCH, watch(b"a1", b""), cn="alice")

@@ -56,7 +56,7 @@ async def test_without_users_every_call_is_allowed() -> None:
 
 
 @on_loop
-async def test_a_token_says_who_calls() -> None:
+async def test_token_identifies_the_caller() -> None:
     world = world_of_alice()
     token = world.token("alice")
     assert await outcome(world, PUT, put(), token) == LET_IN
@@ -76,7 +76,7 @@ async def test_a_token_may_come_as_authorization() -> None:
 
 
 @on_loop
-async def test_a_verified_certificate_says_who_calls_where_no_token_does() -> None:
+async def test_certificate_identifies_caller_without_token() -> None:
     world = world_of_alice()
     assert await outcome(world, PUT, put(), cn="alice") == LET_IN
     assert await outcome(world, PUT, put(b"b1"), cn="alice") == DENIED
@@ -95,7 +95,7 @@ async def test_invalid_request_is_refused_before_rights_are_checked() -> None:
 
 
 @on_loop
-async def test_a_long_txn_is_let_in_or_refused_as_a_short_one_is() -> None:
+async def test_long_txn_is_authorized_like_a_short_one() -> None:
     world = world_of_alice()
     token = world.token("alice")
 

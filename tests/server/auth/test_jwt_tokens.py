@@ -1,4 +1,4 @@
-"""Signed tokens: which are good, what a member refuses to start with, and that etcd's are good here and ours there."""
+"""Signed tokens: validity, refused settings, and exchange of tokens between raftkv and etcd in both directions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 
 def write_key(path: Path, method: str) -> str:
-    """Write the keys of a method; the value of --auth-token."""
+    """Write the keys of a method; return the value of --auth-token."""
     if method.startswith("HS"):
         private, pem = path / "secret", SECRET
     else:
@@ -223,7 +223,7 @@ def test_refused_token_is_refused_again_without_a_signature_check(
         ("jwt,sign-method=RS256,priv-key=/nowhere/at/all", "/nowhere/at/all: No such file or directory"),
     ],
 )
-def test_a_member_says_what_is_wrong_with_the_flag(clock: Clock, text: str, says: str) -> None:
+def test_invalid_flag_is_explained(clock: Clock, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         make(text, clock)
     assert says in str(error.value)

@@ -1,4 +1,4 @@
-"""Calls that last, while what lets them go on is taken away: every method that may last, each kind of credential."""
+"""Long calls that lose their credentials or rights: every long-running method, each kind of credential."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every method x what it touches x role x how the caller shows who he is: let in or refused, as ``oracle`` says.
+"""Every method x keys touched x role x kind of credential: admitted or refused as in ``oracle``.
 
-Each request is made at a member, where the guard decides, and what becomes an entry is applied once more as other
-members apply it: under the rights of that moment, not those at its proposal.
+Each request is made at a member, where the guard decides. A resulting entry is applied again as other members apply it:
+under the rights at apply time, not those at its proposal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def populated(**settings: Any) -> World:
 
 
 def restore(world: World) -> None:
-    """Undo what a request that was let in has done: the keys are those of the leases again."""
+    """Undo the effects of an admitted request, so that only the leases' keys exist."""
     disarm = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.DEACTIVATE, alarm=rpc_pb2.NOSPACE)
     world.entry(Kind.ALARM, disarm.SerializeToString())
     everything = rpc_pb2.DeleteRangeRequest(key=b"\0", range_end=b"\0").SerializeToString()

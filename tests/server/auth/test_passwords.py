@@ -1,4 +1,4 @@
-"""bcrypt in its threads: what is refused, what takes as long as something else, what etcd does beyond 72 bytes."""
+"""bcrypt in threads: refused passwords, equal costs for unknown names, and passwords beyond 72 bytes as in etcd."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_name_without_a_hash_is_refused_after_the_work_of_one_hash() -> 
     assert worked == [4, 5, 6, 4, 4]
 
 
-def test_unknown_names_cost_what_known_ones_do_and_always_the_same() -> None:
+def test_unknown_names_have_stable_cost_of_known_ones() -> None:
     hashed = b"$2a$%02d$" + b"x" * 53
     costs = costs_of([hashed % 14, hashed % 10, b"", hashed % 31, hashed % 10, hashed % 10])
     assert costs == [10, 10, 10, 14]
@@ -180,7 +180,7 @@ async def test_a_few_logins_have_the_priority_of_the_loop_and_a_storm_has_not() 
 
 
 @on_loop
-async def test_a_storm_uses_up_the_prompt_time_of_its_own_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_login_storm_uses_up_only_its_own_prompt_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     passwords, own = Passwords(COST, threads=1), _niceness()
@@ -206,7 +206,7 @@ async def test_a_storm_uses_up_the_prompt_time_of_its_own_names_only(monkeypatch
 
 
 @on_loop
-async def test_work_that_is_given_up_before_it_begins_leaves_its_thread_free() -> None:
+async def test_work_cancelled_before_start_frees_its_thread() -> None:
     go, passwords = threading.Event(), Passwords(COST, threads=1)
     first = asyncio.create_task(passwords._run(go.wait))
     await until(lambda: passwords._is_prompt_busy)

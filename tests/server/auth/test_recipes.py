@@ -1,4 +1,4 @@
-"""Locks, elections and Horovod act as their caller: who may not touch their keys gets nothing, and waits end."""
+"""Locks, elections and Horovod act as their caller: without rights to the keys calls are refused and waits end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def without_rights(world: World) -> None:
 
 
 @on_loop
-async def test_a_lock_is_taken_by_who_may_write_its_keys() -> None:
+async def test_lock_requires_write_right_on_its_keys() -> None:
     world = team()
     alice, bob = world.token("alice"), world.token("bob")
     request = lock_pb2.LockRequest(name=b"q", lease=200)

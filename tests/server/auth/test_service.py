@@ -1,4 +1,4 @@
-"""The Auth service: logging in, changes and questions, and where passwords do not go."""
+"""The Auth service: login, changes, queries, and secrecy of passwords."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_users_see_themselves_and_their_roles() -> None:
 
 
 @on_loop
-async def test_everybody_may_ask_whether_users_are_on_and_do_nothing() -> None:
+async def test_auth_status_needs_no_rights() -> None:
     """Neither needs a token, as in etcd 3.7, but a token that is shown must be good."""
     world = await with_passwords()
     _, _, status = await world.call(f"{AUTH}/AuthStatus", rpc_pb2.AuthStatusRequest())
@@ -384,7 +384,7 @@ async def test_signed_token_is_good_at_a_member_that_has_not_applied_its_passwor
 
 
 @on_loop
-async def test_what_goes_on_for_a_deleted_user_is_not_the_next_users_of_that_name(tmp_path: Path) -> None:
+async def test_calls_of_deleted_user_end_despite_a_new_namesake(tmp_path: Path) -> None:
     """A signed token knows nothing of it, and both changes may be applied before the calls are looked at."""
     world = signing_world(tmp_path, ttl="5m")
     signer: Any = world.users._signed
@@ -408,7 +408,7 @@ async def test_what_goes_on_for_a_deleted_user_is_not_the_next_users_of_that_nam
 
 
 @on_loop
-async def test_a_turn_looks_through_some_of_what_ends_with_a_token(tmp_path: Path) -> None:
+async def test_token_end_is_handled_in_slices(tmp_path: Path) -> None:
     """Tokens end at full seconds, and a client has thousands of streams and watchers with one."""
     world = signing_world(tmp_path)
     signer: Any = world.users._signed

@@ -1,4 +1,4 @@
-"""Tokens that live as long as they are used; how many there may be, and what of them is kept."""
+"""Simple tokens: they live while they are used; their number is limited; only digests are kept."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_unused_tokens_are_forgotten_as_others_come(tokens: SimpleTokens, clock:
     assert len(tokens) <= 2 * TTL_S
 
 
-def test_users_who_want_ever_more_lose_their_own_oldest(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_limit_evicts_own_oldest_tokens(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten users with a tenth of all tokens each made every other user log in again and again."""
     monkeypatch.setattr(simple_tokens, "TOKENS_MAX", 9)
     bob = grant(tokens, b"bob")

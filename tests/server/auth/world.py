@@ -1,4 +1,4 @@
-"""The services of a member that users call, on a store in memory: no socket, no disk, no time that passes by itself.
+"""A member's client services on an in-memory store, without sockets, disk or real time.
 
 world = World()
 world.user("alice", ("READ", b"a", b"b"))          # roles, users, and users are asked for

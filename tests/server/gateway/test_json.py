@@ -1,4 +1,4 @@
-"""JSON of the gateway: what is read, what is written, and the texts of what is wrong, which are Go's."""
+"""JSON of the gateway: decoding, encoding, and error texts as in Go."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_null_in_a_list_is_the_empty_value() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" \n\t "])
-def test_an_empty_body_is_no_value(body: bytes) -> None:
+def test_empty_body_is_not_a_value(body: bytes) -> None:
     assert read(body) is None
 
 
@@ -136,7 +136,7 @@ def test_bodies_of_too_many_parts_are_refused_before_they_are_parsed(part: bytes
 
 
 @pytest.mark.parametrize("text", [b"\\ud800", b"\xff", b"a\xff", b"\xe2\x82"])
-def test_long_texts_that_are_none_are_read_quickly(text: bytes) -> None:
+def test_long_invalid_texts_are_decoded_quickly(text: bytes) -> None:
     name = read(b'{"name":"' + text * 100_000 + b'"}', rpc_pb2.AuthUserAddRequest).name
     assert set(name) <= {"\ufffd", "a"}
 

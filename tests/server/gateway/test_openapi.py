@@ -1,4 +1,4 @@
-"""The OpenAPI document: whole, with all that it refers to, and true to the JSON of the gateway."""
+"""The OpenAPI document: complete, with valid references, and matching the JSON of the gateway."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_every_path_has_one_operation_and_every_reference_a_schema() -> None:
         ("/v3/kv/txn", rpc_pb2.TxnResponse(responses=[{"response_txn": {"succeeded": True}}])),
     ],
 )
-def test_answers_are_what_the_document_says(path: str, answer: Any) -> None:
+def test_answers_match_openapi_document(path: str, answer: Any) -> None:
     content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
     check(json.loads(encode(answer)), content["application/json"]["schema"])

@@ -1,4 +1,4 @@
-"""Calls over websockets: whose token counts, what a client may say, and how a call ends."""
+"""Calls over websockets: tokens, allowed messages, and ends of calls."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_refused_call_says_so_in_a_message() -> None:
 
 
 @on_loop
-async def test_a_client_that_asks_for_nothing_is_let_go() -> None:
+async def test_idle_client_is_disconnected() -> None:
     response = await shake(World(ServerLimits(http1_idle_timeout_s=0.0)), KEEP_ALIVES)
     assert await everything(response) == b""
 

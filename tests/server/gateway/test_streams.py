@@ -151,7 +151,7 @@ async def test_no_request_ends_a_call_that_waits_for_some() -> None:
 
 
 @on_loop
-async def test_each_message_is_a_piece_of_its_own() -> None:
+async def test_each_message_is_a_separate_chunk() -> None:
     """A client that takes each chunk of HTTP/1.1 for a line, as etcd3gw does, finds one line in it."""
     response = await World().ask("/v3/watch", b'{"create_request":{"key":"ZnJhbWVz"}}')
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a body may cost: no turn of the loop reads many of them, and none is read in large steps."""
+"""Cost of request bodies: a turn of the loop reads few of them, and each in small steps."""
 
 from __future__ import annotations
 

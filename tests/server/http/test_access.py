@@ -1,4 +1,4 @@
-"""Which plain HTTP requests are let through, and which CORS headers browsers get."""
+"""Admission of plain HTTP requests, and CORS headers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_another_host_is_refused(method: str) -> None:
         ((), "", None),
     ],
 )
-def test_which_cors_header_browsers_get(cors: tuple[str, ...], origin: str, allow_origin: str | None) -> None:
+def test_cors_headers(cors: tuple[str, ...], origin: str, allow_origin: str | None) -> None:
     access = _access(cors=cors)
     status, body, headers = _ask(access, (("origin", origin),) if origin else ())
     assert (status, body, headers.get("access-control-allow-origin")) == (200, b"served", allow_origin)

@@ -1,4 +1,4 @@
-"""What a member tells an operator about itself: who may ask, what it says, and that one profile is taken at a time."""
+"""Debug pages for operators: access, contents, and one profile at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _else(_request: HttpRequest) -> HttpResponse:
 
 
 class Nobody:
-    """Users are not asked for."""
+    """Users of a cluster without auth."""
 
     def check_root(self, request: HttpRequest) -> bytes:
         return b""
@@ -78,13 +78,13 @@ def test_every_role_and_state_has_a_name() -> None:
             assert raft_status(status)["raftState"] == f"State{role.name.title().replace('_C', 'C')}"
 
 
-def test_who_uses_the_member_is_told_as_metrics() -> None:
+def test_identities_are_shown_as_metrics() -> None:
     answer = asyncio.run(ask(service(pprof=False), "/debug/identities"))
     assert (answer.status, answer.body) == (200, WHO.encode())
 
 
 @pytest.mark.parametrize("path", ["/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/goroutine"])
-def test_profiles_are_given_out_only_when_they_were_asked_for(path: str) -> None:
+def test_profiles_require_their_flag(path: str) -> None:
     assert asyncio.run(ask(service(pprof=False), path)).status == 404
     assert asyncio.run(ask(service(), path)).status == 200
 
@@ -110,7 +110,7 @@ def test_refused_debug_requests(target: str, method: str, status: int) -> None:
     assert asyncio.run(ask(service(), target, method)).status == status
 
 
-def test_a_profile_shows_what_the_loop_does() -> None:
+def test_profile_shows_loop_work() -> None:
     async def busy() -> HttpResponse:
         task = asyncio.ensure_future(ask(service(), "/debug/pprof/profile?seconds=0.5"))
         begin_s = time.process_time()
@@ -131,7 +131,7 @@ def _spin() -> None:
     sum(range(20_000))
 
 
-def test_one_profile_at_a_time_which_ends_with_who_asked() -> None:
+def test_single_profile_ends_with_its_caller() -> None:
     async def story() -> None:
         debug = service()
         first = asyncio.ensure_future(ask(debug, "/debug/pprof/profile?seconds=60"))
@@ -193,7 +193,7 @@ def test_the_heap_where_it_is_traced() -> None:
     assert "kept = [bytes(100_000)" in largest
 
 
-def test_root_alone_may_ask_where_users_are_asked_for() -> None:
+def test_only_root_may_profile_under_auth() -> None:
     async def story() -> None:
         world = World()
         debug = service(world.users)
@@ -211,7 +211,7 @@ def test_root_alone_may_ask_where_users_are_asked_for() -> None:
     asyncio.run(story())
 
 
-def test_the_certificate_of_a_proxy_is_no_user() -> None:
+def test_proxy_certificate_is_not_a_user() -> None:
     """A proxy that is named like root passes on what callers without a token ask (CVE-2018-16886)."""
 
     async def story() -> None:
@@ -235,7 +235,7 @@ def test_the_certificate_of_a_proxy_is_no_user() -> None:
     asyncio.run(story())
 
 
-def test_a_profile_goes_only_to_a_caller_that_is_still_root() -> None:
+def test_profile_is_withheld_when_caller_lost_root() -> None:
     class Once(Nobody):
         asked = 0
 

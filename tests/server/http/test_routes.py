@@ -1,4 +1,4 @@
-"""/livez, /readyz and what surrounds them, as etcd 3.6 answers: which checks are made, and what is left out of them."""
+"""/livez, /readyz and related paths as in etcd 3.6: checks made and checks excluded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the log: rotated as lumberjack does it, found again when others move them."""
+"""Log files: rotated as in lumberjack, and reopened when another process moves them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_rotated_file_is_compressed(tmp_path: Path):
     assert gzip.decompress(packed.read_bytes()) == LINE * 10
 
 
-def test_the_next_file_can_be_read_by_those_who_could_read_this_one(tmp_path: Path):
+def test_rotated_file_keeps_its_mode(tmp_path: Path):
     path = tmp_path / "raftkv.log"
     path.touch()
     path.chmod(0o640)

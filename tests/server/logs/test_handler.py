@@ -1,4 +1,4 @@
-"""The queue of the log: no caller waits long, nothing is lost that could be written, and a full disk stops nothing."""
+"""The queue of the log: callers wait briefly, writable lines are never lost, and a full disk blocks nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def logger_of(handler: ThreadedHandler) -> logging.Logger:
     return logger
 
 
-def test_a_line_is_written_before_who_logs_goes_on(held: Held, monkeypatch: pytest.MonkeyPatch):
+def test_line_is_written_before_log_call_returns(held: Held, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handler_module, "WAIT_S", PATIENCE_S)  # on a crowded machine a thread may come late
     handler = ThreadedHandler(held)
     logger = logger_of(handler)
@@ -131,7 +131,7 @@ def test_a_full_disk_stops_nothing_and_the_gap_is_named(held: Held, monkeypatch:
     assert last == "after"
 
 
-def test_a_close_writes_what_waits_and_is_not_held_up(held: Held, monkeypatch: pytest.MonkeyPatch):
+def test_close_flushes_lines_and_is_bounded(held: Held, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(handler_module, "CLOSE_S", 0.01)
     handler = ThreadedHandler(held)
     held.open.clear()

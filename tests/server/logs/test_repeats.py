@@ -1,4 +1,4 @@
-"""Lines that others can cause at will: some of each place, then one a second, which says how many are missing."""
+"""Rate limit for log lines that clients can cause: a few per place, then one a second with the number dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks for a change of the members travels with what a member passes on to the leader."""
+"""A membership change forwarded to the leader carries its caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.storage.memory import MemoryBackend
 
 
 @pytest.mark.parametrize("caller", [None, MEMBER, Caller(b"root", 3), Caller("ä.b\n".encode() + b"\xff", 2**64 - 1)])
-def test_the_leader_is_told_who_asks(caller: Caller | None) -> None:
+def test_forwarded_metadata_names_the_caller(caller: Caller | None) -> None:
     metadata = dict(_caller_metadata(caller))
     assert all(value.isascii() and value.isprintable() for value in metadata.values())
     assert forwarded_caller(metadata) == caller
@@ -135,7 +135,7 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
 
 
 @pytest.mark.parametrize("what", ["remove", "replace"])
-def test_a_user_who_lost_the_right_moves_no_leader(what: str) -> None:
+def test_user_who_lost_the_right_cannot_transfer_leader(what: str) -> None:
     """The member that was asked did not know of it yet; the change itself is refused where it is applied."""
 
     moved: list[int] = []

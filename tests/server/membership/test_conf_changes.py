@@ -1,4 +1,4 @@
-"""Changes on their way through one member's loop: one at a time, each with its outcome, for any entries."""
+"""Membership changes in one member's loop: one at a time, each with its outcome, for any entries."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_two_changes_at_once_are_applied_one_after_the_other() -> None:
     play(scenario)
 
 
-def test_a_change_that_is_not_valid_any_more_is_refused_and_the_next_goes_on() -> None:
+def test_outdated_change_is_refused_and_next_proceeds() -> None:
     async def scenario(world: World) -> None:
         first, again, last, other = (Caller() for _ in range(4))
         for caller, record in ((first, add(5)), (again, add(5)), (last, remove(ME)), (other, add(6))):
@@ -108,7 +108,7 @@ def test_forwarded_change_waits_for_its_turn() -> None:
     play(scenario)
 
 
-def test_forwarded_change_whose_time_is_over_is_dropped() -> None:
+def test_expired_forwarded_change_is_dropped() -> None:
     """Drop what its caller was told has failed: it was kept while the leader had no quorum, and took effect after."""
 
     async def run() -> None:
@@ -286,7 +286,7 @@ def test_a_change_is_passed_on_again_once_there_is_another_connection_to_the_lea
     follow(scenario)
 
 
-def test_a_change_is_not_passed_on_while_there_is_no_connection_to_the_leader() -> None:
+def test_change_is_not_forwarded_without_connection_to_leader() -> None:
     async def scenario() -> None:
         world = World()
         world.sender.since = world.sender.backlog = None

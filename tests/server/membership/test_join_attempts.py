@@ -1,4 +1,4 @@
-"""``raftkv join`` beside a cluster whose answers are lost, late or refusals that pass."""
+"""``raftkv join`` with lost, late and temporarily refusing answers of the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER = "http://127.0.0.1:1"
 
 
 class Members:
-    """A cluster of one member, whose answers to MemberAdd a test decides.
+    """A one-member cluster with scripted answers to MemberAdd.
 
     Arguments:
         answers: one for each MemberAdd.
@@ -51,7 +51,7 @@ class Members:
 
 
 def _added(cluster: Members, directory: Path) -> ServerConfig:
-    """Ask a cluster to take a new member; the configuration that this member then starts with."""
+    """Join a cluster; return the configuration that the new member then starts with."""
 
     async def scenario() -> ServerConfig:
         server = Server()
@@ -80,7 +80,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     [UnhealthyError(), RequestTimeoutError(), LeaderChangedError(), UNANSWERED],
     ids=["not connected yet", "timed out", "another leader", "no answer"],
 )
-def test_a_join_goes_on_asking_while_the_cluster_has_trouble(trouble: Answer, tmp_path: Path) -> None:
+def test_join_retries_while_cluster_has_trouble(trouble: Answer, tmp_path: Path) -> None:
     cluster = Members(trouble, ADDED)
     assert [word.split("=")[0] for word in _added(cluster, tmp_path).initial_cluster.split(",")] == ["1", "b"]
     assert [member.isLearner for member in cluster.members] == [False, True]
@@ -101,9 +101,7 @@ def test_a_peer_url_of_another_member_is_refused_at_once(tmp_path: Path) -> None
         _added(Members(PeerURLExistsError()), tmp_path)
 
 
-def test_a_cluster_that_never_answers_is_asked_for_a_limited_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_join_gives_up_on_silent_cluster_after_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "HEALTH_S", 0.5)
     with pytest.raises(UnhealthyError):
         _added(Members(*[UnhealthyError() for _ in range(1000)]), tmp_path)

@@ -1,4 +1,4 @@
-"""What a new member refuses before it starts: etcd's words, and why."""
+"""Configurations that a new member refuses before it starts, with etcd's texts and reasons."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from raftkv.apply.membership import Membership
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.replica.node.bootstrap import open_durable
 from raftkv.rpc.server.server import Server
 from raftkv.server.joining import MEMBERS, assign, discover, origin_of
-from raftkv.storage.backend.lmdb import InlineWriter
+from tests.replica.node.durable import close, opened
 
 A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
 
@@ -80,14 +79,14 @@ def _discover(answer: raft_pb2.MembersResponse | None) -> object:
     return asyncio.run(scenario())
 
 
-def test_the_ids_are_those_of_the_cluster() -> None:
+def test_joining_member_takes_ids_of_the_cluster() -> None:
     answer = raft_pb2.MembersResponse(cluster_id=77, members=[member(1, A, name="a"), member(2, B)])
     origin = _discover(answer)
     assert (origin.cluster_id, origin.member_id, origin.voters) == (77, 2, ())
     assert [each.ID for each in origin.members] == [1, 2]
 
 
-def test_a_member_that_was_started_before_must_not_begin_anew() -> None:
+def test_started_member_must_not_bootstrap_again() -> None:
     answer = raft_pb2.MembersResponse(cluster_id=77, members=[member(1, A), member(2, B, name="b")])
     answer.members[1].clientURLs.append("http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="member 2 has already been bootstrapped") as refused:
@@ -100,12 +99,12 @@ def test_no_answer() -> None:
         asyncio.run(discover(_config("http://127.0.0.1:1"), None))
 
 
-def test_a_server_that_knows_no_such_question() -> None:
+def test_server_without_members_call_is_an_error() -> None:
     with pytest.raises(ConfigError, match="could not retrieve cluster information from the given URLs"):
         _discover(None)
 
 
-def test_a_founder_without_reachable_peers_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_founder_without_reachable_peers_logs_advice(caplog: pytest.LogCaptureFixture) -> None:
     alone = ServerConfig(
         name="b", data_dir="/nowhere/b", initial_cluster=f"b={B}", initial_advertise_peer_urls=(B,), insecure_peers=True
     )
@@ -127,13 +126,10 @@ def test_remains_of_a_first_start_without_a_log_are_removed(tmp_path: Path) -> N
             name="b", data_dir=str(tmp_path / "data"), wal_dir=wal_dir, initial_cluster=f"a={urls},b={B}",
             initial_advertise_peer_urls=(B,), listen_peer_urls=(B,),
         )  # fmt: skip
-        durable = open_durable(config, InlineWriter(), lambda error: None)
+        durable = opened(config)
         found = [url for one in Membership(durable.store).list() for url in one.peerURLs]
         assert durable.store.conf_state.voters == tuple(sorted(config.founding_members()))
-        durable.store.close()
-        durable.mark.close()
-        durable.wal.close()
-        durable.backend.close()
+        close(durable)
         return sorted(found)
 
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""Real processes: members come and go while clients write; the wrong ones are refused in one line."""
+"""Real processes: members are added and removed while clients write; wrong ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again(
 
 
 @pytest.mark.long
-def test_a_founder_that_was_removed_and_added_again_is_told_which_flag_is_wrong() -> None:
+def test_readded_founder_is_told_the_wrong_flag() -> None:
     """Else it would start as the member that was removed, and be told, again and again, to remove its data."""
     with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints[:2]) as wire:
         wait_for(lambda: all(found.clientURLs for found in members_of(wire).values()), "all members to be known")

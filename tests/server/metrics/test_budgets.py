@@ -1,4 +1,4 @@
-"""What has a limit shows how much of it is used, by one pair of families."""
+"""Every limited resource reports its use and limit in one pair of metric families."""
 
 from __future__ import annotations
 

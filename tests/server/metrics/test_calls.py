@@ -1,4 +1,4 @@
-"""Calls are counted under the names of go-grpc-prometheus, those that fail too."""
+"""Calls, failed ones too, are counted under the names of go-grpc-prometheus."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_streams_count_messages() -> None:
     assert ("etcd_network_server_stream_failures_total", "watch", "receive") not in found
 
 
-def test_durations_are_observed_where_they_are_asked_for() -> None:
+def test_durations_are_observed_when_enabled() -> None:
     times = CallTimes()
 
     async def play(world: World, channel: Channel) -> None:

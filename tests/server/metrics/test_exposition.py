@@ -64,7 +64,7 @@ class _Many(Collector):
         yield gauge("empty", "Without a sample", {}, ["number"])
 
 
-def test_other_work_goes_on_while_a_scrape_is_answered() -> None:
+def test_scrape_does_not_block_other_work() -> None:
     async def main() -> tuple[bytes, int]:
         registry, turns, loop = CollectorRegistry(), 0, asyncio.get_running_loop()
         registry.register(_Many())

@@ -1,4 +1,4 @@
-"""Durations of what a member does: entries of a run together, slow ones counted, slices of compactions."""
+"""Durations of a member's work: entries of a run together, slow entries counted, slices of compactions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A forged member sends live members messages that no member sends: they go on, or stop with one line.
+"""A forged member sends invalid messages to live members, which continue or stop with one line.
 
-Two of three members run, the third is this test. After each batch a member that stopped is started again, which must
-succeed; in the end both have every write that was acknowledged, and one history.
+Two of three members run, the third is this test. After each batch a stopped member is restarted, which must succeed; in
+the end both have every acknowledged write and equal histories.
 """
 
 from __future__ import annotations

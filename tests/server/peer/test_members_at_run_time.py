@@ -1,4 +1,4 @@
-"""Peers come, go and move while a member runs; one that was removed is refused with the words that end it."""
+"""Peers are added, removed and moved while a member runs; a removed peer is refused with the text that stops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream to a member speaks for one member alone: a message in another's name ends it, with a line in the log."""
+"""A peer stream carries messages of one sender only: a message in another's name ends it with a log line."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_an_unknown_peer_passes_nothing_on() -> None:
 
 
 @on_loop
-async def test_an_unknown_peer_asks_only_what_a_leader_needs_to_bring_a_member_up_to_date() -> None:
+async def test_unknown_peer_may_only_make_catch_up_calls() -> None:
     receiver = Receiver()
     channel = Channel((await receiver.listen()).removeprefix("http://"))
     for name in ASKED:
@@ -121,7 +121,7 @@ async def test_an_unknown_peer_asks_only_what_a_leader_needs_to_bring_a_member_u
 
 
 @on_loop
-async def test_of_strangers_few_are_remembered() -> None:
+async def test_memory_of_unknown_peers_is_bounded() -> None:
     """On a port without TLS any caller may claim to be a member that is not known here yet."""
     receiver = Receiver()
     target = (await receiver.listen()).removeprefix("http://")

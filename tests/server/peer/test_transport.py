@@ -1,4 +1,4 @@
-"""Messages to a peer that is away are dropped and reported; they never disturb the loop."""
+"""Messages to an unreachable peer are dropped and reported, and never disturb the loop."""
 
 from __future__ import annotations
 

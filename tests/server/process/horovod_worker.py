@@ -1,9 +1,9 @@
-"""A stand-in for Horovod's workers: says to members what a recorded worker said to its rendezvous.
+"""A replacement for Horovod's workers: replays a recorded worker's rendezvous requests to members.
 
     replay([endpoints of rank 0, endpoints of rank 1])
 
-As Horovod does, a worker takes 200 and 404 for answers, and tries again after anything else; where Horovod has one
-address, which may lead to several members, a worker here has several and takes the next one then.
+Like Horovod, a worker accepts 200 and 404 as answers, and retries after anything else. Horovod has one address, which
+may lead to several members; a worker here has several addresses and retries at the next one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words for tests on real raftkv processes: runs that must end by themselves, calls, and what a log says.
+"""Helpers for tests on real raftkv processes: runs that must end by themselves, calls, and logs.
 
     ended = run_to_end("--data-dir", "/dev/null/x", *addresses())
     assert ended.one_line(1) == "raftkv: cannot make directory ..."

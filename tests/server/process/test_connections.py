@@ -1,4 +1,4 @@
-"""Connections of every kind come and go at a member, and its memory stays where it was; the collector hardly runs."""
+"""Opening and closing connections of every kind does not grow a member's memory, and hardly triggers the collector."""
 
 from __future__ import annotations
 

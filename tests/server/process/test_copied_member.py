@@ -1,4 +1,4 @@
-"""A member that is sent the database while clients are connected to it: their watches and leases go on."""
+"""A member with connected clients receives a database: their watches and leases continue."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ async def _scenario(cluster: Cluster) -> None:
         assert seen == list(range(1, len(seen) + 1))
 
 
-def test_watches_and_leases_go_on_while_the_database_is_replaced() -> None:
+def test_watches_and_leases_survive_database_replacement() -> None:
     with Cluster(RAFTKV, size=3, flags=FLAGS) as cluster:
         asyncio.run(asyncio.wait_for(_scenario(cluster), 60))

@@ -1,4 +1,4 @@
-"""A member with 1,024 descriptors, and clients that take all they get: it lives, serves, and cuts its log."""
+"""A member with 1,024 descriptors, all of them wanted by clients, lives, serves, and cuts its log."""
 
 from __future__ import annotations
 

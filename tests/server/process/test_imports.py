@@ -1,4 +1,4 @@
-"""A running member imports nothing: an import needs descriptors, which may all be taken when it comes."""
+"""A running member imports nothing, since an import needs descriptors, which may all be in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``raftkv join URL``: from nothing to a voter, and on from wherever it was interrupted."""
+"""``raftkv join URL``: from an empty directory to a voter, and continued after any interruption."""
 
 from __future__ import annotations
 

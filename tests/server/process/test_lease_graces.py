@@ -1,4 +1,4 @@
-"""Leases and connections that break, on three real members: whose lease ends soon, and whose must not."""
+"""Leases after broken connections, on three real members: which end after their grace, and which must not."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wait_kept_past(kv: raftkv.Client, key: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("distance", [0, 1], ids=["at the leader", "at a follower"])
-def test_a_killed_owner_leaves_only_what_has_no_grace(cluster: Cluster, kv: raftkv.Client, distance: int) -> None:
+def test_killed_owner_leaves_only_leases_without_grace(cluster: Cluster, kv: raftkv.Client, distance: int) -> None:
     member = (leader(cluster) + distance) % 3
     name = f"killed{distance}"
     with owner(cluster.endpoints[member], name) as process:
@@ -94,7 +94,7 @@ def test_a_killed_owner_leaves_only_what_has_no_grace(cluster: Cluster, kv: raft
 
 
 @pytest.mark.long
-def test_an_owner_that_goes_on_elsewhere_keeps_its_lease(cluster: Cluster, kv: raftkv.Client) -> None:
+def test_owner_continuing_elsewhere_keeps_its_lease(cluster: Cluster, kv: raftkv.Client) -> None:
     relay = Relay(cluster.endpoints[0])
     with raftkv.connect([f"127.0.0.1:{relay.port}", cluster.endpoints[1]]) as moving:
         lease = moving.lease(ttl=LONG_TTL_S, disconnect_grace_s=3.0).grant()

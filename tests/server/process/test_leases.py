@@ -1,4 +1,4 @@
-"""Leases on three real members: who answers, what a dead leader leaves behind, what a late member learns."""
+"""Leases on three real members: answers, death of the leader, and members that fell behind."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster:
     assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), old).code == "OK"
 
 
-def test_keep_alives_under_way_survive_their_leader(wire: Wire, cluster: Cluster) -> None:
+def test_keep_alives_in_progress_survive_their_leader(wire: Wire, cluster: Cluster) -> None:
     lease_id = grant(wire, 30)
     old = leader(wire)
     survivor = (old + 1) % 3

@@ -1,4 +1,4 @@
-"""Locks on real members that die, stop and change leaders while a client waits; and what the fencing token is for."""
+"""Locks on real members: deaths, pauses and leader changes while a client waits; and the use of the fencing token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a member that starts serves clients, and what it shows them then: never less than it had shown."""
+"""When a starting member serves clients, and that it never shows less than it had shown before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member refuses to start with: one clear line, a status other than zero, no traceback."""
+"""Settings and data with which a member refuses to start: one clear line, non-zero status, no traceback."""
 
 from __future__ import annotations
 

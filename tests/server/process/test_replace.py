@@ -1,4 +1,4 @@
-"""Admin.MemberReplace on real processes: a learner in the place of a voter, the leader too, in one change."""
+"""Admin.MemberReplace on real processes: a learner replaces a voter, the leader too, in one change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads with a staleness bound of a member that hears nothing from the others."""
+"""Reads with a staleness bound at an isolated member."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_stale_read_waits_for_the_quorum(alone: str, serializable: bool) -> None
 
 
 @pytest.mark.parametrize("bound", ["", "-1", "1.5", "1_0", "0x1", "9" * 40])
-def test_a_bound_that_is_none_is_refused(alone: str, bound: str) -> None:
+def test_invalid_bound_is_refused(alone: str, bound: str) -> None:
     with Wire([alone]) as wire:
         answer = wire.call(RANGE, REQUEST, metadata=(("raftkv-max-staleness-ms", bound),))
     text = "raftkv: metadata raftkv-max-staleness-ms must be a whole number of milliseconds, 0 or more"

@@ -1,4 +1,4 @@
-"""No request harms the cluster with any values in its fields: all members live, serve and agree after thousands."""
+"""No field values of any request harm the cluster: all members live, serve and agree after thousands of requests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Elections: who leads, whose word counts, and what an observer gets."""
+"""Elections: leadership, proclamations, and observers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import pytest
@@ -14,16 +13,7 @@ from raftkv.pb import election_pb2
 from raftkv.replica.watch.stream import QUEUED_MAX_BYTES
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.recipes.local_client import CALLED_AT_ONCE, CONFIRMED_AT_ONCE
-from tests.server.recipes.recipes import RecipeMember, quiet
-
-Scenario = Callable[[RecipeMember], Awaitable[None]]
-
-
-def _run(scenario: Scenario) -> None:
-    async def run() -> None:
-        await scenario(RecipeMember(10, 11, 12))
-
-    asyncio.run(run())
+from tests.server.recipes.recipes import RecipeMember, quiet, run
 
 
 async def _elected(member: RecipeMember, lease: int, value: bytes) -> election_pb2.LeaderKey:
@@ -32,7 +22,7 @@ async def _elected(member: RecipeMember, lease: int, value: bytes) -> election_p
     return task.result().leader
 
 
-def test_a_campaign_ends_when_everybody_before_has_resigned() -> None:
+def test_campaign_ends_when_all_earlier_candidates_resigned() -> None:
     async def scenario(member: RecipeMember) -> None:
         leader = await _elected(member, 10, b"1")
         assert (leader.name, leader.key, leader.rev, leader.lease) == (b"e", b"e/a", 2, 10)
@@ -44,7 +34,7 @@ def test_a_campaign_ends_when_everybody_before_has_resigned() -> None:
         assert next_one.result().leader.rev == 3
         assert next_one.result().header.revision == 3  # of when it began to wait, as in etcd
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_campaigning_again_proclaims() -> None:
@@ -57,7 +47,7 @@ def test_campaigning_again_proclaims() -> None:
         await member.settle()
         assert (task.result().kv.value, task.result().header.revision) == (b"2", 3)
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
@@ -73,7 +63,7 @@ def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
             task.result()
         assert member.keys() == []
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_only_the_leader_proclaims() -> None:
@@ -88,10 +78,10 @@ def test_only_the_leader_proclaims() -> None:
             tasks[1].result()
         assert tasks[2].result().header.revision == 3
 
-    _run(scenario)
+    run(scenario)
 
 
-def test_resigning_what_is_not_held_does_nothing() -> None:
+def test_resigning_unheld_key_does_nothing() -> None:
     async def scenario(member: RecipeMember) -> None:
         leader = await _elected(member, 10, b"1")
         tasks = [member.resign(key) for key in (election_pb2.LeaderKey(key=b"e/a", rev=9), None)]
@@ -101,7 +91,7 @@ def test_resigning_what_is_not_held_does_nothing() -> None:
             tasks[1].result()
         assert member.keys() == [b"e/a"]
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_no_leader() -> None:
@@ -111,7 +101,7 @@ def test_no_leader() -> None:
         with pytest.raises(errors.ElectionNoLeaderError):
             task.result()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_candidate_whose_lease_ended_while_waiting_does_not_lead() -> None:
@@ -126,7 +116,7 @@ def test_a_candidate_whose_lease_ended_while_waiting_does_not_lead() -> None:
         with pytest.raises(errors.ElectionNotLeaderError):
             waiting.result()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_cancelled_campaign_leaves_the_queue() -> None:
@@ -138,7 +128,7 @@ def test_a_cancelled_campaign_leaves_the_queue() -> None:
         await member.settle()
         assert member.keys() == [b"e/a"]
 
-    _run(scenario)
+    run(scenario)
 
 
 # --- observe ------------------------------------------------------------------------------------------------
@@ -167,7 +157,7 @@ def test_an_observer_sees_every_leader_and_proclamation_once() -> None:
         ]
         task.cancel()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader() -> None:
@@ -187,7 +177,7 @@ def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader() -> None:
         for _, task in observing:
             task.cancel()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_turn_lets_some_of_very_many_observers_begin_whose_read_was_confirmed() -> None:
@@ -206,7 +196,7 @@ def test_a_turn_lets_some_of_very_many_observers_begin_whose_read_was_confirmed(
         for _, task in observing:
             task.cancel()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_an_observer_that_comes_late_begins_with_the_present() -> None:
@@ -218,10 +208,10 @@ def test_an_observer_that_comes_late_begins_with_the_present() -> None:
         assert spectator.sent == [(3, b"e/a", b"1")]
         task.cancel()
 
-    _run(scenario)
+    run(scenario)
 
 
-def test_an_observer_looks_only_at_what_concerns_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_reads_only_leader_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(member: RecipeMember) -> None:
         leader = await _elected(member, 10, b"1")
         spectator, task = member.observe(b"e")
@@ -246,7 +236,7 @@ def test_an_observer_looks_only_at_what_concerns_the_leader(monkeypatch: pytest.
         assert spectator.sent[-1] == (7, b"e/x", b"")
         task.cancel()
 
-    _run(scenario)
+    run(scenario)
 
 
 async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple[int, bytes, bytes]]:
@@ -275,16 +265,16 @@ def test_an_observer_that_fell_behind_misses_nothing() -> None:
         assert [value[:2] for _, _, value in sent[1:4]] == [b"11", b"22", b"33"]
 
     assert QUEUED_MAX_BYTES < 60 * 20_000
-    _run(scenario)
+    run(scenario)
 
 
-def test_an_observer_whose_history_is_gone_goes_on_from_the_present() -> None:
+def test_observer_with_compacted_history_continues_from_present() -> None:
     async def scenario(member: RecipeMember) -> None:
         sent = await _slow_observer(member, 101)
         assert len(sent) < 60
         assert sent[-1][0] == member.store.revision
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_an_observer_that_insists_on_a_leader_is_ended_without_one() -> None:
@@ -297,7 +287,7 @@ def test_an_observer_that_insists_on_a_leader_is_ended_without_one() -> None:
             task.result()
         assert (ended.value.code, ended.value.text) == (Code.UNAVAILABLE, "etcdserver: no leader")
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_stopping_member_ends_observers_and_leaves_no_watch() -> None:
@@ -312,4 +302,4 @@ def test_a_stopping_member_ends_observers_and_leaves_no_watch() -> None:
         assert ended.value.code == Code.UNAVAILABLE
         assert member.hub.watcher_count == 0
 
-    _run(scenario)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""A watch inside the process: what it gets, and how it ends."""
+"""A watch inside the process: its events and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _revisions(watch: LocalWatch) -> list[int]:
     return [event.kv.mod_revision for event in (await watch.next()).events]
 
 
-def test_history_then_what_comes() -> None:
+def test_watch_sends_history_then_new_events() -> None:
     async def scenario(member: RecipeMember) -> None:
         first = member.put(b"a/1")
         member.put(b"b")

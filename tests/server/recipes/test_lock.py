@@ -1,9 +1,9 @@
-"""Locks: the order of holders, and above all who must not get one."""
+"""Locks: the order of holders, and callers that must not get the lock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.recipes.local_client import BEGUN_AT_ONCE, BYTES_AS_A_TXN, CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
 from raftkv.server.recipes.lock import NAMES_IN_A_TXN
-from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
-
-Scenario = Callable[[RecipeMember], Awaitable[None]]
-
-
-def _run(scenario: Scenario) -> None:
-    async def run() -> None:
-        await scenario(RecipeMember(10, 11, 12))
-
-    asyncio.run(run())
+from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet, run
 
 
 def test_holders_follow_in_the_order_they_came_and_their_tokens_rise() -> None:
@@ -47,7 +38,7 @@ def test_holders_follow_in_the_order_they_came_and_their_tokens_rise() -> None:
         assert tokens == [2, 3, 4]
         assert waiting[1].result().key == b"n/b"
 
-    _run(scenario)
+    run(scenario)
 
 
 @pytest.mark.parametrize("begin", ["lock", "campaign"])
@@ -66,7 +57,7 @@ def test_a_name_that_no_txn_can_have_often_enough_is_refused_before_one_is_made(
         await member.settle()
         assert taken.result().header.revision
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_release_wakes_the_next_alone() -> None:
@@ -84,7 +75,7 @@ def test_a_release_wakes_the_next_alone() -> None:
         assert [task.done() for task in tasks] == [True, True, False]
         tasks[2].cancel()
 
-    _run(scenario)
+    run(scenario)
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "the one before leaves", "it leaves itself"])
@@ -124,7 +115,7 @@ def test_a_very_long_queue_is_looked_through_in_slices(meanwhile: str, monkeypat
         await member.settle()
         assert task.result().key == b"n/a"
 
-    _run(scenario)
+    run(scenario)
 
 
 async def _looked() -> None:
@@ -141,7 +132,7 @@ def _of_few(find: Callable[[rpc_pb2.RangeRequest], Any]) -> Callable[[rpc_pb2.Ra
     return found
 
 
-def test_a_turn_wakes_some_of_very_many_who_wait_for_one_key() -> None:
+def test_waiters_of_one_key_are_woken_in_slices() -> None:
     """One lease is enough for all of them, and each looks at the store when it is woken."""
 
     async def scenario(member: RecipeMember) -> None:
@@ -159,7 +150,7 @@ def test_a_turn_wakes_some_of_very_many_who_wait_for_one_key() -> None:
         await member.settle()
         assert {task.result().key for task in waiting} == {b"n/b"}
 
-    _run(scenario)
+    run(scenario)
 
 
 @pytest.mark.parametrize("name", [b"n", b"n" * 15 * BYTES_AS_A_TXN], ids=["short", "long"])
@@ -178,7 +169,7 @@ def test_a_turn_makes_some_of_very_many_entries_whose_leases_were_granted_togeth
         await member.settle()
         assert all(task.done() for task in locks)
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_turn_deletes_some_of_very_many_entries_whose_waiters_leave_together() -> None:
@@ -201,7 +192,7 @@ def test_a_turn_deletes_some_of_very_many_entries_whose_waiters_leave_together()
         await member.settle()
         assert member.keys() == [name + b"/a"]
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_the_same_lease_again_changes_nothing() -> None:
@@ -211,7 +202,7 @@ def test_the_same_lease_again_changes_nothing() -> None:
             await member.settle()
             assert (task.result().key, task.result().create_revision, task.result().header.revision) == (b"n/a", 2, 2)
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_without_a_lease_one_is_granted() -> None:
@@ -221,7 +212,7 @@ def test_without_a_lease_one_is_granted() -> None:
         assert task.result().key == b"n/%x" % 1_003
         assert member.leases.exists(1_003)
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_an_unknown_lease_is_refused() -> None:
@@ -232,7 +223,7 @@ def test_an_unknown_lease_is_refused() -> None:
             task.result()
         assert member.keys() == []
 
-    _run(scenario)
+    run(scenario)
 
 
 async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
@@ -254,10 +245,10 @@ def test_a_waiter_whose_key_is_gone_is_told_at_once() -> None:
         with pytest.raises(errors.SessionExpiredError):
             waiter.result()
 
-    _run(scenario)
+    run(scenario)
 
 
-def test_a_key_made_anew_while_its_owner_waited_is_not_his() -> None:
+def test_recreated_key_does_not_belong_to_the_waiter() -> None:
     async def scenario(member: RecipeMember) -> None:
         waiter = await _waiter(member)
         member.write(request_delete_range={"key": b"n/b"})
@@ -268,7 +259,7 @@ def test_a_key_made_anew_while_its_owner_waited_is_not_his() -> None:
             waiter.result()
         assert member.keys() == [b"n/b"]
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_lease_that_ends_behind_the_last_wait_is_noticed() -> None:
@@ -286,7 +277,7 @@ def test_a_lease_that_ends_behind_the_last_wait_is_noticed() -> None:
         with pytest.raises(errors.SessionExpiredError):
             waiter.result()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_waiter_outlives_its_leader() -> None:
@@ -302,7 +293,7 @@ def test_a_waiter_outlives_its_leader() -> None:
         assert waiter.done()
         assert waiter.exception() is None
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_caller_that_leaves_takes_its_key_along() -> None:
@@ -312,10 +303,10 @@ def test_a_caller_that_leaves_takes_its_key_along() -> None:
         await member.settle()
         assert member.keys() == [b"n/a"]
 
-    _run(scenario)
+    run(scenario)
 
 
-def test_the_key_of_who_left_before_the_answer_is_taken_back() -> None:
+def test_key_of_caller_that_left_early_is_deleted() -> None:
     async def scenario(member: RecipeMember) -> None:
         task = member.lock(b"n", 10)
         await quiet()
@@ -326,7 +317,7 @@ def test_the_key_of_who_left_before_the_answer_is_taken_back() -> None:
         await member.settle()
         assert member.keys() == []
 
-    _run(scenario)
+    run(scenario)
 
 
 @pytest.mark.interpreted
@@ -353,7 +344,7 @@ def test_entry_of_a_queue_too_long_to_find_its_first_is_refused_and_taken_back(
             with pytest.raises(errors.RequestTimeoutError):
                 task.result()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_taking_back_spares_a_lock_that_was_held_before() -> None:
@@ -367,7 +358,7 @@ def test_taking_back_spares_a_lock_that_was_held_before() -> None:
         assert first.done()
         assert member.keys() == [b"n/a"]
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_taking_back_is_tried_until_it_is_decided() -> None:
@@ -383,7 +374,7 @@ def test_taking_back_is_tried_until_it_is_decided() -> None:
         await member.settle()
         assert member.keys() == [b"n/a"]
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_a_stopping_member_sends_waiters_away() -> None:
@@ -398,7 +389,7 @@ def test_a_stopping_member_sends_waiters_away() -> None:
         with pytest.raises(errors.StoppedError):
             late.result()
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_no_watcher_stays_behind() -> None:
@@ -409,7 +400,7 @@ def test_no_watcher_stays_behind() -> None:
         assert waiter.done()
         assert not member.hub._on_change
 
-    _run(scenario)
+    run(scenario)
 
 
 def test_refusals_are_passed_on_as_text_and_unavailability_as_such() -> None:

@@ -1,4 +1,4 @@
-"""A room of certificates for each test."""
+"""A folder of certificates for each test."""
 
 from __future__ import annotations
 

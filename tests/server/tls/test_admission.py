@@ -1,4 +1,4 @@
-"""Who gets in: an authority implies verification, peers are members by name, and a name comes from a verified chain."""
+"""TLS admission: an authority implies verification, peers are checked by name, names come from a verified chain."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_without_an_authority_no_client_has_a_name(room: Room) -> None:
 
 
 @on_loop
-async def test_an_optional_certificate_is_none(room: Room) -> None:
+async def test_optional_certificate_gives_no_name(room: Room) -> None:
     """A context that asks and does not insist (which raftkv never makes) gives no name either."""
     room.issue("server")
     security = room.security("server")
@@ -90,7 +90,7 @@ async def test_an_optional_certificate_is_none(room: Room) -> None:
         assert await asked(served.target, security.dialing) == ""
 
 
-def test_names_that_are_not_one_are_none() -> None:
+def test_subject_without_single_common_name_has_none() -> None:
     two = ((("commonName", "root"),), (("commonName", "alice"),))
     assert common_name_of({"subject": two}) == common_name_of({"subject": ()}) == common_name_of(None) == ""
     assert common_name_of({"subject": ((("organizationName", "x"),), (("commonName", "alice"),))}) == "alice"
@@ -100,9 +100,7 @@ def test_names_that_are_not_one_are_none() -> None:
     ("hosts", "common_name"), [(["10.9.9.9"], "127.0.0.1"), (["example.org"], "127.0.0.1"), ([], "127.0.0.1")]
 )
 @on_loop
-async def test_a_server_must_have_the_name_that_it_was_asked_for(
-    room: Room, hosts: list[str], common_name: str
-) -> None:
+async def test_server_certificate_must_match_requested_host(room: Room, hosts: list[str], common_name: str) -> None:
     """And a common name is none, as in Go."""
     room.issue("server", hosts, common_name=common_name)
     async with serving(room.security("server")) as served:
@@ -111,7 +109,7 @@ async def test_a_server_must_have_the_name_that_it_was_asked_for(
 
 
 @on_loop
-async def test_a_common_name_is_no_host_name(room: Room) -> None:
+async def test_common_name_is_not_a_host_name(room: Room) -> None:
     room.issue("server", [], common_name="localhost")
     async with serving(room.security("server")) as served:
         for security in (room.security("server").dialing, fixed(tls_context(room.path("ca.crt")), CLIENT_PROTOCOLS)):

@@ -1,4 +1,4 @@
-"""What contexts are made of: private keys, cipher suites by Go's names, and warnings before certificates end."""
+"""TLS contexts: private keys, cipher suites by Go's names, and warnings before certificates expire."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> 
 
 
 @on_loop
-async def test_a_handshake_that_is_given_up_before_its_first_step_leaves_nothing_behind(room: Room) -> None:
+async def test_early_cancelled_handshake_leaves_nothing(room: Room) -> None:
     """One in thirty half-open connections to a peer port, which takes 64, stayed for ever: members could not come."""
     room.issue("server")
     async with serving(room.security("server")) as served:

@@ -51,7 +51,7 @@ def _words(room: Room, target: str, ca: str, shown: str) -> list[str]:
 @pytest.mark.long
 @on_loop
 @pytest.mark.parametrize(("kind", "scheme", "ca", "shown", "reason"), TROUBLES)
-async def test_a_command_and_the_library_say_what_where_and_what_to_do(
+async def test_command_and_library_give_same_tls_error(
     room: Room, kind: str, scheme: str, ca: str, shown: str, reason: str
 ) -> None:
     room.authority("other")

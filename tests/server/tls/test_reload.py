@@ -46,7 +46,7 @@ async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -
 
 
 @on_loop
-async def test_a_client_that_runs_on_takes_up_what_its_files_have_become(room: Room) -> None:
+async def test_running_client_reloads_its_certificate_files(room: Room) -> None:
     """Take up what files became before the first connection too, and nothing while they are of no use."""
     room.issue("server")
     room.issue("alice")

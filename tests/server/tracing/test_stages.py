@@ -149,7 +149,7 @@ def test_contexts_travel_beside_messages_that_stay_as_they_are():
         raft_pb2.TraceContext(subject=SUBJECT, trace_id=b"1" * 16, span_id=bytes(8)),
     ],
 )
-def test_contexts_that_are_none_are_passed_over(trace: raft_pb2.TraceContext):
+def test_invalid_contexts_are_ignored(trace: raft_pb2.TraceContext):
     stages = TracedStages([].append)
     assert decoder(stages)(raft_pb2.MessageBatch(traces=[trace]).SerializeToString()) == []
     assert stages.is_idle

@@ -115,7 +115,7 @@ async def test_a_read_of_a_follower_shows_the_leaders_round(tmp_path: Path, monk
 
 
 @on_loop
-async def test_members_that_do_not_trace_serve_those_that_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_untraced_members_serve_traced_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, Tracing(), Tracing()]) as (members, endpoints, spans):
         node = members[0].node
         if node.role == StateRole.LEADER:
@@ -154,7 +154,7 @@ async def test_refusals_cancellations_and_roots(tmp_path: Path, monkeypatch: pyt
 
 
 @on_loop
-async def test_a_call_over_the_json_gateway_is_traced_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_json_gateway_calls_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON]) as (_, endpoints, spans):
         host, _, port = endpoints[0].rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -53,7 +53,7 @@ def record(*answers: bytes) -> dict[str, Any]:
         b'{"a":' * 100_000,
     ],
 )
-def test_figures_that_are_none_hide_no_other_member(said: bytes) -> None:
+def test_invalid_figures_hide_no_other_member(said: bytes) -> None:
     """One member that said nonsense, or was of a version to come, left the pages of all others without a record."""
     found = record(said, said)
     json.dumps(found, allow_nan=False)
@@ -66,7 +66,7 @@ def test_a_leader_that_says_little_is_shown_as_it_is() -> None:
     assert (leader["role"], leader["lag"]) == ("leader", 0)
 
 
-def test_a_member_does_not_say_who_it_is() -> None:
+def test_member_record_cannot_override_its_identity() -> None:
     said = {"role": "follower", "name": "m1", "id": "1", "client_urls": ["javascript:alert(1)"], "reachable": False}
     (_, row) = record(json.dumps(said).encode())["members"]
     assert (row["name"], row["id"], row["client_urls"], row["reachable"]) == ("m2", "2", [], True)

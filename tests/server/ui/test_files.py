@@ -180,7 +180,7 @@ def test_scripts_stay_readable_and_make_no_markup_of_texts() -> None:
     assert {name for name, text in scripts.items() if unsafe.search(text)} == set()
 
 
-def test_modules_import_what_exists() -> None:
+def test_module_imports_exist() -> None:
     for name, text in _sources():
         for target in re.findall(r"""(?:from|import) "(\.[^"]+)";""", text):
             assert (STATIC / name).parent.joinpath(target).is_file(), f"{name} imports {target}"

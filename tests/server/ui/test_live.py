@@ -88,7 +88,7 @@ def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(caplog: pytest.
     assert "the dashboard's figures could not be read" in caplog.text
 
 
-def test_a_reader_without_rights_any_more_is_cut_off_at_the_next_record() -> None:
+def test_reader_that_lost_rights_is_cut_off_at_next_record() -> None:
     async def story(live: Live, _collector: Collector) -> None:
         allowed = True
         records = await _opened(live, lambda: allowed)

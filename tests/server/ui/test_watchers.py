@@ -70,7 +70,7 @@ def test_long_keys_are_cut() -> None:
     )
 
 
-def test_so_many_streams_and_watchers_are_looked_at() -> None:
+def test_watcher_list_is_limited() -> None:
     streams = [[(b"%d" % number, b"") for number in range(30)] for _ in range(STREAMS_MAX + 10)]
     found = watching(hub_of(*streams))
     assert len(found["streams"]) == STREAMS_MAX
@@ -78,7 +78,7 @@ def test_so_many_streams_and_watchers_are_looked_at() -> None:
     assert sum(stream["ranges_total"] for stream in found["streams"]) <= WATCHERS_MAX + 20 * STREAMS_MAX
 
 
-def test_very_many_who_ask_have_it_made_once_and_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_list_is_built_once_in_slices_for_concurrent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 requests for 200 streams of 20 intervals were one turn of 0.9 s."""
     made: list[int] = []
     turn = 0
@@ -104,7 +104,7 @@ def test_very_many_who_ask_have_it_made_once_and_in_steps(monkeypatch: pytest.Mo
     assert len(set(texts)) == 1
 
 
-def test_list_that_took_a_while_is_not_shown_to_a_user_who_lost_the_right() -> None:
+def test_slow_list_is_withheld_from_user_who_lost_the_right() -> None:
     answers = iter([b"root", errors.PermissionDeniedError()])
 
     def check_root(request: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Who change what users may do, all the time, through any member."""
+"""Administrators that keep changing users' rights through any member."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.sim.cluster import Cluster
 
 
 class Admin:
-    """Changes one thing after the other; what becomes of it is in the log.
+    """Makes one change after the other; the log shows the outcome.
 
     Arguments:
         cluster, rng: of the simulation.

@@ -1,7 +1,7 @@
-"""What clients asked and were answered, and the check of it: K1 to K6, K9 and "no acknowledged write is lost".
+"""Clients' requests and answers, and their check: K1 to K6, K9 and "no acknowledged write is lost".
 
 Owns the record of every operation and ``check_history``. The check needs no search: the log gives the order of the
-writes, every answer carries the revision of the state it was taken from, so a replay decides (O(n log n)).
+writes, and every answer carries the revision of its state, so a replay decides (O(n log n)).
 
     a write answered ok       is in the log, once, and the replay gives the same answer
     a write answered failed   is not in the log, or refused there in the same words
@@ -36,7 +36,7 @@ class ViolationError(Exception):
 
 
 class Status(enum.Enum):
-    """What the client knows of its operation."""
+    """Outcome of an operation, as the client knows it."""
 
     UNKNOWN = "unknown"
     OK = "ok"
@@ -45,7 +45,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The answer to an operation: the revision in its header and what it says, or the text of the refusal."""
+    """The answer to an operation: header revision and content, or the text of the refusal."""
 
     revision: int
     result: ops.Result | None = None
@@ -68,18 +68,18 @@ class Operation:
 
     @property
     def is_read(self) -> bool:
-        """Whether it stays out of the log."""
+        """Whether the operation stays out of the log."""
         return self.path.endswith("/Range")
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is a read of a state that may be old."""
+        """Whether the operation is a read that allows stale state."""
         return self.is_read and (self.request.serializable or self.staleness_s_max is not None)
 
 
 @dataclass(slots=True)
 class Invocation:
-    """One operation of one client. ``called`` and ``returned`` are positions in the history."""
+    """An operation of a client. ``called`` and ``returned`` are positions in the history."""
 
     operation: Operation
     client: int
@@ -100,14 +100,14 @@ class History:
     _position: int = 0
 
     def call(self, client: int, operation: Operation, request_id: int = 0, now: float = 0.0) -> Invocation:
-        """Note that ``client`` asks for ``operation``."""
+        """Record that ``client`` calls ``operation``."""
         self._position += 1
         invocation = Invocation(operation, client, self._position, request_id, called_at=now)
         self.invocations.append(invocation)
         return invocation
 
     def end(self, invocation: Invocation, outcome: Outcome, now: float = 0.0) -> None:
-        """Note a definite answer."""
+        """Record a definite answer."""
         self._position += 1
         invocation.returned_at = now
         invocation.returned = self._position
@@ -115,7 +115,7 @@ class History:
         invocation.status = Status.FAILED if outcome.error else Status.OK
 
     def count(self, status: Status) -> int:
-        """How many operations ended so."""
+        """Count operations with a status."""
         return sum(1 for invocation in self.invocations if invocation.status is status)
 
 
@@ -169,7 +169,7 @@ def _check_read(invocation: Invocation, replay: Replay) -> None:
 
 
 def _check_real_time(invocations: Sequence[Invocation]) -> None:
-    """One sweep over the calls: none may answer with less than what had been answered before it was called."""
+    """Check that no call answers a smaller revision than calls that returned before it began."""
     done = [each for each in invocations if each.outcome is not None and not each.outcome.error]
     by_return = sorted(done, key=lambda invocation: invocation.returned)
     newest, newest_by, position = 0, None, 0
@@ -185,7 +185,7 @@ def _check_real_time(invocations: Sequence[Invocation]) -> None:
 
 
 def _check_staleness(invocations: Sequence[Invocation]) -> None:
-    """A read with a bound has everything that had been answered so long before it was called."""
+    """Check that a read with a staleness bound has every revision answered longer than the bound before its call."""
     done = [each for each in invocations if each.outcome is not None and not each.outcome.error]
     done.sort(key=lambda invocation: invocation.returned_at)
     returned_at = [invocation.returned_at for invocation in done]

@@ -1,7 +1,7 @@
-"""Owners of leases: grant, keep alive at one member after the other, and in the end revoke or forget.
+"""Lease owners: they grant a lease, keep it alive at changing members, and finally revoke or abandon it.
 
-Owns what owners were promised: each acknowledged grant and keep-alive counts, by the owner's own clock, from the moment
-it was *sent*. The checkers hold the cluster to that (L2, L5); ``check_ended`` is L3.
+Owns the promises to owners: each acknowledged grant and keep-alive counts, by the owner's clock, from the moment it was
+*sent*. The checkers enforce these promises (L2, L5); ``check_ended`` is L3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLIENT = 2_000_000
 
 
 class Owner:
-    """One owner, with one lease at a time.
+    """An owner with one lease at a time.
 
     Arguments:
         number: of this owner.
@@ -100,7 +100,7 @@ class Owner:
         self._lease_id = 0
 
     def _keep(self, lease_id: int) -> None:
-        """One keep-alive a third of the TTL; a stream that is silent for as long is given up."""
+        """Send a keep-alive each third of the TTL; leave a stream that is silent for as long."""
         if lease_id != self._lease_id or not self._running:
             return
         self._rounds_left -= 1
@@ -119,7 +119,7 @@ class Owner:
         self._cluster.scheduler.after(self._ttl_s / 3, self._keep, lease_id)
 
     def _open(self) -> None:
-        """Go on at another member. The old stream is ended in good order: no grace begins."""
+        """Continue at another member. The old stream is closed cleanly, so no grace begins."""
         old, self._stream = self._stream, None
         if old is not None and not old.is_over:
             member = self._cluster.members[self._member_id]
@@ -154,13 +154,13 @@ class Owner:
             self._again()
 
     def _broke(self, number: int, error: BaseException | None) -> None:
-        """A connection broke: what was asked to end soon after that may do so."""
+        """Handle a broken connection: leases with a disconnect grace may now end after it."""
         if isinstance(error, ConnectionResetError) and number >= self._kept_by:
             for lease_id in sorted(self._graced):
                 self._cluster.checkers.let_go(lease_id, GRACE_MS / 1000)
 
     def _end(self, lease_id: int) -> None:
-        """Revoke it, or let it end."""
+        """Revoke the lease or let it expire."""
         self._forget()
         member_id = self._workload.pick_member()
         if member_id is not None and self._rng.random() < 0.4:
@@ -170,7 +170,7 @@ class Owner:
 
 
 def check_ended(cluster: Cluster, ttl_s_max: int, election_s: float) -> None:
-    """No lease is kept alive any more and no fault is left: all end in time (L3)."""
+    """Check that without keep-alives and faults all leases end in time (L3)."""
     deadline = cluster.scheduler.now + ttl_s_max + 2 * election_s + LATE_S
     leases = cluster.checkers.replay.leases
     if leases and not cluster.run_until(deadline, lambda: not leases):

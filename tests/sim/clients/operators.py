@@ -1,8 +1,8 @@
-"""Operators: they add, promote, remove, replace and update members through the API, one step after the other, while
-everything else goes wrong; and the machines on which members run.
+"""Operators, who add, promote, remove, replace and update members through the API step by step during faults; and the
+machines on which members run.
 
-Owns which machines are started and switched off, and what operators were answered. A plan is a generator that asks
-members and waits; an answer that says nothing for certain is followed up, as a careful operator does.
+Owns which machines run, and the answers to operators. A plan is a generator that asks members and waits; after an
+uncertain answer it asks again, as a careful operator does.
 
     add        MemberAdd, voter or learner; its machine is switched on some time later, with an empty disk
     promote    MemberPromote until it is granted or refused for good
@@ -11,8 +11,8 @@ members and waits; an answer that says nothing for certain is followed up, as a 
     wipe       a voter's disk is lost; it is removed, however long that takes, and another one added
     update     MemberUpdate with another peer URL
 
-What is done is always survivable: a disk is wiped only while the voters that are left decide without it, even
-if an unanswered removal takes effect.
+Plans are always survivable: a disk is wiped only while the remaining voters have a quorum without it, even if an
+unanswered removal takes effect.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of it for certain: a response, or the text of a refusal."""
+    """A definite answer: a response, or the text of a refusal."""
 
     response: Any = None
     refusal: str = ""
@@ -68,7 +68,7 @@ Plan = Generator[Ask | float, Answer | None, None]
 
 
 class Machines:
-    """Where members run: switched on when a member was added, off when it was removed.
+    """The members' machines: switched on when a member was added, off when it was removed.
 
     Arguments:
         cluster, rng: of the simulation.
@@ -93,7 +93,7 @@ class Machines:
         self._cluster.scheduler.after(delay_s, self._switch_on, member_id)
 
     def _switch_on(self, member_id: int) -> None:
-        """Start it with what the cluster says; again later, if there is no answer."""
+        """Start a machine with the cluster's answer; without an answer, try again later."""
         members = self._cluster.newest_members()
         if any(member_id == member.ID for member in members):
             self._cluster.join(member_id, members)
@@ -108,7 +108,7 @@ class Machines:
 
 
 class Operator:
-    """One operator; ``done`` counts the answers that said yes, by plan."""
+    """One operator; ``done`` counts granted requests by plan."""
 
     def __init__(self, number: int, cluster: Cluster, rng: random.Random, *, wipes: bool, calm: float = 1.0) -> None:
         self._calm = calm
@@ -141,12 +141,12 @@ class Operator:
         self._think()
 
     def stop(self) -> None:
-        """Begin no other plan; the present one is carried through."""
+        """Start no new plan; the current plan is finished."""
         self._running = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no plan is in progress."""
         return self._plan is None
 
     def describe(self) -> str:
@@ -190,7 +190,7 @@ class Operator:
             self._removed.add(member_id)
 
     def _choose(self, ids: list[int]) -> int:
-        """A member, often the leader."""
+        """Choose a member, often the leader."""
         leader = self._cluster.leader_hint()
         return leader if leader in ids and self._rng.random() < 0.4 else self._rng.choice(ids)
 
@@ -301,7 +301,7 @@ class Operator:
     # -- the end --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What was answered holds. Raises ViolationError."""
+        """Check that granted changes hold. Raises ViolationError."""
         alive = [member for member in self._cluster.members.values() if member.alive]
         membership = max(alive, key=lambda member: member.applied).applier.membership
         for member_id in sorted(self._added | self._promoted):

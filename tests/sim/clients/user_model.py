@@ -1,4 +1,4 @@
-"""What the log makes of users and roles, and what it lets them do: the rules of ``auth_model`` along the log.
+"""Model of users, roles and their rights along the log, by the rules of ``auth_model``.
 
 refusal = users.refusal(caller, kind, body)      # empty: the entry takes effect
 """
@@ -40,7 +40,7 @@ class Users:
         self._model = Model(keys_of)
 
     def begin(self, changes: list[raft_pb2.AuthChange]) -> None:
-        """Begin with what a cluster has before its first entry."""
+        """Set the users and roles that a cluster has before its first entry."""
         for change in changes:
             self._learn(change)
 
@@ -50,21 +50,21 @@ class Users:
         self.revision += kind != "enable"
 
     def granted(self, lease_id: int, caller: Caller | None) -> None:
-        """A lease was granted: the caller is its owner, if users were asked for. No id is granted twice."""
+        """Record a granted lease; with auth enabled the caller is its owner. No id is granted twice."""
         if caller is not None and caller.user and self._model.is_enabled:
             self._model.owners[lease_id] = caller.user.decode()
 
     def ended(self, lease_id: int) -> None:
-        """A lease is gone."""
+        """Record the end of a lease."""
         self._model.owners.pop(lease_id, None)
 
     def refusal_without_user(self, kind: int) -> str:
-        """Why an entry without a caller has no effect; empty: it has."""
+        """Return why an entry without a caller has no effect; empty: it takes effect."""
         is_members = kind in (Kind.LEASE_EXPIRE, Kind.LEASE_RENEW, Kind.MEMBER_ATTRIBUTES)
         return EMPTY if self._model.is_enabled and not is_members else ""
 
     def refusal(self, caller: Caller, kind: int, body: bytes) -> str:
-        """Why an entry of a user has no effect; empty: it has."""
+        """Return why an entry of a user has no effect; empty: it takes effect."""
         user = caller.user.decode()
         if not self._model.is_enabled or not user:
             return ""
@@ -80,7 +80,7 @@ class Users:
         return "" if self._model.may(user, _PARSERS[kind].FromString(body)) else DENIED
 
     def change(self, body: bytes) -> str:
-        """Carry out a change of the kinds that the simulation makes; why it is refused, empty if it is not."""
+        """Apply a change of the kinds that the simulation makes; return why it is refused, empty if it is not."""
         change = raft_pb2.AuthChange.FromString(unversioned(body))
         kind = change.WhichOneof("change") or ""
         request, model = getattr(change, kind), self._model

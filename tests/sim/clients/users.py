@@ -1,8 +1,8 @@
-"""Users of a simulated cluster: who there is at first, how a member lets them in, and who changes what they may do.
+"""Users of a simulated cluster: the initial users, how a member admits calls, and changes of rights.
 
-Owns the part of a member that finds out who calls and asks for rights before it proposes: a few lines, in the place of
-tokens and passwords. What counts is the check of an entry when it is applied: the replay of the log has rules of its
-own (``auth_model``), and what takes effect against them is a revision that it does not have.
+Owns the part of a member that identifies the caller and checks rights before it proposes: a few lines that replace
+tokens and passwords. The decisive check is the one when an entry is applied: the replay of the log has independent
+rules (``auth_model``), and an entry that takes effect against them makes a revision that the replay does not have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS: Final[dict[str, tuple[int, Any]]] = {
 
 
 def beginning() -> list[raft_pb2.AuthChange]:
-    """How a cluster begins: each user has a role that may do everything."""
+    """Return the initial users: each has a role with all rights."""
     everything = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"\0", range_end=b"\0")
     changes: list[dict[str, Any]] = [{"user_add": {"name": name}} for name in (ROOT, *USERS)]
     changes += [{"role_add": {"name": role}} for role in ROLES]
@@ -50,14 +50,14 @@ def beginning() -> list[raft_pb2.AuthChange]:
 
 
 def found_users(store: Store) -> None:
-    """Write the users that a cluster begins with."""
+    """Write the initial users into a store."""
     auth = AuthStore(store)
     for change in beginning():
         auth.execute(change, 0)
 
 
 def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
-    """Let a call in, or fail it: the caller is who the metadata says, by the users that are applied here."""
+    """Admit a call or fail it. The metadata name the caller; the users applied at this member decide."""
     call.caller = Caller(str(call.metadata[CALLER]).encode(), applier.auth.revision)
     try:
         if path in _KINDS:
@@ -73,7 +73,7 @@ def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
 
 
 class Unheard(Waiter):
-    """Waits for an unread answer."""
+    """A waiter that ignores its answer."""
 
     def finish(self, outcome: Outcome) -> None:
         """Implement ``Waiter.finish``."""
@@ -83,7 +83,7 @@ class Unheard(Waiter):
 
 
 def draw_change(rng: random.Random) -> raft_pb2.AuthChange:
-    """A change of what users may do."""
+    """Draw a random change of rights."""
     user, role = rng.choice(USERS), rng.choice(ROLES)
     key, range_end = rng.choice(INTERVALS)
     kind = rng.choice((auth_pb2.Permission.READ, *[auth_pb2.Permission.READWRITE] * 3))

@@ -1,11 +1,11 @@
-"""Clients that watch, and checks of what they get: W1 to W10 and W12 of the reliability bar, event by event.
+"""Watching clients, and checks of their events: W1 to W10 and W12 of the reliability bar, event by event.
 
-Owns for each watcher what it has and where it goes on. What it must get is known: the events of the replay
-(``replay.events``) that it wants, from its start on, each once and in order:
+Owns the received events and the resume position of each watcher. The expected events are known: the matching events of
+the replay (``replay.events``) from the watcher's start, each once and in order:
 
     W1 W2 W3  the next event is the next wanted one of the log, with the same bytes; at the end nothing is missing
     W4        a response ends with a whole revision
-    W5        a watcher that lost its member goes on elsewhere after the last revision that it has
+    W5        a watcher that lost its member continues elsewhere after the last revision that it has
     W6        progress up to r is reported when everything wanted up to r was delivered
     W7        filters, previous values
     W8        a watch that starts later gets nothing earlier
@@ -32,7 +32,7 @@ PATIENCE_S = 3.0
 
 
 class Watcher:
-    """One client with one watch.
+    """A client with one watch.
 
     Arguments:
         number: of this client.
@@ -114,7 +114,7 @@ class Watcher:
             self._streams += 1
 
     def _look(self) -> None:
-        """Now and then: ask for progress, stop reading for a while, or go elsewhere."""
+        """Randomly ask for progress, stop reading for a while, or move to another member."""
         self._cluster.scheduler.after(PATIENCE_S * (0.2 + self._rng.random()), self._look)
         stream = self._stream
         if stream is None or stream.is_over:
@@ -131,7 +131,7 @@ class Watcher:
             self._cluster.scheduler.after(self._rng.random(), member.call_soon, stream.read_again)
 
     def leave(self) -> None:
-        """The connection breaks; go on at another member."""
+        """Break the connection and continue at another member."""
         if self._stream is not None and not self._stream.is_over:
             member = self._cluster.members[self._member_id]
             member.streams.discard(self._stream)
@@ -140,7 +140,7 @@ class Watcher:
             self._lost(self._streams, None)
 
     def settle(self) -> None:
-        """Read what waits: the run comes to its end."""
+        """Read all waiting responses, because the run ends."""
         if self._stream is not None and self._stream.is_stalled:
             self._cluster.members[self._member_id].call_soon(self._stream.read_again)
 
@@ -226,11 +226,11 @@ class Watcher:
         self._cluster.scheduler.after(REOPEN_S, self._open)
 
     def has_all(self) -> bool:
-        """Whether it has everything that it wants of the log."""
+        """Whether the watcher has all matching events of the log."""
         return self._next > 0 and self._next_wanted() is None
 
     def describe(self) -> str:
-        """What it waits for."""
+        """Describe the next expected event."""
         return f"watcher {self._number} at member {self._member_id}, next {self._next}: {self._next_wanted()}"
 
     def _fail(self, property_id: str, text: str) -> None:

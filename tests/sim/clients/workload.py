@@ -1,7 +1,7 @@
-"""The clients of keys: each asks one thing at a time of one member, and gives up after a while.
+"""Key-value clients: each sends one request at a time to one member, with a timeout.
 
 Owns the choice of operations and the history. An operation is never sent twice: after a timeout it is *unknown*
-and the client goes on with a new one, as etcd's client does for writes. Requests and answers are the bytes of the
+and the client continues with a new one, as etcd's client does for writes. Requests and answers are the bytes of the
 wire, handled by the production services.
 """
 
@@ -45,7 +45,7 @@ def key_name(number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadParameters:
-    """Who asks what, how often. Times in seconds, the rest weights and counts."""
+    """Kinds and rates of requests. Times in seconds, the rest weights and counts."""
 
     clients_count: int = 4
     think_s_mean: float = 0.05
@@ -119,13 +119,13 @@ class Workload:
         self._scheduler.after(self._rng.choice((0.01, 0.1, 0.5)), self._flood, flooder)
 
     def stop(self) -> None:
-        """No client asks for anything new."""
+        """Start no new operations."""
         self._running = False
 
     def call(
         self, client: int, member_id: int, operation: Operation, then: Callable[[Outcome | None], None]
     ) -> Invocation:
-        """Ask once and note call and answer in the history; ``then`` gets the answer, None if it says nothing."""
+        """Send a request and record call and answer; ``then`` gets the answer, None if the outcome is unknown."""
         invocation = self.history.call(client, operation, now=self._scheduler.now)
         journal, member = self._cluster.journal, self._cluster.members[member_id]
         data = operation.request.SerializeToString()
@@ -152,7 +152,7 @@ class Workload:
         return invocation
 
     def _user_of(self, client: int) -> str:
-        """The user that a client is; who keeps leases, and the end of the run, are root."""
+        """User of a client; lease owners and the end of the run are root."""
         return USERS[client % len(USERS)] if client < self.parameters.clients_count else ROOT
 
     # -- operations -----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Workload:
         return key_name(self._rng.randrange(self.parameters.keys_count))
 
     def _value(self) -> bytes:
-        """A value of its own for each write, sometimes a large one."""
+        """Return a unique value for a write, sometimes a large one."""
         self._values_count += 1
         return b"%d" % self._values_count + b"." * self._rng.choice((0, 0, 16, 200))
 
@@ -180,7 +180,7 @@ class Workload:
         return Operation(TXN, request)
 
     def _multiple(self) -> Operation:
-        """Two keys written, perhaps one deleted, and all read, in one revision."""
+        """Write two keys, perhaps delete one, and read all, in one revision."""
         request = rpc_pb2.TxnRequest()
         count = self.parameters.keys_count
         first = self._rng.randrange(count)
@@ -225,7 +225,7 @@ class Workload:
         self._scheduler.after(self._rng.expovariate(1.0 / mean_s), self._ask, client)
 
     def pick_member(self) -> int | None:
-        """A member that accepts connections, the leader more often."""
+        """Pick a member that accepts connections, the leader more often."""
         members = self._cluster.members_reachable()
         if not members:
             return None
@@ -247,7 +247,7 @@ class Workload:
         self._scheduler.after(self.parameters.timeout_s, self._move_on, invocation)
 
     def _move_on(self, invocation: Invocation) -> None:
-        """The client has its answer, or has waited long enough."""
+        """Continue after the answer or the timeout."""
         if self._current.get(invocation.client) is invocation:
             del self._current[invocation.client]
             self._think(invocation.client)
@@ -260,7 +260,7 @@ class Workload:
 
 
 def _outcome(path: str, message: bytes | None, error: RpcError | None) -> Outcome | None:
-    """What an answer says for certain; None if the operation may have happened or not."""
+    """Return the definite outcome of an answer; None if the operation may or may not have happened."""
     if error is not None:
         status = from_status(error.code, error.text)
         return Outcome(0, error=error.text) if status.definite else None

@@ -1,7 +1,7 @@
-"""Calls of clients and other members without sockets: what services see of a call, and where their handlers register.
+"""Calls of clients and other members without sockets: the calls as services see them, and the registry of handlers.
 
-An answer leaves when the turn that made it ends (``Outbox``), as on a corked connection; what a member had not sent
-when it died reaches no other member.
+An answer is sent at the end of the turn that made it (``Outbox``), as on a corked connection; answers not sent when a
+member dies are lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IDENTITY = "sim-identity"
 
 
 class Handlers:
-    """Satisfies the part of ``rpc.server.Server`` that services register with."""
+    """The part of ``rpc.server.Server`` that services register with."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class Handlers:
 
 
 class Outbox:
-    """The connections of one life of a member: what is put there leaves when the turn ends.
+    """The connections of one life of a member: queued data is sent when the turn ends.
 
     Arguments:
         cork: of the member.
@@ -89,18 +89,18 @@ class Outbox:
         self._waiting.append((deliver, arguments))
 
     def flush(self) -> None:
-        """Let everything leave."""
+        """Send all queued data."""
         waiting, self._waiting = self._waiting, []
         for deliver, arguments in waiting:
             deliver(*arguments)
 
     def lose(self) -> None:
-        """The process is gone, and what it had not sent."""
+        """Drop all queued data, because the process is gone."""
         self._is_lost, self._waiting = True, []
 
 
 class Call:
-    """A unary call, as its handler sees it.
+    """A unary call as its handler sees it.
 
     Arguments:
         outbox: of the member that answers.
@@ -140,14 +140,14 @@ class Call:
             self._outbox.put(self._answer, message, error)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """These clients do not cancel."""
+        """Ignore the callback: simulated clients do not cancel."""
 
     def room_bytes(self) -> int:
         return ROOM_BYTES
 
 
 class Stream:
-    """A streaming call: what its handler sees of it, and what its client does with it.
+    """A streaming call: the handler's interface, and the actions of its client.
 
     Arguments:
         number: orders streams, as the seed decides.
@@ -225,7 +225,7 @@ class Stream:
 
     @property
     def send_buffer_size(self) -> int:
-        """Bytes that wait: each counts as 64 KiB, so that watchers fall behind soon."""
+        """Unread bytes; each counts as 64 KiB, so that watchers fall behind soon."""
         return sum(map(len, self._unread)) << 16
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
@@ -248,7 +248,7 @@ class Stream:
             self._answer(error)
 
     def send(self, message: bytes) -> None:
-        """A request; on the member's loop."""
+        """Send a request. Runs on the member's loop."""
         if self.is_over:
             return
         if self._listener is None:
@@ -261,18 +261,18 @@ class Stream:
             self._finish(error)
 
     def close(self, *, severed: bool = True) -> None:
-        """The connection of the client breaks, or it ends the call; on the member's loop."""
+        """End the call, or break the client's connection. Runs on the member's loop."""
         self.severed, self.is_over, self.done = severed, True, True
         self._release()
         if self._task is not None:
             self._task.cancel()
 
     def stall(self) -> None:
-        """The client stops reading."""
+        """Stop reading at the client."""
         self.is_stalled = True
 
     def read_again(self) -> None:
-        """The client reads what waited, and goes on; on the member's loop."""
+        """Read the waiting responses and continue. Runs on the member's loop."""
         self.is_stalled = False
         unread, self._unread = self._unread, []
         for frames in unread:
@@ -281,7 +281,7 @@ class Stream:
             self._on_room()
 
     def broke(self, *, severed: bool = False) -> None:
-        """The member is gone, or the connection to it."""
+        """Handle the loss of the member or of its connection."""
         self._finish(ConnectionResetError("severed") if severed else ConnectionError("the member is gone"))
 
     def _arrive(self, frames: bytes) -> None:

@@ -1,8 +1,8 @@
-"""The simulated database of a member: the engine in memory, which holds exactly what was committed, and beside it the
-mark of what was applied and the databases received from others.
+"""The simulated database of a member: an in-memory engine that holds exactly the committed data, the mark of applied
+entries, and databases received from other members.
 
-Owns everything of ``DATA/member/snap`` that survives a crash. A commit takes a while on the writer's thread and is then
-durable at once; a crash before that loses it. A received database is durable as soon as it has its name.
+Owns the part of ``DATA/member/snap`` that survives a crash. A commit takes a while on the writer's thread and is then
+durable at once; a crash before that loses it. A received database is durable once it has its final name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARKS_LOST_MAX = 16
 
 
 class File:
-    """The part of ``pathlib.Path`` that databases on their way need."""
+    """The part of ``pathlib.Path`` that received databases need."""
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
@@ -57,7 +57,7 @@ class Directory:
         return File(self, name)
 
     def received(self, index: int) -> File | None:
-        """The database of an entry that waits to be installed."""
+        """Return the received database of an entry that waits to be installed."""
         name = snapshot_path(Path(), index).name
         return File(self, name) if name in self.files else None
 
@@ -100,7 +100,7 @@ class Database(MemoryBackend):
 
 
 class SimulatedDefragmentation:
-    """Implements ``Defragmentation``: every change since the copy is noted, and brought over."""
+    """Implements ``Defragmentation``: changes since the copy are recorded and then applied to the copy."""
 
     def __init__(self, database: Database, path: File) -> None:
         self._database = database
@@ -141,7 +141,7 @@ class SimulatedDefragmentation:
 
 
 def applied_meta(database: MemoryBackend) -> SnapshotMeta:
-    """The point of the log that a database holds."""
+    """Return the log position of a database."""
     get = database.buckets[schema.META].get
     return SnapshotMeta(
         schema.decode_integer(get(schema.META_CONSISTENT_INDEX)) or 0,
@@ -151,7 +151,7 @@ def applied_meta(database: MemoryBackend) -> SnapshotMeta:
 
 
 class Mark:
-    """Stands where ``storage.applied_mark.AppliedMark`` does."""
+    """Replaces ``storage.applied_mark.AppliedMark``."""
 
     def __init__(self) -> None:
         self.index = self.term = 0
@@ -212,7 +212,7 @@ class CommitThread:
         self._threads.call_soon(done, error)
 
     def heal(self) -> None:
-        """Be fast from now on, also with the commit that is under way."""
+        """Commit fast from now on, the commit in progress included."""
         self.slow_factor = 1
         self._parameters = DiskParameters()
         if self._jobs:

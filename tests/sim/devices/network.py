@@ -1,12 +1,12 @@
 """The simulated network between members: delay, loss, duplication, reordering, cuts.
 
-Owns what is in flight and which directed links are cut. A message is copied for each delivery, as a real transport
-would decode it anew, so that a member can never see what another does to its copy.
+Owns messages in flight and cut directed links. Each delivery copies its message, as a real transport decodes it again,
+so members never share a message.
 
 Guarantee kept for the core, as the production transport keeps it: a forwarded proposal (PROPOSE) is delivered at
-most once. Everything else may be duplicated. With ``fifo`` what a turn has for a peer travels as one, and a link keeps
-its order, as one stream does. Calls (leases) and databases travel beside the messages; their sender learns when they
-or their answers are lost.
+most once. Everything else may be duplicated. With ``fifo`` the messages of a turn to a peer travel together, and a link
+keeps their order, as a stream does. Calls (leases) and databases travel separately; their sender learns when they or
+their answers are lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Action = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class NetworkParameters:
-    """How the network behaves. Times in seconds, the rest probabilities."""
+    """Network behaviour. Times in seconds, the rest probabilities."""
 
     delay_s_min: float = 0.000_5
     delay_s_mean: float = 0.002
@@ -68,7 +68,7 @@ def clone(message: Message) -> Message:
 
 
 class Network:
-    """Carries envelopes from member to member, badly."""
+    """Carries envelopes from member to member unreliably."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Network:
     # -- messages -------------------------------------------------------------------------------------------
 
     def send(self, source: int, messages: list[Message]) -> None:
-        """Accept what a turn of a member has; each arrives once, never, or more than once."""
+        """Accept the messages of a member's turn; each arrives once, never, or several times."""
         if not self.parameters.fifo:
             for message in messages:
                 self._send((source, message.to), [message])
@@ -147,7 +147,7 @@ class Network:
     # -- calls and databases --------------------------------------------------------------------------------
 
     def carry(self, link: Link, arrive: Callable[[Member], None], lose: Action) -> None:
-        """Carry something once; the other end gets it, or ``lose`` is called."""
+        """Deliver something at most once; if it is lost, call ``lose``."""
         is_lost = link in self.cut or self._rng.random() < self.parameters.loss
         self._scheduler.after(self._delay_s(), self._carried, link, arrive, lose, is_lost)
 
@@ -160,11 +160,11 @@ class Network:
             arrive(target)
 
     def channel(self, member: Member, peer_id: int) -> Channel:
-        """The connection of a member to another, for calls."""
+        """Return a member's connection to another for calls."""
         return Channel(self, member, peer_id)
 
     def send_snapshot(self, member: Member, message: Message, content: Database, arrived: asyncio.Future[None]) -> None:
-        """Carry a database and the message that it belongs to; resolves ``arrived``."""
+        """Carry a database with its snapshot message; resolves ``arrived``."""
         loop = member.loop
 
         def lose() -> None:
@@ -182,7 +182,7 @@ class Network:
     # -- faults ---------------------------------------------------------------------------------------------
 
     def connects(self, source: int, target: int) -> bool:
-        """Whether a stream from one to the other stands, as far as the one knows."""
+        """Whether a member believes that its stream to another is connected."""
         return (source, target) not in self.cut and target in self._members and self._members[target].alive
 
     def partition(self, left: set[int], right: set[int], both_ways: bool = True) -> None:
@@ -195,7 +195,7 @@ class Network:
                         self.cut.add((other, one))
 
     def heal(self) -> None:
-        """Mend every link; what is sent from now on waits for nothing that is late."""
+        """Mend every link; new messages do not wait for delayed ones."""
         self.cut.clear()
         self._last_arrival.clear()
 

@@ -1,7 +1,7 @@
-"""Databases between simulated members: the production sender's rules, with a copy in memory and one envelope in the
-place of a stream; and the receiving half.
+"""Transfer of databases between simulated members: the production sender's rules, with an in-memory copy and one
+envelope instead of a stream; and the receiver.
 
-Owns nothing that survives: a received database is the directory's.
+Owns nothing durable: a received database belongs to the directory.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SnapshotCarrier(SnapshotSender):
     """Sends databases, at most one at a time to each member.
 
     Arguments:
-        member: whose they are.
-        others: as of ``SnapshotSender``.
+        member: the sending member.
+        others: as in ``SnapshotSender``.
     """
 
     def __init__(self, member: Member, *others: Any) -> None:
@@ -53,7 +53,7 @@ class SnapshotCarrier(SnapshotSender):
 
 
 def receive(member: Member, message: Message, content: Database) -> None:
-    """Take a database and the message that it belongs to, as ``snapshots/receiver`` does; on the member's loop."""
+    """Accept a database with its snapshot message, as ``snapshots/receiver`` does. Runs on the member's loop."""
     node, meta = member.running, message.snapshot
     if meta is None:
         raise ValueError("a snapshot message without meta")

@@ -1,11 +1,11 @@
-"""The simulated disk of a member's log: the production write-ahead log on files in memory, and what a crash does to it.
+"""The simulated disk of a member's log: the production write-ahead log on files in memory, and its crashes.
 
 Owns the bytes (frames, checksums, segments, cuts, release) and ``view``: what is certainly durable, as a fold of the
 records that were synced. After a crash, what the production code reads back must be ``view`` and a part of what was
 written after it, from its beginning; another answer is a violation (D6).
 
-``Disk`` stands where the production ``Disk`` does, whose thread it plays on virtual time: batches are written when a
-sync begins, nothing is written while one is under way, and what gathered meanwhile shares the next.
+``Disk`` replaces the production ``Disk`` and simulates its thread on virtual time: batches are written when a sync
+begins, nothing is written during a sync, and batches submitted during a sync share the next one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Record = Entry | HardState | SnapshotMeta
 
 
 class Threads(Protocol):
-    """What runs in the process of a member, as long as it lives."""
+    """Runs functions in the process of a member while it lives."""
 
     def later(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Run something on a thread that is not the loop's."""
+        """Run a function on a thread other than the loop's."""
 
     def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Run something on the loop."""
+        """Run a function on the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskParameters:
-    """How fast the disks are (seconds), and what a crash is."""
+    """Speed of the disks (seconds), and effects of a crash."""
 
     sync_s_min: float = 0.000_08
     sync_s_mean: float = 0.000_5
@@ -57,7 +57,7 @@ class LogGapError(Exception):
 
 
 class LogView:
-    """What a write-ahead log says: the fold of its records in order."""
+    """The state described by a write-ahead log: the fold of its records in order."""
 
     def __init__(self) -> None:
         self.hard_state = HardState()
@@ -75,7 +75,7 @@ class LogView:
         return self.snapshot.index + len(self.entries)
 
     def term(self, index: int) -> int | None:
-        """Term at ``index``; None where the log does not say."""
+        """Term at ``index``; None where the log does not have it."""
         at = index - self.snapshot.index
         if at == 0:
             return self.snapshot.term
@@ -100,10 +100,10 @@ class LogView:
         self.entries.append(entry)
 
     def _fold_marker(self, meta: SnapshotMeta) -> None:
-        """Forget what the snapshot covers; keep the tail only if it continues the snapshot's own history.
+        """Drop entries that the snapshot covers; keep the tail only if it continues the snapshot's history.
 
         A marker of a *received* snapshot has another term at its index (else Raft would not have restored it):
-        what was written before it belongs to another history and must not be read back.
+        entries written before it belong to another history and must not be read back.
         """
         if meta.index <= self.snapshot.index:
             return
@@ -112,7 +112,7 @@ class LogView:
         self.snapshot = meta
 
     def settled(self) -> LogView:
-        """With its hard state brought up to the marker: a snapshot stands for committed entries."""
+        """Return the view with its hard state advanced to the marker: a snapshot stands for committed entries."""
         state, meta, other = self.hard_state, self.snapshot, self.copy()
         vote = state.vote if meta.term <= state.term else 0
         other.hard_state = HardState(max(state.term, meta.term), vote, max(state.commit, meta.index))
@@ -120,7 +120,7 @@ class LogView:
 
 
 class _Files(SimDisk):
-    """Files whose process may be dead: what its last instructions close is closed already."""
+    """Files of a process that may be dead: closing a file again is allowed."""
 
     def close(self, fd: int) -> None:
         if fd in self.open_files or fd in self.locks:
@@ -128,7 +128,7 @@ class _Files(SimDisk):
 
 
 class DurableLog:
-    """The log of one member, in all its lives. Satisfies ``server.disk.Log``."""
+    """The log of a member in all its lives. Satisfies ``server.disk.Log``."""
 
     def __init__(self, rng: random.Random, parameters: DiskParameters) -> None:
         self.view = LogView()
@@ -190,7 +190,7 @@ class DurableLog:
     # -- what happens to it ---------------------------------------------------------------------------------
 
     def crash(self, *, power: bool) -> None:
-        """The process dies, or the power goes."""
+        """Crash the process or cut its power."""
         views = [self.view]
         for frame in self._frames:
             view = views[-1].copy()
@@ -207,7 +207,7 @@ class DurableLog:
             self._files.kill()
 
     def open(self) -> Recovered:
-        """Read it back. Raises ViolationError when a crash cannot have left what is found."""
+        """Read the log back. Raises ViolationError when no crash can have left its contents."""
         if self._allowed is None:
             self._files.kill()
             self._allowed = [self.view.settled()]
@@ -226,13 +226,13 @@ class DurableLog:
 
 
 class Disk:
-    """Makes batches durable in order, in the turn or later; stands where ``server.disk.Disk`` does.
+    """Makes batches durable in order, in the turn or later. Replaces ``server.disk.Disk``.
 
     Arguments:
         log: of the member.
         threads: of the member.
         rng: draws latencies.
-        parameters: how long they are.
+        parameters: ranges of latencies.
     """
 
     def __init__(self, log: DurableLog, threads: Threads, rng: random.Random, parameters: DiskParameters) -> None:
@@ -260,7 +260,7 @@ class Disk:
             self._begin()
 
     def _begin(self) -> None:
-        """The thread takes everything that waits."""
+        """Start a sync of all waiting batches."""
         self._syncing, self._queue = self._queue, []
         self._number += 1
         self._threads.later(0.0, self._write, self._number)
@@ -291,7 +291,7 @@ class Disk:
             batch.done()
 
     def heal(self) -> None:
-        """Be fast from now on, also with the sync that is under way."""
+        """Sync fast from now on, the sync in progress included."""
         self.slow_factor = 1
         fast = DiskParameters()
         self._parameters = replace(

@@ -1,4 +1,4 @@
-"""Planted bugs, each of which takes one safety rule out of the running code; the simulator must notice every one.
+"""Planted bugs: each removes one safety rule from the running code, and the simulator must find every one.
 
 ``registry`` says what a mutant is; ``core`` plants them in Raft and its disk, the others in what their names say.
 

@@ -1,4 +1,4 @@
-"""Planted bugs in the core and in what makes it durable; ``registry`` says what they are for."""
+"""Planted bugs in the core and its durability; ``registry`` explains their purpose."""
 
 from __future__ import annotations
 

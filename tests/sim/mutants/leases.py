@@ -1,4 +1,4 @@
-"""Planted bugs in what decides when leases end."""
+"""Planted bugs in lease expiry."""
 
 from __future__ import annotations
 

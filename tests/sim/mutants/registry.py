@@ -1,7 +1,7 @@
-"""The list of planted bugs: each takes one safety rule out of the running code, and the simulator must notice.
+"""The registry of planted bugs: each removes one safety rule from the running code, and the simulator must find it.
 
-A mutant is a context manager that patches a function of the production code, and puts it back. ``hunt`` runs seeds
-until one reports a violation. What the mutants say of the simulator is the reason to believe it when it says nothing.
+A mutant is a context manager that patches a function of the production code and restores it. ``hunt`` runs seeds until
+one reports a violation. That the simulator finds all mutants is the reason to trust it when it finds nothing.
 
     with MUTANTS["vote given twice"].planted():
         report = hunt(range(100))
@@ -22,26 +22,26 @@ Plant = Callable[["Patches"], None]
 
 
 class Patches:
-    """Replaces attributes and puts them back."""
+    """Replaces attributes and restores them."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Put ``value`` in the place of ``owner.name``; returns what was there."""
+        """Replace ``owner.name`` by ``value``; returns the old value."""
         old = owner.__dict__[name]
         setattr(owner, name, value)
         self._stack.callback(setattr, owner, name, old)
         return old
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore all attributes."""
         self._stack.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One planted bug. ``rule`` is the rule that it takes out."""
+    """A planted bug. ``rule`` is the removed rule."""
 
     name: str
     rule: str
@@ -50,7 +50,7 @@ class Mutant:
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """The bug is in the code for as long as the context lasts."""
+        """Plant the bug within the block."""
         patches = Patches()
         try:
             self.plant(patches)
@@ -63,7 +63,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(name: str, rule: str, parameters: Callable[[int], RunParameters] = draw) -> Callable[[Plant], Plant]:
-    """Register a planted bug, with the corner of the swarm in which it shows itself soonest."""
+    """Register a planted bug, with the corner of the swarm that finds it soonest."""
 
     def register(plant: Plant) -> Plant:
         MUTANTS[name] = Mutant(name, rule, plant, parameters)
@@ -82,4 +82,4 @@ def hunt(seeds: Iterable[int], parameters: Callable[[int], RunParameters] = draw
 
 
 def nothing(*_arguments: Any, **_more: Any) -> None:
-    """Do nothing, in the place of a function that does something."""
+    """Do nothing; replaces a function that does something."""

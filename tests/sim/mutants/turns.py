@@ -1,4 +1,4 @@
-"""Planted bugs in the turns of identities before the log."""
+"""Planted bugs in fair queueing of identities before the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted bugs in what users may do."""
+"""Planted bugs in users' rights."""
 
 from __future__ import annotations
 

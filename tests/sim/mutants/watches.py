@@ -1,4 +1,4 @@
-"""Planted bugs in what delivers events to watchers."""
+"""Planted bugs in the delivery of events to watchers."""
 
 from __future__ import annotations
 

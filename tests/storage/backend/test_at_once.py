@@ -1,5 +1,5 @@
-"""All that a store does beside its entries, in any order, on LMDB: commits that overlap, full disks, compactions,
-defragmentations, received databases, hashes, pinned views and restarts. What it holds is what its entries say.
+"""All background work of a store on LMDB in any order: overlapping commits, full disks, compactions, defragmentations,
+received databases, hashes, pinned views and restarts. The contents must always be those given by the entries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A compact copy takes the place of a database that is written meanwhile: it lacks nothing, nothing comes back."""
+"""A compact copy replaces a database during writes: nothing is lost, and no deleted data comes back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def files(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_everything_committed_meanwhile_is_in_the_copy(tmp_path: Path, seed: int) -> None:
+def test_copy_contains_concurrent_commits(tmp_path: Path, seed: int) -> None:
     """Puts, deletions, compactions, leases and other values, beside a store that is never defragmented."""
     stores = [Store.open(LMDBBackend(tmp_path / name, MAP_SIZE_BYTES)) for name in ("db", "other")]
     rng = random.Random(seed)
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_everything_as_before(tmp_path: Path, step: str, monk
     closed(store)
 
 
-def test_one_at_a_time_and_given_up_when_asked(tmp_path: Path) -> None:
+def test_defragmentation_is_exclusive_and_can_be_cancelled(tmp_path: Path) -> None:
     store = database(tmp_path / "db", 3000)
     defragmentation = store.backend.defragment(tmp_path / "copy")
     with pytest.raises(StorageError, match="already"):
@@ -215,7 +215,7 @@ def test_notes_of_changes_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     closed(store)
 
 
-def test_a_rename_that_may_not_last_ends_all_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncertain_rename_stops_all_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fatal: list = []
     store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), on_fatal=fatal.append)
     fill(store, 50)
@@ -307,7 +307,7 @@ def test_a_full_batch_waits_while_the_copy_takes_the_place(tmp_path: Path) -> No
 def test_a_file_with_the_inode_of_one_that_is_being_closed_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Open a copy made when the last one had just been closed, and the binding of LMDB did not know yet."""
+    """The copy is opened just after the last one was closed, before the LMDB binding has noticed."""
 
     class Late(threading.Thread):
         def start(self) -> None:

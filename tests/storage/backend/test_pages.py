@@ -1,4 +1,4 @@
-"""Pages that are not where they were written end the open with a line, and not the process within LMDB."""
+"""Misplaced pages make the open fail with one line, instead of crashing the process inside LMDB."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_sound_file_passes(tmp_path: Path, clean: bytes) -> None:
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 def test_a_file_that_claims_gigabytes_is_damaged_and_not_full(tmp_path: Path, clean: bytes, is_open: bool) -> None:
-    """A member raised the alarm that stops the writes of all, since a bit of its last page's number had flipped."""
+    """A flipped bit in the number of the last page raised the alarm that stops all writes of the cluster."""
     path = tmp_path / "db"
     path.write_bytes(clean)
 

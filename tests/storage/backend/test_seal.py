@@ -1,4 +1,4 @@
-"""What has no checksum of its own in the database is sealed: a flipped bit in it is found when the file is opened."""
+"""Data without a checksum in the database is sealed: a flipped bit in it is found when the file is opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _sum(backend: LMDBBackend) -> int:
 
 
 def _stated(path: Path) -> tuple[int, int]:
-    """The transaction and the sum of the seal."""
+    """Return the transaction and the checksum of the seal."""
     with lmdb.open(str(path), subdir=False, max_dbs=20) as environment, environment.begin() as txn:
         data = txn.get(SEAL)
         assert data is not None
@@ -142,7 +142,7 @@ def test_records_without_seals_are_accepted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{}, {schema.META_CONSISTENT_INDEX: schema.encode_integer(9)}, {b"other": b"8"}])
-def test_a_copy_is_sealed_anew(path: Path, tmp_path: Path, changed: dict[bytes, bytes]) -> None:
+def test_copy_is_sealed_again(path: Path, tmp_path: Path, changed: dict[bytes, bytes]) -> None:
     """A version without seals may have written to the source, and left the applied index as it was."""
     _write_without_seal(path, changed)
     with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:

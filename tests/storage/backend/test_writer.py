@@ -1,4 +1,4 @@
-"""The thread that commits: how long it has been at it."""
+"""The commit thread and the running time of its job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raftkv.storage.backend.lmdb import ThreadWriter
 PATIENCE_S = 90.0
 
 
-def test_it_is_busy_while_a_job_is_under_way_and_for_as_long() -> None:
+def test_writer_is_busy_only_while_a_job_runs() -> None:
     calls: SimpleQueue[Any] = SimpleQueue()
     writer = ThreadWriter(calls.put)
     begun, may_end = threading.Event(), threading.Event()

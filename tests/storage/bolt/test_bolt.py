@@ -1,4 +1,4 @@
-"""Database files of bbolt: what is written is read again, and nothing that a file says is believed unchecked."""
+"""bbolt database files: written files can be read, and the reader checks every value in a file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_damage_is_one_error_or_none(tmp_path: Path) -> None:
 
 
 def refusal(path: Path, items_max: int) -> str:
-    """Why a file was refused; empty if it was read, with no more in it than there was."""
+    """Return why a file was refused; empty if it was read and held only the original items."""
     try:
         return "" if sum(map(len, read(path).values())) <= items_max else "too many items"
     except StorageError as error:
@@ -160,7 +160,7 @@ def test_hostile_files(tmp_path: Path) -> None:
 
 
 def test_no_page_takes_more_memory_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of holes says that one page is as long as the file: nothing of that is read."""
+    """A sparse file claims that one page is as long as the file; the reader must not read it."""
     path = tmp_path / "db"
     path.write_bytes(written({b"key": {b"k": b"x" * 20_000}}))
     monkeypatch.setattr("raftkv.storage.bolt.reader.PAGE_MAX_BYTES", 16_384)
@@ -196,7 +196,7 @@ def test_foreign_files_are_named(tmp_path: Path, meta: bytes, reason: str) -> No
         BoltFile(tmp_path / "none")
 
 
-def test_the_writer_refuses_what_it_cannot_write() -> None:
+def test_writer_refuses_unordered_keys_and_wrong_layout() -> None:
     for items in ([(b"b", b""), (b"a", b"")], [(b"a", b""), (b"a", b"")], [(b"", b"")]):
         with pytest.raises(InvariantError, match="does not come after"):
             measure([(b"key", items)])

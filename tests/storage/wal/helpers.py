@@ -1,4 +1,4 @@
-"""Short ways to make entries and logs in these tests."""
+"""Helpers that create entries and logs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recover(disk: SimDisk) -> Recovered:
 
 
 def recover_or_refuse(contents: dict[str, bytes]) -> Recovered | WALCorruptError:
-    """What opening this image gives; any other exception than the declared one escapes."""
+    """Open an image; any exception other than the declared one escapes."""
     try:
         return recover(SimDisk.holding(contents))
     except WALCorruptError as error:

@@ -1,8 +1,8 @@
-"""A disk in memory that knows what a power cut would leave, and fails where a test says.
+"""An in-memory disk that simulates power cuts and scripted failures.
 
-Contents that were not synced survive a crash sector by sector, each by a toss; so does each new name, rename and
-removal since the directory was last synced, in any combination. ``kill`` models the death of the process alone: the
-page cache stays. After a sync that failed it holds pages that count as written and are not on the disk.
+Unsynced contents survive a crash sector by sector at random; so does each new name, rename and removal since the last
+sync of the directory, in any combination. ``kill`` models the death of the process only: the page cache stays. After a
+failed sync the page cache holds pages that count as written but are not on the disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Inode:
         return bytes(image)
 
     def fail_sync(self) -> None:
-        """The device refused: the kernel reports it once, and takes the pages for written."""
+        """Simulate a device error: the kernel reports it once and then treats the pages as written."""
         for at in range(0, len(self.data), PAGE):
             if self.data[at : at + PAGE] != self.durable[at : at + PAGE]:
                 self.given_up.add(at // PAGE)
@@ -86,7 +86,7 @@ class SimDisk:
             self.faults[operation] = (number, after - 1)
 
     def kill(self) -> None:
-        """The process dies, the machine goes on."""
+        """Kill the process; the machine keeps running."""
         self.open_files.clear()
         self.locks.clear()
 

@@ -1,4 +1,4 @@
-"""Every image that a crash can leave is recovered exactly; every flipped bit and truncation is survived or refused.
+"""Every possible image after a crash is recovered exactly; every flipped bit and truncation is recovered or refused.
 
 The outcome of opening a damaged log is one of two: every synced entry is there, or ``WALCorruptError`` names the
 file and an offset in it. ``RAFTKV_CRASH_MATRIX=full`` tries every bit of the large log too, not a sample of it.
@@ -237,7 +237,7 @@ def test_a_missing_sector_is_refused_when_a_later_frame_was_written_after_the_sy
 
 
 def test_a_copy_of_a_frame_in_a_value_does_not_testify() -> None:
-    """A client may store the bytes of a log, at any alignment; a torn write before them is still only torn."""
+    """A client may store the bytes of a log, at any alignment; a torn write before them still counts as torn."""
     disk = SimDisk()
     wal = create(disk, 8192)
     append_synced(wal, 1, 2)

@@ -1,4 +1,4 @@
-"""When the disk fails: a full one costs nothing, any other failure ends the use of the log, and a restart works."""
+"""Disk failures: a full disk loses nothing, any other failure ends the use of the log, and a restart works."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_disk_without_room_for_one_more_name_is_a_full_disk(disk: SimDisk) -> 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_lack_of_descriptors_is_waited_out_while_there_is_still_room(disk: SimDisk, number: int) -> None:
-    """Any program can take all files of a machine for a moment; the log needs none before its segment is full."""
+    """Any program can use up all descriptors for a moment; the log needs none before its segment is full."""
     wal = create(disk)
     append_synced(wal, 1, 25)
     disk.fail("create", number)
@@ -383,7 +383,7 @@ def test_a_crash_in_a_repair_is_repaired_again(disk: SimDisk, site: str) -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_open_rewrites_pages_left_by_a_failed_sync(seed: int) -> None:
-    """The kernel takes pages that it could not write for written: no sync of a later process would write them."""
+    """The kernel treats pages that it failed to write as written: no later sync would write them."""
     disk, rng = SimDisk(), random.Random(seed)
     wal = create(disk)
     append_synced(wal, 1, rng.randrange(1, 4), data=b"d" * rng.choice((20, 900)))

@@ -1,7 +1,7 @@
-"""Zeros written ahead of the frames: lives of a log whose segments are longer than what is filled at once.
+"""Zeros written ahead of the frames: lives of a log whose segments are longer than one fill.
 
-The segments of ``test_model`` are filled to their end with their head, so a frame there never meets what was not
-written. Here a segment takes several fills, and a restart fills anew from wherever it goes on.
+The segments of ``test_model`` are filled to their end with their head, so frames there never reach unwritten blocks.
+Here a segment takes several fills, and a restart fills again from its position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOME_FILLS = 8
 
 
 class Lives:
-    """A log on a disk that loses power, and the operations that it was told.
+    """A log on a disk that loses power, and the log's operations.
 
     Arguments:
         seed: decides what is appended, and what a power cut leaves.
@@ -59,7 +59,7 @@ class Lives:
         self.note(*batch, state)
 
     def mark(self) -> None:
-        """Write the marker of a snapshot, and give up what it makes dispensable."""
+        """Write a snapshot marker, and release the segments before it."""
         model = self.model
         if model.hard_state.commit > model.snapshot.index:
             index = model.hard_state.commit
@@ -75,7 +75,7 @@ class Lives:
         self.model.fold(operation)
 
     def sync(self) -> None:
-        """Make all of it durable."""
+        """Make all operations durable."""
         self.wal.sync()
         self.synced = len(self.operations)
 
@@ -94,7 +94,7 @@ class Lives:
             self.synced = len(self.operations)
 
     def end(self) -> None:
-        """End this life and begin the next: what comes back holds what was synced, and nothing that was not told."""
+        """End this life and begin the next: check that all synced operations and only known ones come back."""
         at_least = len(self.operations)
         way = self.rng.random()
         if way < 0.7:

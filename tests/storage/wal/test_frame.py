@@ -61,7 +61,7 @@ def test_a_body_prepared_to_become_zeros_under_one_mask_gets_another() -> None:
 
 
 @pytest.mark.parametrize("change", ["seed", "offset"])
-def test_a_frame_of_another_segment_or_place_is_none(change: str) -> None:
+def test_frame_of_other_segment_or_offset_is_ignored(change: str) -> None:
     data = encoded(b"body", 64)
     assert read_frame(data, 64, 9) is not None
     assert read_frame(data, 64, 10) is None if change == "seed" else read_frame(data[8:], 56, 9) is None
@@ -77,7 +77,7 @@ def test_every_flipped_bit_and_every_truncation_is_noticed() -> None:
         assert read_frame(data[:size], 0, 9) is None, size
 
 
-def test_an_absurd_length_with_a_right_checksum_is_no_frame_and_allocates_nothing() -> None:
+def test_absurd_length_with_valid_checksum_is_not_a_frame() -> None:
     for length in (record.BODY_MAX_BYTES + 1, 2**32 - 1, 5000):
         fields = record._pack_fields(MAGIC, length, 0, 0, 0, 0)
         header = fields + record._pack_check(record.extend(9, fields), record._HEADER_END)

@@ -1,4 +1,4 @@
-"""Random lives of a log against a dumb one: what was synced is always there, and nothing else ever appears."""
+"""Random lives of a log against a simple model: synced records are always there, and nothing unknown appears."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fold of the records, by the examples of its docstring, and what it refuses."""
+"""The fold of the records, by the examples of its docstring, and its refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def replayed(*records: Record, first_index: int = 1) -> LogReplay:
     return replay
 
 
-def test_an_overwrite_truncates_what_was_after_it() -> None:
+def test_overwrite_truncates_the_rest() -> None:
     replay = replayed(*entries(1, 3), Entry(2, 2))
     assert [(entry.term, entry.index) for entry in replay.entries] == [(1, 1), (2, 2)]
     assert replay.last_index == 2
@@ -29,7 +29,7 @@ def test_a_marker_on_the_log_leaves_the_entries_behind_it() -> None:
     assert indexes(replay.entries_after(SnapshotMeta())) == [1, 2, 3, 4, 5]
 
 
-def test_a_marker_beyond_the_log_begins_it_anew() -> None:
+def test_marker_beyond_log_restarts_it() -> None:
     replay = replayed(*entries(1, 3), SnapshotMeta(9, 4), Entry(4, 10))
     assert indexes(replay.entries_after(replay.snapshot)) == [10]
     with pytest.raises(ReplayError, match="begins at entry 10, the state ends at entry 0"):
@@ -49,7 +49,7 @@ def test_a_log_without_its_first_segments_goes_back_only_to_its_first_entry() ->
         replay.entries_after(SnapshotMeta(90, 1))
 
 
-def test_a_segment_may_begin_with_an_overwrite_of_what_an_earlier_one_held() -> None:
+def test_segment_may_begin_with_overwrite_of_earlier_one() -> None:
     replay = replayed(*entries(95, 97, term=2), SnapshotMeta(96, 2), first_index=100)
     assert indexes(replay.entries_after(replay.snapshot)) == [97]
 

@@ -1,4 +1,4 @@
-"""Going back behind a marker whose database cannot be installed: all or nothing, and term and vote stay."""
+"""Rewinding before a marker whose database cannot be installed: all or nothing; term and vote stay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_rewound(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [1024, 1 << 20])
-def test_a_log_goes_on_as_if_the_marker_had_never_come(segment_bytes: int) -> None:
+def test_log_continues_without_the_marker(segment_bytes: int) -> None:
     disk = interrupted(segment_bytes)
     wal, _ = reopen(disk, segment_bytes)
     rewound = wal.rewind(STATE)

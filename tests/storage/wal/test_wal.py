@@ -1,4 +1,4 @@
-"""The log as its caller meets it: on real files, and on the disk in memory where the files do not matter."""
+"""The log's interface, on real files, and on the in-memory disk where files do not matter."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_torn_tail_on_a_real_file_is_cut_and_kept_beside_it(directory: str) ->
     assert (indexes(recovered.entries), recovered.repair) == ([1, 2, 3, 4], None)
 
 
-def test_creating_and_opening_what_is_not_there_or_not_allowed(directory: str, tmp_path: Path) -> None:
+def test_create_and_open_errors(directory: str, tmp_path: Path) -> None:
     with pytest.raises(WALNotFoundError):
         WAL.open(directory)
     assert not WAL.exists(directory)
@@ -282,7 +282,7 @@ def test_release_deletes_the_oldest_segments_wholly_below(disk: SimDisk) -> None
 
 
 def test_segments_that_wait_for_an_archive_alone_are_not_read(disk: SimDisk) -> None:
-    """They may be gigabytes: a member that was started while its archive was away needed room for all their entries."""
+    """A member started while its archive was away loaded gigabytes of entries from these segments."""
     wal = create(disk)
     append_synced(wal, 1, 200)
     wal.keep(0)
@@ -307,7 +307,7 @@ def test_segments_that_wait_for_an_archive_alone_are_not_read(disk: SimDisk) -> 
     assert indexes(recover(disk).entries) == list(range(200, 301))
 
 
-def test_each_segment_can_be_read_without_those_before_it(disk: SimDisk) -> None:
+def test_each_segment_is_readable_alone(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 100)
     wal.save_snapshot(SnapshotMeta(99, 1, ConfState((1, 2, 3))))
@@ -320,7 +320,7 @@ def test_each_segment_can_be_read_without_those_before_it(disk: SimDisk) -> None
     assert indexes(recovered.entries) == list(range(100, 141))
 
 
-def test_entries_behind_an_earlier_marker_can_be_asked_for(disk: SimDisk) -> None:
+def test_entries_after_earlier_marker_are_readable(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 10)
     wal.save_snapshot(SnapshotMeta(4, 1))
@@ -335,7 +335,7 @@ def test_entries_behind_an_earlier_marker_can_be_asked_for(disk: SimDisk) -> Non
         reopen(disk, snapshot_index=5)
 
 
-def test_a_snapshot_beyond_the_log_begins_it_anew(disk: SimDisk) -> None:
+def test_snapshot_beyond_log_restarts_it(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 5)
     wal.save_snapshot(SnapshotMeta(50, 3), HardState(3, 0, 50))

@@ -1,4 +1,4 @@
-"""A member and its files: locked by another, missing, damaged, failing. Nothing wrong is ever served."""
+"""A member whose files are locked, missing, damaged or failing never serves wrong data."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_sync_that_fails(stopped: Member) -> None:
         assert value_of(wire, "later") is None
 
 
-def test_a_log_directory_of_its_own_and_no_syncs(tmp_path: Path) -> None:
+def test_separate_wal_dir_without_fsync(tmp_path: Path) -> None:
     flags = ["--wal-dir", str(tmp_path / "wal"), "--unsafe-no-fsync"]
     with Cluster(RAFTKV, flags=flags) as cluster, Wire(cluster.endpoints) as wire:
         (member,) = cluster.members

@@ -1,4 +1,4 @@
-"""One flipped bit on the leader's disk, and a follower that needs the leader's database: the quorum is not lost."""
+"""A flipped bit on the disk of a leader whose follower needs the database does not cost the quorum."""
 
 from __future__ import annotations
 

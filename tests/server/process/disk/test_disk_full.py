@@ -1,7 +1,7 @@
-"""A disk that fills up: writes that grow the store are refused, reads and deletes go on, and it recovers.
+"""A full disk: writes that grow the store are refused, reads and deletes continue, and the member recovers.
 
-The disk is a file system in memory, 200 MB, mounted where only the member sees it (a mount namespace of its own), so
-nothing is left behind whatever happens. Nothing here is about durability.
+The disk is a 200 MB in-memory file system in the member's mount namespace, so nothing is ever left behind. Durability
+is not tested here.
 """
 
 from __future__ import annotations

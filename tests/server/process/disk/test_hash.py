@@ -1,4 +1,4 @@
-"""Maintenance.Hash is of what a database means: a restart, clean or not, leaves it, and members agree in it.
+"""Maintenance.Hash covers the logical contents: restarts do not change it, and members agree.
 
 The same is asked of real etcd 3.5.1, so that what is expected here is what its users know.
 """

@@ -1,4 +1,4 @@
-"""What a member's log tells an operator: who leads, who is lost and found, how long there has been no leader."""
+"""Log lines for operators: leader changes, lost and reconnected members, time without a leader."""
 
 from __future__ import annotations
 

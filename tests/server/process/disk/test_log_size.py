@@ -1,4 +1,4 @@
-"""The log of members that are written large values: it is cut by bytes, so neither memory nor disk grow with it."""
+"""With large values the log is cut by bytes, so that memory and disk stay bounded."""
 
 from __future__ import annotations
 

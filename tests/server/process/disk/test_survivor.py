@@ -1,4 +1,4 @@
-"""--force-new-cluster on real processes: the data stays, the others are gone for good, and new ones come."""
+"""--force-new-cluster on real processes: the data stays, former members are removed for good, new ones can join."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(wire: Wire) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_survivor_goes_on_alone_and_takes_new_members(lost: Cluster) -> None:
+def test_survivor_continues_alone_and_accepts_members(lost: Cluster) -> None:
     survivor, former = lost.members[2], lost.members[0]
     survivor.flags.append("--force-new-cluster")
     survivor.restart()
@@ -63,7 +63,7 @@ def test_the_survivor_goes_on_alone_and_takes_new_members(lost: Cluster) -> None
             assert value_of(other, "k") == b"alone"
 
 
-def test_no_member_goes_on_alone_beside_a_quorum() -> None:
+def test_member_never_continues_alone_beside_quorum() -> None:
     """It told the two that run that they were removed, and both stopped for good."""
     with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
         must_put(wire, "k")

@@ -1,13 +1,13 @@
-"""Clients that work while members are restarted, and the check of what they were answered.
+"""Clients that work during restarts of members, and the check of their answers.
 
     with Load(endpoints) as load:
         ... restart members ...
         load.advance()                   # every client has done more since
     load.check()                         # nothing failed, nothing was lost, nothing was seen twice
 
-Writers own a key each: what they read after a write is that write. Counters share a key, which each raises by
-compare and set. A watch follows all keys, and its events are compared with what was written. All calls are those of
-``raftkv.aio``, which goes on to another member by itself; a call that raises all the same is a failure.
+Each writer owns a key: a read after a write must return that write. Counters share a key, which each increments by
+compare and set. A watch follows all keys, and its events are compared with the writes. All calls go through
+``raftkv.aio``, which fails over to another member; a call that still raises is a failure.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Members are restarted and upgraded one after the other under load: leadership moves before each stop, no client
-notices, and members of two versions give each other the log and the database.
+"""Rolling restarts and upgrades under load: leadership moves before each stop, clients see no error, and members of two
+versions exchange the log and the database.
 """
 
 from __future__ import annotations

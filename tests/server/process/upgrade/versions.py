@@ -1,4 +1,4 @@
-"""Versions of raftkv to run beside this one: those in the history of this checkout, unpacked where they can run."""
+"""Older versions of raftkv from the history of this checkout, unpacked to run beside this one."""
 
 from __future__ import annotations
 
