@@ -519,7 +519,7 @@ class ServerConfig:
             or "" in run.split("/")
         ):
             raise ConfigError(
-                f"--horovod-run {run!r} is no run id: at most {_RUN_ID_BYTES_MAX} bytes, without white space, "
+                f"--horovod-run {run!r} is not a run id: at most {_RUN_ID_BYTES_MAX} bytes, without white space, "
                 "with slashes only between names"
             )
 

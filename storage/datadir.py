@@ -201,4 +201,4 @@ def remove_unneeded(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        _log.warning("cannot remove %s, which is not needed any more: %s; remove it", path, error.strerror)
+        _log.warning("cannot remove the leftover %s: %s; remove it by hand", path, error.strerror)

@@ -31,9 +31,7 @@ TURN_LIMIT_MS: Final = 50.0
 LEADER_CHANGES: Final = "etcd_server_leader_changes_seen_total"
 _LONGEST_TURN: Final = "raftkv_loop_turn_longest_seconds"
 _LONGEST_OWN_TURN: Final = "raftkv_loop_turn_longest_own_seconds"
-_LONG_TURN: Final = re.compile(
-    r"a turn of the event loop took \d+ ms, (\d+) ms without waits for a processor, in ([^;\"\n]*)"
-)
+_LONG_TURN: Final = re.compile(r"slow turn of the event loop: \d+ ms, (\d+) ms without waits for a CPU, in ([^;\"\n]*)")
 
 
 @dataclass

@@ -77,7 +77,9 @@ class Digest:
 
     def __init__(self, algorithm: str = SHA256) -> None:
         if algorithm not in ALGORITHMS:
-            raise ConfigError(f"{algorithm!r} is no algorithm of a digest; this raftkv knows {', '.join(ALGORITHMS)}")
+            raise ConfigError(
+                f"{algorithm!r} is not a digest algorithm of this raftkv, which has {', '.join(ALGORITHMS)}"
+            )
         self.algorithm = algorithm
         self._hasher = ALGORITHMS[algorithm]()
         self.update = self._hasher.update

@@ -39,7 +39,7 @@ class FenceBroken(CheckpointError):
     def __init__(self, run_id: str, generation: int) -> None:
         super().__init__(
             f"generation {generation} of the checkpoints of run {run_id!r} is over: another writer has claimed them; "
-            "stop this one, and claim them anew if it is the right one"
+            "stop this one, or claim them again if it is the right one"
         )
         self.run_id = run_id
         self.generation = generation
@@ -102,7 +102,7 @@ class DigestMismatch(CheckpointError):
     """
 
     def __init__(self, where: str, name: str, why: str) -> None:
-        super().__init__(f"{where}: {name} {why}; load another checkpoint, and have this one looked at")
+        super().__init__(f"{where}: {name} {why}; load another checkpoint, and find the cause")
         self.name = name
 
 

@@ -165,7 +165,7 @@ def read_export(uri: str) -> tuple[Checkpoint, Incoming]:
     """
     place = Place(uri)
     if not place.exists(RECORD):
-        raise ConfigError(f"{place.uri} is no export of a checkpoint, or one that was cut off: it has no {RECORD}")
+        raise ConfigError(f"{place.uri} is not an export of a checkpoint, or an incomplete one: it has no {RECORD}")
     try:
         checkpoint = Checkpoint.decode(place.read(RECORD))
     except RecordError as error:

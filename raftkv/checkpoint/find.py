@@ -368,7 +368,7 @@ def _readable(items: Sequence[KeyValue]) -> list[RunLatest]:
         try:
             found.append(_summary(item))
         except RecordError as error:
-            _log.warning("raftkv: passed over: %s", error)
+            _log.warning("raftkv: skipped an unreadable checkpoint record: %s", error)
     return found
 
 

@@ -465,7 +465,7 @@ def check_kind(kind: str) -> str:
         ConfigError: the kind does not exist.
     """
     if kind not in KINDS and kind != MEMORY:
-        raise ConfigError(f"{kind!r} is no kind of checkpoint; there are {', '.join(KINDS)}")
+        raise ConfigError(f"{kind!r} is not a kind of checkpoint; the kinds are {', '.join(KINDS)}")
     return kind
 
 

@@ -487,8 +487,9 @@ class Registry:
                 self._told_unmeasured.add(metric)
                 names = {name for each in checkpoints for name in each.metrics}
                 _log.warning(
-                    "raftkv: all %d checkpoints of run %r stay: its policy keeps the best by %r, which none of them "
-                    "has; their metrics: %s", len(checkpoints), self.run_id, metric, ", ".join(sorted(names)) or "none",
+                    "raftkv: all %d checkpoints of run %r are kept: the policy keeps the best by %r, which none of "
+                    "them has; their metrics: %s",
+                    len(checkpoints), self.run_id, metric, ", ".join(sorted(names)) or "none",
                 )  # fmt: skip
         return collected
 

@@ -635,28 +635,33 @@ RETRY_S: Final = 60.0
 """Longest time until a failed scheduled backup is retried."""
 
 _JSON = Flag("json", BOOL, usage="print JSON, one object a line")
-_TEMPORARY = Flag("temporary-dir", usage="directory for the file while it is checked; without it that of the system")
+_TEMPORARY = Flag("temporary-dir", usage="directory for temporary files (default the system's)")
 CLUSTER_FLAGS = (
     Flag("endpoints", default="127.0.0.1:2379", usage="members of the cluster, comma-separated"),
     *daemon.CREDENTIALS,
 )
 TAKE_FLAGS = (
-    Flag("once", BOOL, usage="take one backup and end"),
-    Flag("every", DURATION, 3600.0, usage="time between two backups", least=0.001),
-    Flag("keep", UINT, usage="keep so many of each cluster, the newest; 0: no such rule"),
-    Flag("keep-days", UINT, usage="keep those of so many days; 0: no such rule; without a rule all are kept"),
-    Flag("prune-wal-archive", usage="delete segments of this archive that no backup which is kept needs"),
+    Flag("once", BOOL, usage="take one backup and exit"),
+    Flag("every", DURATION, 3600.0, usage="time between backups", least=0.001),
+    Flag("keep", UINT, usage="keep this many of the newest backups of each cluster; 0: no limit by number"),
+    Flag(
+        "keep-days", UINT, usage="keep the backups of this many days; 0: no limit by age; without limits all are kept"
+    ),
+    Flag("prune-wal-archive", usage="delete segments of this log archive that no kept backup needs"),
     _JSON,
     _TEMPORARY,
     *CLUSTER_FLAGS,
 )
 RESTORE_FLAGS = (
-    Flag("backup", usage="name of the backup; without it the newest, or the newest before the point in time"),
+    Flag("backup", usage="name of the backup (default the newest, or the newest before --to-revision or --to-time)"),
     Flag("data-dir", usage="directory of the new member (required)"),
-    Flag("wal-dir", usage="directory of its log, if on its own disk"),
+    Flag("wal-dir", usage="directory of its log, if not in the data directory"),
     Flag("name", default="default", usage="name of the new member"),
     Flag("initial-cluster", default="default=http://localhost:2380", usage="name=URL,... of all new members"),
-    Flag("initial-cluster-token", usage="part of all ids; without it the backup's name: a cluster with ids of its own"),
+    Flag(
+        "initial-cluster-token",
+        usage="token of the new cluster (default the backup's name, which gives the cluster new ids)",
+    ),
     Flag("initial-advertise-peer-urls", default="http://localhost:2380", usage="peer URLs of the new member"),
     *POINT_IN_TIME_FLAGS,
     _JSON,
@@ -664,7 +669,7 @@ RESTORE_FLAGS = (
 )
 LOOK_FLAGS = (_JSON, _TEMPORARY)
 _USAGE = """Usage:
-  raftkv backup URL [flags]            take a backup now and every --every
+  raftkv backup URL [flags]            take a backup now, and one after each --every
   raftkv backup list URL               print the backups
   raftkv backup verify URL             restore every backup into a temporary directory and compare its hash
   raftkv backup restore URL [flags]    make the data directory of a member of a new cluster
@@ -811,7 +816,7 @@ def _prune(place: Place, values: dict[str, Any], report: Report) -> None:
     for name in place.remove_leftovers(now_s):
         report.deleted(name)
     if values["prune-wal-archive"] and damaged:
-        report.failed("the archive is not pruned: these damaged backups may need a part of it")
+        report.failed("the log archive was not pruned, because these damaged backups may need parts of it")
     elif values["prune-wal-archive"]:
         _prune_archive(Path(values["prune-wal-archive"]), place, report)
 
@@ -879,7 +884,7 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
             text = f"backup {backup.name}: revision {backup.revision}, hash {backup.hash}, verified"
             report.say(text, "verified", name=backup.name, revision=backup.revision, hash=backup.hash)
     if bad:
-        raise CommandError(f"{bad} of {len(backups) + len(damaged)} backups cannot be used")
+        raise CommandError(f"{bad} of {len(backups) + len(damaged)} backups cannot be restored")
     return SUCCESS
 
 

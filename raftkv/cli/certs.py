@@ -114,7 +114,7 @@ class Folder:
             general_name(host)
         for path in (*map(self.member_folder, members), *map(self._client, clients)):
             if path.exists():
-                raise ConfigError(f"{path} is there already, and is not written over; `raftkv certs renew` renews it")
+                raise ConfigError(f"{path} already exists and is not overwritten; `raftkv certs renew` renews it")
         made: list[Made] = []
         try:
             for authority in ("ca", "peer-ca"):
@@ -266,9 +266,9 @@ def _read(kind: str, path: Path) -> Made:
     except x509.ExtensionNotFound:
         hosts = ()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no certificate: {error}") from None
+        raise ConfigError(f"{path} is not a certificate: {error}") from None
     if not subject:
-        raise ConfigError(f"{path} is no certificate of `raftkv certs`: it has no common name")
+        raise ConfigError(f"{path} is not a certificate of `raftkv certs`: it has no common name")
     return Made(kind, str(subject[0].value), hosts, end, path)
 
 
@@ -278,14 +278,12 @@ def _add_revoked(path: Path, authority: Authority, certificate: Path) -> None:
         with decoding():
             serial = x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
     except ValueError as error:
-        raise ConfigError(f"{certificate} is no certificate: {error}") from None
+        raise ConfigError(f"{certificate} is not a certificate: {error}") from None
     try:
         with decoding():
             known = list(x509.load_pem_x509_crl(path.read_bytes())) if path.exists() else []
     except ValueError as error:
-        raise ConfigError(
-            f"{path} is no list of revoked certificates: {error}; put it aside and revoke again"
-        ) from None
+        raise ConfigError(f"{path} is not a revocation list: {error}; move it away and revoke again") from None
     builder = x509.CertificateRevocationListBuilder().issuer_name(authority.pair.certificate.subject)
     builder = builder.last_update(now).next_update(now + datetime.timedelta(days=CRL_DAYS))
     new = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
@@ -299,14 +297,18 @@ CLIENT_PORT: Final = 2379
 PEER_PORT: Final = 2380
 
 _JSON = Flag("json", BOOL, usage="print JSON")
-_DAYS = Flag("days", UINT, 365, usage="days that certificates are valid", least=1, most=99_999)
+_DAYS = Flag("days", UINT, 365, usage="validity of certificates in days", least=1, most=99_999)
 _MEMBERS = Flag("member", LIST, usage="members by name, comma-separated")
 _CLIENTS = Flag("client", LIST, usage="clients by name, comma-separated")
 FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
     "": (
-        Flag("client", LIST, usage="clients to make certificates for, comma-separated: each is the user of its name"),
+        Flag(
+            "client",
+            LIST,
+            usage="names of client certificates to make, comma-separated: each is the user with that name",
+        ),
         _DAYS,
-        Flag("ca-days", UINT, 3650, usage="days that authorities are valid", least=1, most=99_999),
+        Flag("ca-days", UINT, 3650, usage="validity of authorities in days", least=1, most=99_999),
         _JSON,
     ),
     "list": (_JSON,),
@@ -316,15 +318,15 @@ FLAGS: Final[dict[str, tuple[Flag, ...]]] = {
 _USAGE = """\
 Usage:
   raftkv certs DIRECTORY NAME=HOST[,HOST...]... [flags]   make authorities, and certificates of members and clients
-  raftkv certs list DIRECTORY                             print the certificates and when they end
-  raftkv certs renew DIRECTORY [flags]                    replace certificates by new ones for the same names
-  raftkv certs revoke DIRECTORY [flags]                   put certificates on the lists of revoked ones, and delete them
+  raftkv certs list DIRECTORY                             print the certificates and their expiry
+  raftkv certs renew DIRECTORY [flags]                    replace certificates with new ones for the same names
+  raftkv certs revoke DIRECTORY [flags]                   add certificates to the revocation lists, and delete them
 
-HOST is a name or IP address at which a member is reached, without a port; the first one is advertised. The
-command prints the flags to start the members with. Called again it adds to what is there, and never writes over it;
-members that are added join the others, for which each needs a client's certificate until it votes.
+HOST is a name or IP address at which a member is reached, without a port; the first is advertised. The
+command prints the flags to start the members with. Run again, it adds to DIRECTORY and overwrites nothing;
+added members join the others with `raftkv join`, and need a client certificate until they vote.
 Copy DIRECTORY/members/NAME to the host of the member NAME, and keep ca.key and peer-ca.key away from all of them.
-Members take up renewed files and lists (--client-crl-file, --peer-crl-file) while they run.
+Running members reload renewed certificates and revocation lists (--client-crl-file, --peer-crl-file).
 
 Examples:
   raftkv certs tls a=10.0.0.1 b=10.0.0.2 c=10.0.0.3,c.example.org --client root,alice

@@ -60,7 +60,7 @@ def check_which(word: str) -> str:
     prefix, colon, name = word.partition(":")
     is_step = not colon and number_in(word) is not None
     if word != LATEST and not is_step and not (name and prefix in (TAG, MIN, MAX)):
-        raise CommandError(f"{word!r} names no checkpoint: write {WORDS}", BAD_ARGUMENTS)
+        raise CommandError(f"{word!r} is not a checkpoint: write {WORDS}", BAD_ARGUMENTS)
     return word
 
 
@@ -408,7 +408,7 @@ def lineage(invocation: Invocation) -> None:
     lost = found[-1].parent
     call.tell({"checkpoints": found, "ends_at": lost}, lineage_table(found))
     if lost is not None and not call.as_json:
-        print(f"it descends from {printable(str(lost))}, which does not exist any more")
+        print(f"it descends from {printable(str(lost))}, which no longer exists")
 
 
 async def held(registry: Registry) -> Held:
@@ -442,7 +442,7 @@ def watch(invocation: Invocation) -> None:
 
     go_on = call.run(follow, limited=False)
     if not call.as_json:
-        remark(f"to go on: --from-revision {go_on}")
+        remark(f"to continue: --from-revision {go_on}")
 
 
 async def _print_commits(commits: Commits, call: Call, go_on: int, wanted: int) -> int:
@@ -483,7 +483,7 @@ def verify(invocation: Invocation) -> None:
     damaged = [one for one in call.run(read) if not _verify(call, one)]
     if damaged:
         steps = ", ".join(f"{one.step} ({one.kind})" for one in damaged)
-        text = f"step {steps} of run {call.run_id!r} cannot be trusted; load another one, and have this looked at"
+        text = f"step {steps} of run {call.run_id!r} cannot be used; load another one, and find the cause"
         raise CommandError(text, ERROR)
 
 
@@ -515,11 +515,11 @@ def _tell_verified(call: Call, checkpoint: Checkpoint, facts: dict[str, object],
 
 def _lines(report: Report) -> list[str]:
     found = [f"{name} is missing" for name in report.missing]
-    found += [f"{name} has another size than was committed" for name in report.wrong_size]
-    found += [f"{name} has other contents than were committed" for name in report.wrong_digest]
+    found += [f"{name} differs in size from what was committed" for name in report.wrong_size]
+    found += [f"{name} differs in contents from what was committed" for name in report.wrong_digest]
     found += [f"{name}: {why}" for name, why in report.unreadable]
     whole = [f"{count(report.file_count, 'file')}, {size(report.size_bytes)}, all digests match"]
-    extra = [f"{name} was not committed with it; some loaders may take it" for name in report.extra]
+    extra = [f"{name} was not committed with the checkpoint; some loaders may read it" for name in report.extra]
     return [*(whole if report.is_whole else []), *found, *extra]
 
 
@@ -595,7 +595,7 @@ def collect(invocation: Invocation) -> None:
     call.tell(plain, lambda: _print(result, dry_run))
     if result.failures:
         failures = count(len(result.failures), "directory").replace("directorys", "directories")
-        raise CommandError(f"{failures} could not be deleted; the next gc tries again", ERROR, result.failures)
+        raise CommandError(f"{failures} could not be deleted; run gc again", ERROR, result.failures)
 
 
 def _policy(call: Call) -> Policy:
@@ -629,13 +629,13 @@ def _print(result: Collected, dry_run: bool) -> None:
     if result.decisions:
         out(_decisions_table(result.decisions, "would go" if dry_run else "gone"))
         print()
-    for words, uris in (("attempt that was given up", result.given_up), ("orphan", result.orphans)):
+    for words, uris in (("aborted attempt", result.given_up), ("orphan", result.orphans)):
         for uri in uris:
             print(f"{words}: {uri}")
     for uri in result.kept_bytes:
-        print(f"not in the registry any more, its bytes stay: {uri}")
+        print(f"no longer in the registry, its files are kept: {uri}")
     for uri in result.unknown:
-        print(f"a whole checkpoint that the store does not know, it stays: {uri} (import it, or delete it)")
+        print(f"a complete checkpoint that is not in the registry, it is kept: {uri} (import it, or delete it)")
     size_freed = size(sum(one.checkpoint.size_bytes for one in gone))
     verb = "would be deleted" if dry_run else "deleted"
     left = count(len(result.given_up) + len(result.orphans), "directory").replace("directorys", "directories")
@@ -682,7 +682,7 @@ def export(invocation: Invocation) -> None:
     uri = call.argument(2)
     with byte_bar("exporting", hidden=call.as_json) as bar:
         done, _ = call.on(1, lambda registry, one: registry.export(one, uri, on_progress=bar), limited=False)
-    _tell_place(call, done, f"step {done.step} ({done.kind}) of run {done.run_id!r} is exported to {uri}", uri)
+    _tell_place(call, done, f"step {done.step} ({done.kind}) of run {done.run_id!r} was exported to {uri}", uri)
 
 
 def _tell_place(call: Call, checkpoint: Checkpoint, text: str, uri: str) -> None:
@@ -731,7 +731,7 @@ def take_in(invocation: Invocation) -> None:
         return
     call.tell({"run_id": call.run_id, "results": [one.plain() for one in found]}, _imports_table(found))
     if refused := sum(one.action == REFUSED for one in found):
-        text = f"{count(refused, 'thing')} in {uri} could not be imported, each for the reason in its line"
+        text = f"{count(refused, 'thing')} in {uri} could not be imported, see the lines above"
         raise CommandError(text, ERROR)
 
 
@@ -747,7 +747,7 @@ async def registry_of(call: Call, run_id: str, place: str) -> Registry:
     try:
         latest = await found.latest()
     except CheckpointNotFound:
-        text = f"run {run_id!r} has no checkpoints yet: say where they are to lie, as --place /shared/checkpoints"
+        text = f"run {run_id!r} has no checkpoints yet: name a directory for them, as --place /shared/checkpoints"
         raise CommandError(text, BAD_ARGUMENTS) from None
     return Registry(call.kv, run_id, uri=latest.uri.rpartition("/")[0])
 

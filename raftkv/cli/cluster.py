@@ -249,9 +249,9 @@ ASK_TIMEOUT_S = 0.4
 
 FLAGS = (
     Flag("size", INT, 3, "number of members"),
-    Flag("data-dir", default="cluster-data", usage="directory below which each member has its own"),
-    Flag("client-ports", LIST, usage="ports for clients, one a member (2379,22379,32379,...)"),
-    Flag("peer-ports", LIST, usage="ports between members, one a member (2380,22380,32380,...)"),
+    Flag("data-dir", default="cluster-data", usage="directory that holds one data directory for each member"),
+    Flag("client-ports", LIST, usage="client ports, one for each member (2379,22379,32379,...)"),
+    Flag("peer-ports", LIST, usage="peer ports, one for each member (2380,22380,32380,...)"),
 )
 
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 ENDPOINTS: Final = Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated")
 CREDENTIALS: Final = (
     Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
-    Flag("cacert", usage="CA file: speak TLS to the cluster"),
+    Flag("cacert", usage="CA file of the cluster; turns on TLS"),
     Flag("cert", usage="client certificate"),
     Flag("key", usage="its key"),
 )
@@ -187,18 +187,20 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
 #     raftkv torchft-lighthouse --listen one=0.0.0.0:29510,two=0.0.0.0:29511
 
 LIGHTHOUSE_FLAGS = (
-    Flag("listen", LIST, usage="[JOB=]HOST:PORT that torchft's managers connect to, one for each job"),
+    Flag("listen", LIST, usage="[JOB=]HOST:PORT to listen on for torchft's managers, one for each job"),
     ENDPOINTS,
-    Flag("job", default="default", usage="job of a --listen that names none"),
-    Flag("min-replicas", INT, 1, usage="no quorum has fewer replicas"),
-    Flag("join-timeout-ms", INT, 60_000, usage="a quorum waits so long for live replicas that do not ask for one"),
-    Flag("heartbeat-timeout-ms", INT, 5_000, usage="a silent replica is gone after so long"),
-    Flag("quorum-tick-ms", INT, 100, usage="taken for torchft's sake; nothing is polled here"),
-    Flag("disconnect-grace-ms", INT, 50, usage="a replica whose connection closed is gone after so long"),
-    Flag("lease-ttl", INT, 2, usage="seconds after which others take over from a daemon that is frozen or cut off"),
-    Flag("lease-grace-ms", INT, 100, usage="and from one that died"),
+    Flag("job", default="default", usage="job of a --listen without JOB="),
+    Flag("min-replicas", INT, 1, usage="smallest number of replicas in a quorum"),
+    Flag(
+        "join-timeout-ms", INT, 60_000, usage="longest wait of a quorum for live replicas that have not asked for one"
+    ),
+    Flag("heartbeat-timeout-ms", INT, 5_000, usage="silence after which a replica is lost"),
+    Flag("quorum-tick-ms", INT, 100, usage="accepted for torchft, and ignored: nothing is polled"),
+    Flag("disconnect-grace-ms", INT, 50, usage="time after a closed connection after which a replica is lost"),
+    Flag("lease-ttl", INT, 2, usage="seconds after which others take over from a frozen or unreachable daemon"),
+    Flag("lease-grace-ms", INT, 100, usage="milliseconds after which others take over from a daemon that died"),
     *CREDENTIALS,
-    Flag("verbose", BOOL, usage="log what every decision waits for"),
+    Flag("verbose", BOOL, usage="log what each quorum waits for"),
 )
 LIGHTHOUSE_ADDRESS = "127.0.0.1:29510"
 _THEIR_FLAGS = {"bind": "listen"}
@@ -285,13 +287,15 @@ def _lighthouse_config(values: dict[str, Any]) -> LighthouseConfig:
 #     raftkv tcpstore-gateway --run job1            # its keys are those of the run, and end with it
 
 GATEWAY_FLAGS = (
-    Flag("listen", default="127.0.0.1:29400", usage="HOST:PORT for clients of TCPStore; port 0: any that is free"),
+    Flag(
+        "listen", default="127.0.0.1:29400", usage="HOST:PORT to listen on for TCPStore clients; port 0: any free port"
+    ),
     ENDPOINTS,
-    Flag("name", default="default", usage="the store; gateways of one name, on any node, serve one store"),
-    Flag("run", usage="keep the store with the keys of this run, instead of below a name"),
-    Flag("prefix", usage="keep the store below these keys, instead"),
-    Flag("linger", INT, 60, usage="seconds that the keys outlive the last gateway of the store, if it was killed"),
-    Flag("fresh", BOOL, usage="begin with an empty store, also if another gateway serves it"),
+    Flag("name", default="default", usage="name of the store; gateways with the same name serve the same store"),
+    Flag("run", usage="keep the store under the keys of this run instead of --name"),
+    Flag("prefix", usage="keep the store under this prefix instead of --name"),
+    Flag("linger", INT, 60, usage="seconds that the keys are kept after the last gateway was killed"),
+    Flag("fresh", BOOL, usage="empty the store at start, even if another gateway serves it"),
     *CREDENTIALS,
 )
 
@@ -299,8 +303,8 @@ GATEWAY_USAGE = """\
 Usage:
   raftkv tcpstore-gateway [flags]
 
-Serves torch's TCPStore from raftkv: stock torchrun (c10d) and other programs that know only TCPStore then outlive the
-loss of any node. Run one on each node, and point its clients at it:
+Serve torch's TCPStore from raftkv: stock torchrun (c10d) and other programs that use TCPStore then survive the
+loss of any node. Run one gateway on each node, and point its clients at it:
 
   torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ..."""
 
@@ -383,5 +387,5 @@ def _announce_gateway(gateway: Any, config: GatewayConfig) -> None:
     print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         logging.warning(
-            "TCPStore knows no passwords: all programs that reach %s:%d can read and write the store", host, port
+            "TCPStore has no authentication: every program that reaches %s:%d can read and write the store", host, port
         )

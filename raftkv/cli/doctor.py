@@ -259,13 +259,13 @@ def _place(endpoint: str) -> str:
 def _advice(picture: Picture, answer: Answer) -> str:
     """Return the advice about a member without a status; a running member must not be replaced."""
     if answer.is_refusal:
-        return "it runs, and asks for a user who may see its status: --user root, or root's --cert and --key"
+        return "it runs, but only a permitted user may see its status: give --user root, or --cert and --key of root"
     if any(words in answer.error for words in TLS_TROUBLE):
-        return "it runs, but not with this TLS: https://, --cacert, --cert, --key; raftkv certs list: what has expired"
+        return "it runs, but TLS failed: check https://, --cacert, --cert, --key; raftkv certs list shows expired ones"
     listed = {_place(url) for member in picture.members for url in member.clientURLs}
     if listed and _place(answer.endpoint) not in listed:
-        return "start it, or open the way to it; no member lists this URL: leave it out if its member was removed"
-    return "start it, or open the way to it; if it is gone for good: raftkvctl member replace"
+        return "start it, or open the firewall; no member lists this URL: if its member was removed, leave the URL out"
+    return "start it, or open the firewall; if it is lost for good: raftkvctl member replace"
 
 
 def _members(picture: Picture) -> Iterator[Finding]:
@@ -277,8 +277,8 @@ def _members(picture: Picture) -> Iterator[Finding]:
             yield ok(f"member at {answer.endpoint}", f"{who}, {answer.rtt_ms:.2f} ms a call")
     for member in picture.members:
         if not member.clientURLs:
-            advice = "start it with --initial-cluster-state existing, or raftkvctl member remove"
-            yield warning(f"member {member.ID:x}", "it was added and has never been started", advice)
+            advice = "start it with --initial-cluster-state existing, or remove it: raftkvctl member remove"
+            yield warning(f"member {member.ID:x}", "added, but never started", advice)
 
 
 def _copies(picture: Picture) -> Finding:
@@ -300,26 +300,34 @@ def _copies(picture: Picture) -> Finding:
 def _quorum(picture: Picture) -> Finding:
     voters = {member.ID for member in picture.members if not member.isLearner}
     if not voters:
-        return skipped("quorum", picture.error or "no member lists the members")
+        return skipped("quorum", picture.error or "no member returned the member list")
     there = len(voters & {answer.member_id for answer in picture.answers})
     quorum = len(voters) // 2 + 1
-    figure = f"{there} of {len(voters)} voters answer, {quorum} are needed"
+    figure = f"{there} of {len(voters)} voters answer, a quorum is {quorum}"
     if there < quorum:
-        lost = "if they are lost for good: --force-new-cluster (docs, 'Lost quorum')"
-        return failure("quorum", figure, f"start members until there is one; {lost}")
+        lost = "if members are lost for good: --force-new-cluster (docs, 'Lost quorum')"
+        return failure("quorum", figure, f"start members until a quorum answers; {lost}")
     if len(voters) == 1:
-        return warning("quorum", figure, "one member: its disk is the data; raftkv join adds others")
+        return warning(
+            "quorum", figure, "a single member: if its disk fails, the data is lost; add members with raftkv join"
+        )
     if there == quorum:
-        return warning("quorum", figure, "one more failure stops writes: bring the others back, or replace them")
+        return warning("quorum", figure, "one more failure stops writes: start the missing members, or replace them")
     if len(voters) % 2 == 0:
-        return warning("quorum", figure, "an even number survives no more failures than one member fewer: add one")
+        return warning(
+            "quorum", figure, "an even number of voters tolerates no more failures than one voter less: add one"
+        )
     return ok("quorum", figure)
 
 
 def _leader(picture: Picture) -> Finding:
     leader, *others = {status.leader for status in picture.statuses.values()}
     if others:
-        return warning("leader", "members do not agree", "ask again: an election is under way, or a member is cut off")
+        return warning(
+            "leader",
+            "members report different leaders",
+            "an election is in progress, or a member is cut off: run this again",
+        )
     if not leader:
         return failure("leader", "none", "a quorum of members must reach each other's peer ports")
     term = max(status.raftTerm for status in picture.statuses.values())
@@ -333,7 +341,9 @@ def _versions(picture: Picture) -> Finding:
     )
     figure = ", ".join(f"{version} ({times})" for version, times in sorted(versions.items()))
     if len(versions) > 1:
-        return warning("versions", figure, "finish the upgrade: what not all members know is refused")
+        return warning(
+            "versions", figure, "finish the upgrade: features that not all members know are refused until then"
+        )
     return ok("versions", figure)
 
 
@@ -342,14 +352,16 @@ def _alarms(picture: Picture) -> Finding:
         return ok("alarms", "none")
     figure = ", ".join(f"{kind} of {_name(picture, member_id)}" for member_id, kind in picture.alarms)
     if any(kind == "CORRUPT" for _, kind in picture.alarms):
-        return failure("alarms", figure, "the member has other data than the rest: remove it, and join again with none")
+        return failure(
+            "alarms", figure, "this member's data differs from the others': remove it, then add it again without data"
+        )
     full = {member_id for member_id, _ in picture.alarms}
     statuses = [each.status for each in picture.answers if each.status is not None and each.member_id in full]
     # A database at its quota must be compacted and defragmented; on a full disk, other files must be deleted.
     if statuses and all(each.dbSize < QUOTA_WARNING * each.dbSizeQuota for each in statuses):
-        advice = "no database is near its quota, so a disk is full: make room there, then raftkvctl alarm disarm"
+        advice = "no database is near its quota, so a disk is full: free space there, then run raftkvctl alarm disarm"
     else:
-        advice = "compact, raftkvctl defrag or raise --quota-backend-bytes, then raftkvctl alarm disarm"
+        advice = "compact, run raftkvctl defrag or raise --quota-backend-bytes, then run raftkvctl alarm disarm"
     return failure("alarms", figure, advice)
 
 
@@ -358,7 +370,7 @@ def _lag(picture: Picture) -> Finding:
     lags = {endpoint: newest - status.raftAppliedIndex for endpoint, status in picture.statuses.items()}
     endpoint, lag = max(lags.items(), key=lambda item: item[1])
     if lag > LAG_MAX:
-        return warning("lag", f"{lag} entries at {endpoint}", "its disk, its processor or the way to it is too slow")
+        return warning("lag", f"{lag} entries at {endpoint}", "its disk, CPU or network is too slow")
     return ok("lag", f"{lag} entries at most")
 
 
@@ -372,10 +384,11 @@ def _data(picture: Picture) -> Finding:
     )
     for (applied, revision, name), (later, other, whose) in pairwise(stands):
         if revision > other or (applied == later and revision != other):
-            further = f"and {other} at" if applied == later else f"and up to {later} revision {other} at"
-            figure = f"entries up to {applied} made revision {revision} at {name}, {further} {whose}"
+            further = f"{whose} has {other}" if applied == later else f"at entry {later} {whose} has {other}"
+            figure = f"at entry {applied} {name} has revision {revision}, {further}"
             advice = (
-                "raftkvctl endpoint hashkv --cluster shows which member differs: remove it, and join again with none"
+                "find the member that differs (raftkvctl endpoint hashkv --cluster), remove it, then add it again "
+                "without data"
             )
             return failure(subject, figure, advice)
     return ok(subject, "revisions agree with the applied entries")
@@ -389,11 +402,15 @@ def _space(picture: Picture) -> Iterator[Finding]:
         share = status.dbSizeInUse / quota if quota else 0.0
         loose_bytes = status.dbSize - status.dbSizeInUse
         if share >= QUOTA_FAILURE:
-            yield failure(subject, figure, "writes are about to stop: compact, delete, or raise --quota-backend-bytes")
+            yield failure(
+                subject, figure, "at the quota writes stop: compact, delete keys, or raise --quota-backend-bytes"
+            )
         elif share >= QUOTA_WARNING:
-            yield warning(subject, figure, "compact (--auto-compaction-retention), delete, or raise the quota")
+            yield warning(
+                subject, figure, "compact (--auto-compaction-retention), delete keys, or raise --quota-backend-bytes"
+            )
         elif loose_bytes > FRAGMENTED_BYTES and loose_bytes > FRAGMENTED_SHARE * status.dbSize:
-            yield warning(subject, figure, "raftkvctl defrag gives the rest back to the file system")
+            yield warning(subject, figure, "run raftkvctl defrag to return the unused space to the file system")
         else:
             yield ok(subject, figure)
 
@@ -401,32 +418,32 @@ def _space(picture: Picture) -> Iterator[Finding]:
 def _clocks(picture: Picture) -> Finding:
     offsets = [answer.clock_s for answer in picture.answers if answer.clock_s is not None]
     if not offsets:
-        return skipped("clock: offset", "no member says what time it is")
+        return skipped("clock: offset", "no member reports its time")
     # Only a certain offset counts: a clock that may be right gets no warning.
     certain = [max(low, -high, 0.0) for low, high in offsets]
     largest = max(certain)
-    whose = f"{count(len(offsets), 'member')} to this machine"
+    whose = f"{count(len(offsets), 'member')} against this machine"
     if largest > CLOCK_MAX_S:
-        return warning("clock: offset", f"{largest:.1f} s at least, of {whose}", _SET_CLOCK)
-    return ok("clock: offset", f"below a second, {whose}")
+        return warning("clock: offset", f"at least {largest:.1f} s, {whose}", _SET_CLOCK)
+    return ok("clock: offset", f"less than a second, {whose}")
 
 
-_SET_CLOCK: Final = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
+_SET_CLOCK: Final = "run chrony or systemd-timesyncd: certificates, tokens and logs depend on the clock (leases do not)"
 
 
 def _measured(picture: Picture) -> Iterator[Finding]:
     """Yield findings about values that the members have measured; for each value, the worst member."""
     syncs = {answer.endpoint: answer.fsync_p99_ms for answer in picture.answers}
     trips = {answer.endpoint: answer.peers_p99_ms for answer in picture.answers}
-    ssd = "use an SSD of its own; raftkv doctor --data-dir there"
-    longer = "raise --heartbeat-interval and --election-timeout, or mend the network"
+    ssd = "give the member a dedicated SSD; to measure it, run raftkv doctor --data-dir there"
+    longer = "raise --heartbeat-interval and --election-timeout, or repair the network"
     for subject, figures, slow_ms, far_too_slow_ms, advice in (
         ("disks of members: p99 of fsync", syncs, SLOW_SYNC_MS, FAR_TOO_SLOW_SYNC_MS, ssd),
         ("round trips of members: p99", trips, SLOW_PEERS_MS, math.inf, longer),
     ):
         known = {endpoint: figure for endpoint, figure in figures.items() if figure is not None}
         if not known:
-            yield skipped(subject, "no member shows enough figures in its metrics yet")
+            yield skipped(subject, "no member has enough measurements in its metrics yet")
             continue
         endpoint, worst = max(known.items(), key=lambda item: item[1])
         found = at_most(subject, worst, "ms", warning=slow_ms, failure=far_too_slow_ms, advice=advice)
@@ -437,11 +454,11 @@ def _shares(picture: Picture) -> Finding:
     subject = "time of members by user"
     found = [(one[1], one[0], answer.endpoint) for answer in picture.answers if (one := answer.busiest) is not None]
     if not found:
-        return skipped(subject, "no member shows who uses it")
+        return skipped(subject, "no member reports its users")
     share, identity, endpoint = max(found)
     figure = f"{identity} took {share:.0%} of the last minute at {endpoint}"
     if share > SHARE_MAX:
-        return warning(subject, figure, "raftkvctl top --by user; raftkvctl quota limit sets a limit")
+        return warning(subject, figure, "see raftkvctl top --by user; to limit the user: raftkvctl quota limit")
     return ok(subject, f"{share:.0%} of the last minute at most")
 
 
@@ -452,7 +469,7 @@ SHARE_MAX: Final = 0.5
 def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
     for name, url, rtt_ms in picture.peers:
         if rtt_ms is None:
-            advice = "if members cannot reach it either: start it, or open the way through the firewall"
+            advice = "if the other members cannot reach it either: start it, or open the firewall"
             yield warning(f"peer port of {name}", f"{url} cannot be reached from here", advice)
     times = [rtt_ms for _, _, rtt_ms in picture.peers if rtt_ms is not None]
     times += [answer.rtt_ms for answer in picture.answers if answer.status is not None]
@@ -461,7 +478,7 @@ def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
     slowest, election_ms = max(times), timing.election_timeout_s * 1000
     figure = f"slowest round trip {slowest:.2f} ms, election timeout {election_ms:g} ms"
     if slowest * ROUND_TRIPS > election_ms:
-        advice = f"--election-timeout {slowest * ROUND_TRIPS:.0f}, --heartbeat-interval {slowest:.0f} or more, on all"
+        advice = f"on all: --election-timeout {slowest * ROUND_TRIPS:.0f}, --heartbeat-interval {slowest:.0f} or more"
         yield warning("network", figure, advice)
     else:
         yield ok("network", figure)
@@ -512,9 +529,9 @@ def check_clock(adjtimex: Callable[[], tuple[int, int]]) -> Finding:
     try:
         state, error_us = adjtimex()
     except (OSError, AttributeError):
-        return skipped(subject, "this system does not tell")
+        return skipped(subject, "this system does not report it")
     if state < 0:
-        return skipped(subject, "the kernel does not tell")
+        return skipped(subject, "the kernel does not report it")
     if state == _TIME_ERROR:
         return warning(subject, "no", _SET_CLOCK)
     return ok(subject, f"yes, within {error_us / 1000:.3g} ms")
@@ -529,7 +546,9 @@ def check_descriptors(hard: int) -> Finding:
     subject = "limit: open files"
     figure = "none" if hard < 0 else f"{hard} (of this shell)"
     if 0 <= hard < FILES_MIN:
-        return warning(subject, figure, "each connection takes one: LimitNOFILE=65536 in the unit, or ulimit -Hn")
+        return warning(
+            subject, figure, "each connection needs one: set LimitNOFILE=65536 in the unit, or raise ulimit -Hn"
+        )
     return ok(subject, figure)
 
 
@@ -543,21 +562,21 @@ def _check_memory(root: Path) -> Iterator[Finding]:
     try:
         found = _fields(root / "proc/meminfo")
     except OSError:
-        yield from (skipped(subject, "this system does not tell") for subject in ("memory", "swap"))
+        yield from (skipped(subject, "this system does not report it") for subject in ("memory", "swap"))
         return
     limit, available = cgroup_limit(root), found.get("MemAvailable", 0)
     shown = f"{human_size(available)} available of {human_size(found.get('MemTotal', 0))}"
     if limit is not None:
-        shown += f", limit of the control group {human_size(limit)}"
+        shown += f", cgroup limit {human_size(limit)}"
         available = min(available, limit)
     if available < MEMORY_MIN_BYTES:
-        advice = "the index of all keys is in memory: give a member 512 MiB and 300 bytes a key"
+        advice = "the key index is held in memory: a member needs 512 MiB, and 300 bytes per key"
         yield warning("memory", shown, advice)
     else:
         yield ok("memory", shown)
     used = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
     if used > MEMORY_MIN_BYTES:
-        advice = "a member that is swapped out misses heartbeats: give the machine memory, or swapoff"
+        advice = "a swapped-out member misses heartbeats: add memory, or run swapoff"
         yield warning("swap", f"{human_size(used)} in use", advice)
     else:
         yield ok("swap", f"{human_size(used)} in use")
@@ -587,10 +606,10 @@ def _check_huge_pages(root: Path) -> Finding:
     try:
         text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
     except OSError:
-        return skipped(subject, "this system does not tell")
+        return skipped(subject, "this system does not report it")
     chosen = text[text.find("[") + 1 : text.find("]")]
     if chosen == "always":
-        advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: compacting them pauses processes"
+        advice = "compacting huge pages pauses processes: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
         return warning(subject, chosen, advice)
     return ok(subject, chosen)
 
@@ -626,7 +645,7 @@ def check_versions(python: tuple[int, ...], requirements: list[str], version_of:
         advice = f"pip install --upgrade {' '.join(sorted(wrong))}"
         found.append(failure("libraries", "; ".join(f"{name} {text}" for name, text in wrong.items()), advice))
     else:
-        found.append(ok("libraries", f"{names} as asked for"))
+        found.append(ok("libraries", f"{names} have the required versions"))
     return found
 
 
@@ -650,8 +669,10 @@ def _check_crc() -> Finding:
     import google_crc32c
 
     if google_crc32c.implementation == "c":
-        return ok("checksums", "CRC32C of the processor")
-    return warning("checksums", "CRC32C in Python: slow", "install a wheel of google-crc32c for this platform")
+        return ok("checksums", "CRC32C computed by the CPU")
+    return warning(
+        "checksums", "CRC32C computed in Python, which is slow", "install a google-crc32c wheel for this platform"
+    )
 
 
 # -- disk -----------------------------------------------------------------------------------------------------------
@@ -673,16 +694,16 @@ FREE_LOW_BYTES: Final = 2 * 1024**3
 FREE_LOW_SHARE: Final = 0.1
 
 _AFTER_DAMAGE: Final = (
-    "if the other members are well, remove this one and let it join again with none; else restore a backup"
+    "if the other members are healthy, remove this one, then add it again without data; else restore a backup"
 )
 
 _NOT_DURABLE: Final = {
-    **dict.fromkeys(("tmpfs", "ramfs"), "it is memory: a restart of the machine loses all; use a disk"),
+    **dict.fromkeys(("tmpfs", "ramfs"), "this is memory: a reboot loses all data; use a disk"),
     **dict.fromkeys(
-        ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"), "syncs and locks depend on a server: use a local disk"
+        ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"), "syncs and locks depend on a remote server: use a local disk"
     ),
-    "overlay": "it goes with its container: mount a volume at the data directory",
-    "9p": "syncs depend on the host: use a disk of this machine",
+    "overlay": "it is deleted with its container: mount a volume at the data directory",
+    "9p": "syncs depend on the host of this virtual machine: use a disk of its own",
 }
 
 
@@ -704,9 +725,9 @@ def check_disk(data_dir: str, wal_dir: str = "") -> list[Finding]:
 
 def _check_directory(subject: str, path: str) -> list[Finding]:
     if in_the_way := obstacle(path):
-        return [failure(subject, in_the_way, "give another directory, or move what is in its way")]
+        return [failure(subject, in_the_way, "name another directory, or move the file that is in the way")]
     there = _nearest(path)
-    found = [_check_rights(subject, path)] if there == Path(path) else [skipped(subject, f"{path} is not there yet")]
+    found = [_check_rights(subject, path)] if there == Path(path) else [skipped(subject, f"{path} does not exist yet")]
     found.append(_check_kind(f"{subject}: file system", there))
     found.append(check_room(f"{subject}: free space", there))
     # Only the owner may write to its directory, so other users cannot test the disk.
@@ -727,19 +748,19 @@ def _check_rights(subject: str, path: str) -> Finding:
     found = os.stat(path)
     mode = stat.S_IMODE(found.st_mode)
     if is_shared(found):
-        return failure(subject, f"{path} has mode {mode:04o}: others may write to it", f"chmod 0700 {path}")
+        return failure(subject, f"{path} has mode {mode:04o}: other users can write to it", f"chmod 0700 {path}")
     if found.st_uid != os.geteuid():
-        figure = f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}"
-        return warning(subject, figure, "run the doctor as the user of the member")
+        figure = f"{path} belongs to user {found.st_uid}, the doctor runs as user {os.geteuid()}"
+        return warning(subject, figure, "run the doctor as the user that runs the member")
     if mode & (stat.S_IROTH | stat.S_IXOTH):
-        return warning(subject, f"{path} has mode {mode:04o}: others may look into it", f"chmod 0700 {path}")
+        return warning(subject, f"{path} has mode {mode:04o}: other users can read it", f"chmod 0700 {path}")
     return ok(subject, f"{path}, mode {mode:04o}")
 
 
 def _check_kind(subject: str, path: Path) -> Finding:
     kind = kind_of(path, Path("/proc/self/mountinfo"))
     if not kind:
-        return skipped(subject, "this system does not tell")
+        return skipped(subject, "this system does not report it")
     advice = _NOT_DURABLE.get(kind, "")
     return warning(subject, kind, advice) if advice else ok(subject, kind)
 
@@ -776,11 +797,11 @@ def check_room(subject: str, path: Path) -> Finding:
     share = free / size if size else 0.0
     figure = f"{human_size(free)} of {human_size(size)}"
     if room.f_files and not room.f_favail:
-        return failure(subject, "no inode is left", "delete files of others on this file system")
+        return failure(subject, "no inodes left", "delete other files on this file system")
     if free < FREE_MIN_BYTES:
-        return failure(subject, figure, "writes stop when it is full: make room, or move the member to a larger disk")
+        return failure(subject, figure, "writes stop when it is full: free space, or move the member to a larger disk")
     if free < FREE_LOW_BYTES or share < FREE_LOW_SHARE:
-        return warning(subject, figure, "make room: the log, the database and snapshots of it need it")
+        return warning(subject, figure, "free space: the log, the database and its snapshots need it")
     return ok(subject, figure)
 
 
@@ -791,12 +812,12 @@ def check_latency(subject: str, path: Path) -> Finding:
     except OSError as error:
         figure = f"cannot write there: {error.strerror}"
         if error.errno == errno.EROFS:
-            advice = "no member starts there: the kernel does that after an error of the disk (dmesg)"
+            advice = "no member can start there: the kernel mounts a disk read-only after an error (see dmesg)"
             return failure(subject, figure, advice)
         return skipped(subject, figure)
     p50, p99 = (times_ms[min(int(len(times_ms) * share), len(times_ms) - 1)] for share in (0.5, 0.99))
-    figure = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(times_ms)}"
-    advice = f"below {SLOW_SYNC_MS:g} ms is asked for: use an SSD of its own"
+    figure = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(times_ms)} syncs"
+    advice = f"the p99 should be below {SLOW_SYNC_MS:g} ms: give the member a dedicated SSD"
     found = at_most(subject, p99, "ms", warning=SLOW_SYNC_MS, failure=FAR_TOO_SLOW_MS, advice=advice)
     return replace(found, figure=figure)
 
@@ -849,10 +870,12 @@ def _check_user(data_dir: str, wal_dir: str) -> Finding:
         log = wal_dir or log_of(data_dir)
         size = database_of(data_dir).stat().st_size
     except (StorageError, OSError) as error:
-        advice = "if it was a member's: restore it from a backup, or join again with none"
+        advice = (
+            "if it belongs to a member, restore it from a backup, or remove the member and add it again without data"
+        )
         return failure(subject, " ".join(str(error).split()), advice)
     state = "runs" if is_running(log) else "is stopped"
-    return ok(subject, f"the member {state}; its database has {human_size(size)}")
+    return ok(subject, f"the member {state}; database size {human_size(size)}")
 
 
 def _check_log(directory: str) -> tuple[Finding, int]:
@@ -863,16 +886,16 @@ def _check_log(directory: str) -> tuple[Finding, int]:
     except (RaftKVError, OSError) as error:
         return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE), 0
     entries = f"entries {found.first_index} to {found.last_index}" if found.last_index else "no entries"
-    end = f", a write at its end was cut off: {found.torn}" if found.torn else ""
+    end = f", the last write is incomplete: {found.torn}" if found.torn else ""
     last_index = max([found.last_index, *(marker.index for marker in found.markers)])
-    return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums right{end}"), last_index
+    return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums correct{end}"), last_index
 
 
 def _check_database(data_dir: str, log: str, last_index: int) -> Finding:
     """Read the whole database, as a start does, and check that the log reaches as far (0: the log is unreadable)."""
     subject = "data directory: database"
     if is_running(log):
-        return skipped(subject, "the member runs, and checks what it reads")
+        return skipped(subject, "the member runs: it checks its database itself")
     try:
         found = hash_database_file(data_dir)
         applied = applied_index(data_dir)
@@ -881,7 +904,7 @@ def _check_database(data_dir: str, log: str, last_index: int) -> Finding:
     if 0 < last_index < applied:
         figure = f"the log ends at {last_index}, but entries up to {applied} were applied"
         return failure(subject, figure, _AFTER_DAMAGE)
-    return ok(subject, f"revision {found.revision}, all checksums right")
+    return ok(subject, f"revision {found.revision}, all checksums correct")
 
 
 def check_first_start(config: ServerConfig) -> Finding:
@@ -896,13 +919,11 @@ def check_first_start(config: ServerConfig) -> Finding:
         if config.initial_cluster_state == "existing":
             asyncio.run(discover(config, ssl))
         elif not asyncio.run(check_founder(config, ssl)):
-            advice = (
-                "right if the cluster is new; else bring the data of this member back, or remove it and add it again"
-            )
-            return warning(subject, "no other founder answers", advice)
+            advice = "right if the cluster is new; else restore the data of this member, or remove it and add it again"
+            return warning(subject, "no other initial member answers", advice)
     except RaftKVError as error:
-        return failure(subject, " ".join(str(error).split()), "the member does not start before this is done")
-    return ok(subject, "the other members do not know this one as started")
+        return failure(subject, " ".join(str(error).split()), "the member does not start until this is fixed")
+    return ok(subject, "no other member has seen this one started")
 
 
 # -- certificates ---------------------------------------------------------------------------------------------------
@@ -944,7 +965,7 @@ def check_files(subject: str, files: TLSFiles, hosts: Iterable[str] = ()) -> lis
         if files.cert_file and files.key_file:
             _check_pair(files.cert_file, files.key_file)
     except ConfigError as error:
-        return [failure(subject, str(error), "mend the file; raftkv certs makes new ones")]
+        return [failure(subject, str(error), "repair the file, or make a new one with raftkv certs")]
     except OSError as error:
         return [failure(subject, f"{error.filename}: {error.strerror}", "name files that this user can read")]
     if files.cert_file and hosts:
@@ -954,16 +975,16 @@ def check_files(subject: str, files: TLSFiles, hosts: Iterable[str] = ()) -> lis
 
 def _check_end(subject: str, path: str, ends_s: float) -> Finding:
     days = (ends_s - time.time()) / _DAY_S
-    advice = "raftkv certs renew, or have your authority make new ones: members take them up while they run"
+    advice = "renew it (raftkv certs renew, or your authority): running members reload the files"
     if days < 0:
-        return failure(subject, f"{path} ended {-days:.0f} days ago", advice)
-    figure = f"{path} ends in {days:.0f} days"
+        return failure(subject, f"{path} expired {-days:.0f} days ago", advice)
+    figure = f"{path} expires in {days:.0f} days"
     return warning(subject, figure, advice) if days * _DAY_S < WARNING_S else ok(subject, figure)
 
 
 def _check_mode(subject: str, key: str) -> Finding:
     if is_open_to_others(key):
-        return warning(subject, f"other users of this machine may read {key}", f"chmod 0600 {key}")
+        return warning(subject, f"other users of this machine can read {key}", f"chmod 0600 {key}")
     return ok(subject, f"{key} is private")
 
 
@@ -972,7 +993,7 @@ def _check_pair(certificate: str, key: str) -> None:
         # With the empty password, an encrypted key fails here; otherwise it would prompt, here and in every handshake.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
     except (ssl.SSLError, ValueError):
-        raise ConfigError(f"certificate {certificate} and key {key} cannot be used together") from None
+        raise ConfigError(f"key {key} does not fit certificate {certificate}") from None
 
 
 def _check_names(subject: str, path: str, hosts: Iterable[str]) -> Finding:
@@ -982,13 +1003,15 @@ def _check_names(subject: str, path: str, hosts: Iterable[str]) -> Finding:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return failure(subject, f"{path} names no host", "make one with the names and addresses of the member")
+        return failure(
+            subject, f"{path} names no host", "make a certificate with the names and addresses of the member"
+        )
     known = {str(name).lower() for name in names.get_values_for_type(x509.DNSName)}
     known |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
     missing = sorted({host for host in hosts if not _is_named(host, known)})
     if missing:
         figure = f"{path} does not name {', '.join(missing)}"
-        return failure(subject, figure, "make one that names the host of every URL that the member advertises")
+        return failure(subject, figure, "make a certificate with the hosts of all URLs that the member advertises")
     return ok(subject, ", ".join(sorted(known)))
 
 
@@ -1166,18 +1189,18 @@ CLUSTER_TIME_S: Final = 20.0
 """Time limit of all questions to a cluster."""
 
 FLAGS: Final = (
-    Flag("config-file", usage="the member's own settings: directories, certificates, timing, addresses"),
-    Flag("data-dir", usage="data directory of a member, stopped or not"),
-    Flag("wal-dir", usage="directory of its log, if on its own disk"),
+    Flag("config-file", usage="configuration file of a member: directories, certificates, timing, addresses"),
+    Flag("data-dir", usage="data directory of a member, running or stopped"),
+    Flag("wal-dir", usage="directory of its log, if not in the data directory"),
     Flag("endpoints", usage="members of a running cluster, comma-separated"),
     *daemon.CREDENTIALS,
-    Flag("backup", usage="URL that raftkv backup writes to: when was the last one"),
+    Flag("backup", usage="URL that raftkv backup writes to: check the age of the last backup"),
     Flag("json", BOOL, usage="print JSON"),
 )
 _USAGE = """Usage:
-  raftkv doctor [flags]    look at this machine, a data directory and a cluster, and say what to do
+  raftkv doctor [flags]    check this machine, a data directory and a cluster, and give advice
 
-Without flags it looks at this machine, and at the cluster on 127.0.0.1:2379 if there is one.
+Without flags it checks this machine, and the cluster on 127.0.0.1:2379 if there is one.
 
 Examples:
   raftkv doctor --config-file /etc/raftkv/raftkv.yml
@@ -1249,9 +1272,9 @@ def _parts(values: dict[str, Any], config: ServerConfig | None) -> Iterator[Part
 
 def _examine(parts: Iterator[Part], *, hidden: bool) -> Iterator[Finding]:
     every = list(parts)
-    with progress_bar("looking", (), len(every), hidden=hidden) as update:
+    with progress_bar("checking", (), len(every), hidden=hidden) as update:
         for name, look in every:
-            update(description=f"looking at the {name}", advance=1)
+            update(description=f"checking the {name}", advance=1)
             try:
                 yield from look()
             except OSError as error:
@@ -1261,17 +1284,17 @@ def _examine(parts: Iterator[Part], *, hidden: bool) -> Iterator[Finding]:
 def _check_backup(url: str) -> Finding:
     from raftkv.cli.backup import Place
 
-    subject, advice = "backup", "raftkv backup URL --every 1h, and look at its log"
+    subject, advice = "backup", "run raftkv backup URL --every 1h; if it runs, read its log"
     try:
         backups = Place(url).backups()
     except (RaftKVError, CommandError) as error:
         return failure(subject, " ".join(str(error).split()), advice)
     if not backups:
-        return failure(subject, f"there is none in {url}", advice)
+        return failure(subject, f"no backup in {url}", advice)
     age_s = time.time() - backups[-1].taken_s
     if age_s < -CLOCK_S:
-        figure = f"the last of {len(backups)} was taken {-age_s / 3600:.1f} h from now"
-        return warning(subject, figure, "set the clocks of this machine and of the one that takes the backups")
+        figure = f"the last of {len(backups)} is dated {-age_s / 3600:.1f} h in the future"
+        return warning(subject, figure, "check the clocks of this machine and of the one that takes the backups")
     figure = f"the last of {len(backups)} is {age_s / 3600:.1f} h old"
     return warning(subject, figure, advice) if age_s > BACKUP_AGE_S else ok(subject, figure)
 
@@ -1290,11 +1313,11 @@ def _check_cluster(
     try:
         picture = asyncio.run(ask_cluster())
     except TimeoutError:
-        return [failure("cluster", f"no answer within {CLUSTER_TIME_S:g} s", "name members that run with --endpoints")]
+        return [failure("cluster", f"no answer within {CLUSTER_TIME_S:g} s", "name running members with --endpoints")]
     except RaftKVError as error:
         raise CommandError(" ".join(str(error).split()), BAD_FLAGS) from None
     if not is_asked and all(answer.status is None for answer in picture.answers):
-        return [skipped("cluster", f"no member at {endpoints}: --endpoints names others")]
+        return [skipped("cluster", f"no member at {endpoints}; name members with --endpoints")]
     return list(judge(picture, config))
 
 

@@ -68,14 +68,14 @@ USAGE: Final = """\
 Usage:
   raftkv join URL [--learner] [flags]
 
-Run a new member of the cluster that has a member with the client URL. It is added as a learner, receives the data and
-votes as soon as it is in sync; with --learner it stays a replica. Run the same command again after any interruption.
+Add a member to the cluster with the client URL, and run it. It starts as a learner, receives the data and
+votes as soon as it is in sync; with --learner it stays a learner. After any interruption, run the same command again.
 
-Where clients show certificates, RAFTKV_CERT and RAFTKV_KEY name the files of one, as for raftkvctl, until the member
-votes; where users are asked for, it is root's.
+If the cluster requires client certificates, RAFTKV_CERT and RAFTKV_KEY name the files of one, as for raftkvctl, until
+the member votes; if it has users, use the certificate of root.
 
-Flags are those of raftkv. Without them the member listens at the address of this machine from which URL is reached, on
-ports 2380 (members) and 2379 (clients), and has the machine's name.
+Flags are those of raftkv. By default the member listens on the address of this machine that reaches URL, on
+ports 2380 (members) and 2379 (clients), and is named after the machine.
 
 Examples:
   raftkv join http://10.0.0.1:2379 --insecure-peers

@@ -23,11 +23,11 @@ _ABSENT = ("gateway", "grpc-proxy")
 USAGE = """\
 Usage:
   raftkv [serve] [flags]     run a member
-  raftkv join URL [flags]    run a new member of a running cluster
-  raftkv cluster [options]   run a local cluster of several members
+  raftkv join URL [flags]    add a member to a running cluster and run it
+  raftkv cluster [options]   run a cluster of several members on this machine
   raftkv certs DIRECTORY     make, renew and revoke the certificates of a small cluster
-  raftkv doctor              look at this machine, a data directory and a cluster, and say what to do
-  raftkv backup URL          back a cluster up, verify, list and restore
+  raftkv doctor              check this machine, a data directory and a cluster, and give advice
+  raftkv backup URL          back up a cluster; list, verify and restore backups
   raftkv torchft-lighthouse  serve torchft's managers from a cluster
   raftkv tcpstore-gateway    serve torch's TCPStore from a cluster
   raftkv version             print the version
@@ -39,9 +39,9 @@ Examples:
     --initial-cluster a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380 --insecure-peers
   raftkv cluster --size 3
 
-Flags are etcd's, with one dash or two; every flag is also an environment variable: ETCD_ and its name in capitals.
---config-file FILE reads a YAML file instead of both.
-A browser finds the dashboard of a running member on its client port: http://127.0.0.1:2379/ui/"""
+Flags are those of etcd, with one dash or two. Each is also an environment variable: --data-dir is ETCD_DATA_DIR.
+With --config-file FILE, a YAML file replaces flags and variables.
+The dashboard of a running member is on its client port: http://127.0.0.1:2379/ui/"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not __debug__:
-        raise CommandError("refusing to run with assertions off (python -O)")
+        raise CommandError("assertions are off: run raftkv without python -O and PYTHONOPTIMIZE")
     command = words[0] if words and not words[0].startswith("-") else "serve"
     rest = words[1:] if words[:1] == [command] else words
     if command == "serve":

@@ -259,7 +259,7 @@ def described(error: OSError) -> str:
     if error.filename is not None:
         return f"{error.filename}: {why}"
     if error.errno == errno.ENOENT and _is_nowhere():
-        return "the directory that this was started in is gone: change to another one, and start it again"
+        return "the current directory no longer exists: change to another one, then start this again"
     return why
 
 

@@ -113,9 +113,7 @@ class _Index:
         try:
             values = tuple(set(self._function(item)))
         except Exception as error:  # raised by the user's function
-            _log.warning(
-                "the index %s leaves out the key %r: %s: %s", self._name, item.key, type(error).__name__, error
-            )
+            _log.warning("the index %s skipped key %r: %s: %s", self._name, item.key, type(error).__name__, error)
             return
         if values:
             self._values[item.key] = values

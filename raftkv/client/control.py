@@ -766,4 +766,4 @@ class Reflector:
     def _log_refusal(self, error: Exception) -> None:
         if str(error) != self._refusal and not is_client_closed(error):
             self._refusal = str(error)
-            _log.warning("raftkv: %r cannot be followed, it is tried again: %s", self._interval[0], error)
+            _log.warning("raftkv: cannot watch %r, retrying: %s", self._interval[0], error)

@@ -257,5 +257,7 @@ class Endpoints:
             try:
                 found[self._name(item.key)] = decode(item.value)
             except ValueError as error:
-                _log.warning("the key %r of service %s is no endpoint: %s", item.key, self.service, error)
+                _log.warning(
+                    "ignored key %r of service %s, which is not an endpoint: %s", item.key, self.service, error
+                )
         return found

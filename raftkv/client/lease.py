@@ -280,7 +280,7 @@ class Lease:
         with suppress(LeaseNotFoundError):
             await self._scope.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s)
 
-    def stop(self, reason: str = "it is not kept alive any more") -> None:
+    def stop(self, reason: str = "it is no longer kept alive") -> None:
         """Stop the keep-alives, and let the lease expire."""
         self._over = self._over or reason
         self._scope.keeper.remove(self)
@@ -361,7 +361,7 @@ class Lease:
         elif answer.TTL > 0:
             self.renewed(answer.TTL, asked_at)
         else:
-            self.lose("the cluster does not know it any more")
+            self.lose("the cluster no longer knows it")
 
     def refused(self, error: StatusError) -> None:
         """Record that a member refuses to serve keep-alives; the lease remains valid until its deadline."""
@@ -723,7 +723,7 @@ class Session:
                     there[name] = value
                 elif self._kept.get(name) == value:
                     del self._kept[name]
-                    _log.warning("key %r was put by another client: the session keeps it no more", name)
+                    _log.warning("another client overwrote key %r: the session no longer maintains it", name)
 
     async def _put_again(self, name: bytes, value: bytes, lease: Lease, own: set[int]) -> bool:
         """Put a key that is gone or attached to a lease of this session; return False if it is another client's."""

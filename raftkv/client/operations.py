@@ -244,7 +244,7 @@ def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
     guards = [lease for lease in leases if lease is not None and not isinstance(lease, int)]
     if len(guards) != 1:
         return None
-    reason = "the cluster does not know it any more"
+    reason = "the cluster no longer knows it"
     guards[0].lose(reason)
     return LeaseLost(guards[0].id, reason)
 

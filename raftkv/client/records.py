@@ -204,7 +204,7 @@ def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
         try:
             found.append(read(kind, item))
         except RecordError as error:
-            _log.warning("raftkv: passed over: %s", error)
+            _log.warning("raftkv: skipped an unreadable record: %s", error)
     return found
 
 

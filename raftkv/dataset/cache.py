@@ -233,7 +233,7 @@ class SharedDirectory:
     def _log_failure(self, error: OSError) -> None:
         if str(error) != self._failure:
             self._failure = str(error)
-            _log.warning("raftkv: chunks cannot be shared in %s: %s", self.path, error.strerror)
+            _log.warning("raftkv: cannot share dataset chunks in %s: %s", self.path, error.strerror)
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -254,7 +254,7 @@ def decode_chunk(digest: str, raw: bytes) -> Chunk:
 def _decode(raw: bytes) -> Chunk:
     line, _, data = raw.partition(b"\n")
     if line[:1] != _CHUNK_MARK:
-        raise ValueError("it is no chunk")
+        raise ValueError("it is not a chunk")
     head = json.loads(line[1:])
     count, shards, codes = int(head["count"]), list(head["shards"]), str(head["widths"])
     if not 0 < count <= ENTRIES_MAX or not all(isinstance(name, str) for name in shards):
@@ -391,7 +391,7 @@ def decode_node(digest: str, raw: bytes) -> Node:
     """
     try:
         if raw[:1] != _NODE_MARK:
-            raise ValueError("it is no index node")
+            raise ValueError("it is not an index node")
         plain = json.loads(raw[1:])
         level = plain["level"]
         columns = zip(plain["digests"], plain["first"], plain["counts"], plain["sizes"], strict=True)

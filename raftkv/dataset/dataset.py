@@ -536,7 +536,7 @@ class Dataset:
 def _built(builder: Builder, entries: Iterable[Entry]) -> Iterator[tuple[str, bytes]]:
     for entry in entries:
         if not isinstance(entry, Entry):
-            raise InvalidEntry(f"{entry!r:.100} is no raftkv.dataset.Entry; publish Entry(path, size, ...)")
+            raise InvalidEntry(f"{entry!r:.100} is not a raftkv.dataset.Entry; publish Entry(path, size, ...)")
         yield from builder.add(entry)
     yield from builder.finish()
 

@@ -407,7 +407,7 @@ class HorovodService:
         except errors.StatusError as error:
             return text_response(_status_of(error), f"/{scope}/{key}: {error}")
         except RecordError as error:
-            _log.error("horovod: a record of the run is damaged: %s", error)
+            _log.error("horovod: a record of the run cannot be read: %s", error)
             return text_response(500, f"/{scope}/{key}: a record of the run is damaged: {error}")
 
     async def _answer(self, call: HttpCall, request: HttpRequest, scope: str, key: str) -> HttpResponse:

@@ -232,12 +232,12 @@ class RegistryCheckpoint(ModelCheckpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking or not (is_stopped or self.save_on_exception):
             return
         if not is_stopped and is_connected():
-            _log.warning("raftkv: nothing is saved after %s: the other ranks cannot save with this one", exception)
+            _log.warning("raftkv: no checkpoint is saved after %s, because the other ranks cannot take part", exception)
             return
         try:
             self._save(trainer)
         except Exception as error:  # the one to tell is that which ended training
-            _log.warning("raftkv: step %d could not be saved at the end: %s", trainer.global_step, error)
+            _log.warning("raftkv: the last checkpoint (step %d) could not be saved: %s", trainer.global_step, error)
 
     def _observe(self, trainer: Any) -> None:
         """Record the step of new values; Lightning makes a new tensor for each."""

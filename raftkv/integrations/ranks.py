@@ -70,7 +70,7 @@ def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
     if failure is not None:
         raise failure
     if told[1] is not None:
-        raise CheckpointError(f"rank 0 could not go on: {told[1]}")
+        raise CheckpointError(f"rank 0 could not continue: {told[1]}")
     return str(told[0])
 
 

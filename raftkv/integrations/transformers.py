@@ -111,7 +111,9 @@ class RegistryCallback(TrainerCallback):
             self._saver.keep_best(Best(name, MAX if args.greater_is_better else MIN))
         uri = self._saver.registry.uri
         if args.load_best_model_at_end and not self._directory and not Place(uri).is_local:
-            raise ConfigError(f"load_best_model_at_end needs RegistryCallback(directory=PATH): {uri} is no local disk")
+            raise ConfigError(
+                f"load_best_model_at_end needs RegistryCallback(directory=PATH): {uri} is not a local disk"
+            )
         generation, best = json.loads(decide(lambda: json.dumps(self._begin(state))))
         if state.best_global_step:
             state.best_model_checkpoint = best or None
@@ -133,7 +135,7 @@ class RegistryCallback(TrainerCallback):
                 try:
                     best = local_directory(found) if Place(found.uri).is_local else found.uri
                 except (DigestMismatch, StorageError) as error:
-                    _log.warning("raftkv: the best checkpoint until now cannot be loaded any more: %s", error)
+                    _log.warning("raftkv: the best checkpoint so far can no longer be loaded: %s", error)
         return generation, best
 
     def _check_loaded(self) -> None:
@@ -172,7 +174,9 @@ class RegistryCallback(TrainerCallback):
         try:
             return self._saver.best()
         except CheckpointNotFound as error:
-            _log.warning("raftkv: the model stays the last one, as load_best_model_at_end finds no best: %s", error)
+            _log.warning(
+                "raftkv: load_best_model_at_end found no best checkpoint, the last model stays loaded: %s", error
+            )
             return None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -285,7 +285,7 @@ def _finish_all() -> None:
         try:
             manager.close()
         except Exception as error:
-            _log.error("raftkv: the checkpoint that was being saved as the program ended is not there: %s", error)
+            _log.error("raftkv: the checkpoint in progress at the end of the program was not saved: %s", error)
 
 
 # A private function, but the only way: ``atexit`` callbacks run when threads accept no work any more. Functions
@@ -301,7 +301,7 @@ def restore(checkpoint: Checkpoint, *, like: Any = None) -> Any:
     try:
         layout = json.loads(read_verified(checkpoint, TREE, file=files[TREE]))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{checkpoint.reference}: {TREE} is no JSON: {error}") from None
+        raise ConfigError(f"{checkpoint.reference}: {TREE} is not JSON: {error}") from None
     arrays = (read_verified(checkpoint, name, file=file) for name, file in files.items() if name != TREE)
     return rebuild(layout, arrays, like)
 

@@ -96,7 +96,7 @@ class LoopTurns(Collector):
             return
         others = f"; {self._unreported} other long turns since the last such line" if self._unreported else ""
         _log.warning(
-            "a turn of the event loop took %.0f ms, %.0f ms without waits for a processor, in %s%s",
+            "slow turn of the event loop: %.0f ms, %.0f ms without waits for a CPU, in %s%s",
             seconds * 1e3,
             own_seconds * 1e3,
             work or "work that was over before it was seen",

@@ -142,7 +142,7 @@ class Archiver(Collector):
                 await self._archive_waiting()
         except (StorageError, OSError) as error:  # a TimeoutError is one
             why = f"it took more than {LAST_SEGMENT_S:g} s" if isinstance(error, TimeoutError) else explain(error)
-            _log.warning("the last segments are not archived yet, the next start does it: %s", why)
+            _log.warning("stopped before the last segments were archived, the next start archives them: %s", why)
 
     # -- marks -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Archiver(Collector):
             with self._marks_of(segment).open("a") as file:
                 file.write(str(mark))
         except OSError as error:
-            _log.warning("cannot mark the time for the log archive: %s", explain(error))
+            _log.warning("cannot write a time mark for the log archive: %s", explain(error))
 
     def _marks_of(self, segment: SegmentName) -> Path:
         return self._directory / f"{segment}{MARKS_SUFFIX}"
@@ -213,7 +213,7 @@ class Archiver(Collector):
         except WALCorruptError as error:
             self._gaps += 1
             _log.error(
-                "the log archive has a gap: %s: save a snapshot now, a restore cannot go through the gap; look at the "
+                "the log archive has a gap: %s: back up now, because a restore cannot cross the gap, and check the "
                 "disk",
                 error,
             )
@@ -223,7 +223,7 @@ class Archiver(Collector):
         if self._failing_since is None:
             self._failing_since = time.monotonic()
         waiting = self._waiting()
-        _log.warning("%s: tried again in %.0f s; %d segments wait", explain(error), pause_s, len(waiting))
+        _log.warning("%s; next attempt in %.0f s; %d segments to archive", explain(error), pause_s, len(waiting))
 
     def _hold(self) -> None:
         """Protect unarchived segments from deletion, the newest first, up to the budget."""
@@ -240,7 +240,7 @@ class Archiver(Collector):
         self._gaps += 1
         _log.error(
             "the log archive has a gap: %d segments before entry %d were deleted before they were archived "
-            "(--wal-archive-held-bytes is %d): save a snapshot now, a restore cannot go through the gap",
+            "(--wal-archive-held-bytes is %d): back up now, because a restore cannot cross the gap",
             name.sequence - self._progress.next_sequence,
             name.first_index,
             self._held_bytes_max,

@@ -56,7 +56,7 @@ def log_lack_in_a_line(loop: asyncio.AbstractEventLoop) -> None:
             loop.default_exception_handler(context)
         elif loop.time() >= silent_until_s:
             silent_until_s = loop.time() + LACK_LOG_INTERVAL_S
-            _log.error("cannot accept connections for a second: %s", context.get("exception"))
+            _log.error("cannot accept connections, next attempt in a second: %s", context.get("exception"))
 
     loop.set_exception_handler(handle)
 

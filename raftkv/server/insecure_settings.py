@@ -1,4 +1,4 @@
-"""The settings of a member that leave it open to strangers, and the flags that close them.
+"""The insecure settings of a member, and the flags that make each secure.
 
 Each is logged as one line at start; with ``--secure`` the member does not start while there is one. Of files, only the
 permissions of private keys are checked: a data directory that others may write to is always refused
@@ -75,7 +75,7 @@ def refusal(found: Sequence[InsecureSetting]) -> str:
         found: insecure settings.
     """
     lines = (f"\n  - {one.what}\n      {one.remedy}" for one in found)
-    return f"--secure does not start while these are open (`raftkv certs` makes certificates):{''.join(lines)}"
+    return f"--secure: these settings are insecure (`raftkv certs` makes certificates):{''.join(lines)}"
 
 
 def _peers(config: ServerConfig) -> Iterator[InsecureSetting]:
@@ -93,7 +93,7 @@ def _peers(config: ServerConfig) -> Iterator[InsecureSetting]:
     )
     if files.skip_san_verification:
         flag = "--peer-skip-client-san-verification"
-        yield InsecureSetting(f"{flag}: every certificate of the authority is a member's", "leave it out")
+        yield InsecureSetting(f"{flag}: every certificate of the authority is accepted as a member's", "leave it out")
 
 
 def _clients(config: ServerConfig) -> Iterator[InsecureSetting]:
@@ -108,11 +108,11 @@ def _clients(config: ServerConfig) -> Iterator[InsecureSetting]:
 
 def _users(config: ServerConfig) -> Iterator[InsecureSetting]:
     if config.bcrypt_cost < DEFAULT_BCRYPT_COST:
-        what = f"--bcrypt-cost {config.bcrypt_cost}: a thief of the database finds passwords quickly"
-        yield InsecureSetting(what, f"{DEFAULT_BCRYPT_COST}, the default, or more")
+        what = f"--bcrypt-cost {config.bcrypt_cost}: passwords are quickly cracked from a stolen database"
+        yield InsecureSetting(what, f"set it to {DEFAULT_BCRYPT_COST} (the default) or more")
     if 0 < config.auth_min_password_length < PASSWORD_LENGTH_MIN:
         what = f"--auth-min-password-length {config.auth_min_password_length}: attackers can guess passwords"
-        yield InsecureSetting(what, f"{PASSWORD_LENGTH_MIN} or more")
+        yield InsecureSetting(what, f"set it to {PASSWORD_LENGTH_MIN} or more")
 
 
 def _keys(config: ServerConfig) -> Iterator[InsecureSetting]:
@@ -122,7 +122,7 @@ def _keys(config: ServerConfig) -> Iterator[InsecureSetting]:
         paths.append(tokens.private_file)
     for path in dict.fromkeys(filter(None, paths)):
         if is_open_to_others(path):
-            yield InsecureSetting(f"other users of this machine may read the private key {path}", f"chmod 0600 {path}")
+            yield InsecureSetting(f"other users of this machine can read the private key {path}", f"chmod 0600 {path}")
 
 
 def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[InsecureSetting]:
@@ -132,13 +132,15 @@ def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: s
         yield InsecureSetting(what, f"{remedy}, {prefix}trusted-ca-file")
     elif files.self_signed:
         yield InsecureSetting(
-            f"{prefix}auto-tls proves nothing: an attacker on the network path can read and change all data,"
+            f"{prefix}auto-tls does not verify the other end: an attacker on the network can read and change all data,"
             " and every host that reaches the port can connect",
             f"{prefix}cert-file, {prefix}key-file, {prefix}trusted-ca-file",
         )
     elif not files.verifies:
         what = f"{who} need no certificate: every host that reaches the port can send requests"
-        yield InsecureSetting(what, f"{prefix}trusted-ca-file FILE: only its certificates can connect then")
+        yield InsecureSetting(
+            what, f"set {prefix}trusted-ca-file FILE, so that only certificates of that authority can connect"
+        )
 
 
 def _http(config: ServerConfig) -> Iterator[InsecureSetting]:
@@ -146,14 +148,14 @@ def _http(config: ServerConfig) -> Iterator[InsecureSetting]:
         scheme, host, _ = cluster_id.split_url(url)
         if scheme == "http" and not is_loopback(host):
             what = f"metrics on {url} use no TLS: every host that reaches the port can read them"
-            yield InsecureSetting(what, "--listen-metrics-urls with https, or at a loopback address")
+            yield InsecureSetting(what, "use https in --listen-metrics-urls, or a loopback address")
     if config.cors:
         what = f"--cors: web pages of {', '.join(config.cors)} can send requests from the browsers of their visitors"
         yield InsecureSetting(what, "leave it out")
     if "*" in config.host_whitelist:
-        what = "--host-whitelist '*': a web page can send plain HTTP requests under a name of its own (DNS rebinding)"
+        what = (
+            "--host-whitelist '*': web pages can send plain HTTP requests through a host name of theirs (DNS rebinding)"
+        )
         yield InsecureSetting(what, "leave it out, or name hosts")
     if config.unsafe_no_fsync:
-        yield InsecureSetting(
-            "--unsafe-no-fsync: acknowledged writes are lost with the machine's power", "leave it out"
-        )
+        yield InsecureSetting("--unsafe-no-fsync: a power failure loses acknowledged writes", "leave it out")

@@ -60,8 +60,8 @@ async def origin_of(config: ServerConfig, ssl: Security | None) -> Origin | None
         return await discover(config, ssl)
     if not await check_founder(config, ssl):
         _log.warning(
-            "no other founder answers, so this member begins as one of a new cluster: right at its first start. If it "
-            "has run before, its data is not in %s: stop it, bring the data back, or remove the member and add it "
+            "no other initial member answers, so this member founds a new cluster: right on its first start. If it has "
+            "run before, its data is missing from %s: stop it and restore the data, or remove the member and add it "
             "again (raftkvctl member remove %x, then member add)",
             config.data_dir,
             config.member_id,

@@ -88,7 +88,8 @@ class Supervisor:
         )
         if address and address[0] not in "/@":
             _log.warning(
-                "NOTIFY_SOCKET=%s is no socket of this machine: no supervisor learns that this member serves", address
+                "NOTIFY_SOCKET=%s is not a local socket: the supervisor is not notified when this member serves",
+                address,
             )
             address = ""
         is_watched = interval.isascii() and interval.isdigit() and pid in ("", str(os.getpid()))
@@ -128,7 +129,7 @@ class Supervisor:
         except BlockingIOError:
             return False
         except OSError as error:
-            _log.warning("cannot tell %r what this member does: %s", self._address, error.strerror)
+            _log.warning("cannot notify the supervisor at %r: %s", self._address, error.strerror)
         return True
 
     def close(self) -> None:
@@ -141,7 +142,7 @@ class Supervisor:
 NEEDS_UPGRADE_STATUS: Final = 3
 """Exit status of a member whose log has entries that only a later version knows. Its data is unchanged."""
 
-_AFTER_DAMAGE: Final = "remove this member and add it anew (raftkv join), or restore a backup"
+_AFTER_DAMAGE: Final = "remove this member and add it again without data (raftkv join), or restore a backup"
 """Advice in the last line of a member with damaged data, which cannot be repaired in place."""
 
 SWITCH_INTERVAL_S: Final = 0.000_5
@@ -216,7 +217,7 @@ def serve(
     except Exception as error:
         failure = error
         if not _is_of_the_machine(error):
-            _log.critical("the member stops: %s", explain(error), exc_info=error)
+            _log.critical("this member is stopping: %s", explain(error), exc_info=error)
     if isinstance(failure, UnknownEntryError):
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
     return received if failure is None else _complain(f"stopped: {explain(failure)}; {_advice(failure)}")
@@ -232,11 +233,11 @@ def _advice(failure: BaseException) -> str:
     if isinstance(failure, CorruptionError):
         return _AFTER_DAMAGE
     if isinstance(failure, SpaceError):
-        return "make room, and start the member again"
+        return "free disk space, then start the member again"
     if isinstance(failure, MemoryError):
-        return "give it more memory, and start the member again"
+        return "give it more memory, then start the member again"
     if isinstance(failure, OSError | StorageError):
-        return "look at this disk and the log of the system, and start the member again"
+        return "check this disk and the system log, then start the member again"
     return "start the member again; if it stops again, report this line with the log before it"
 
 
@@ -278,7 +279,9 @@ async def _serve(
         nonlocal has_served
         has_served = True
         if not is_compiled():
-            _log.info("the hot path is interpreted: compiled, a busy member takes half the processor time (install.md)")
+            _log.info(
+                "running without compiled modules: with them, a busy member needs half the CPU time (docs: install.md)"
+            )
         supervisor.ready(f"member {config.name} serves clients on {','.join(config.listen_client_urls)}")
         if on_ready is not None:
             await on_ready(member)

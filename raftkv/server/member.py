@@ -420,9 +420,11 @@ class Member:
             durable.store.revision,
         )
         for setting in list_insecure_settings(self.config):
-            _log.warning("open to strangers: %s", setting)
+            _log.warning("insecure setting: %s", setting)
         if not self.replica.applier.auth.is_enabled:
-            _log.warning("open to clients: users are off, so every client may do everything; raftkvctl auth enable")
+            _log.warning(
+                "authentication is off: every client may read and write everything; to enable it: raftkvctl auth enable"
+            )
 
     async def _serve_clients(self, on_ready: OnReady | None) -> None:
         """Serve clients as soon as that is safe. Requests that wait for a quorum continue to wait."""
@@ -479,7 +481,7 @@ class Member:
             self.failure = error
             # These errors are not bugs of raftkv: the message says what to do, and a traceback would hide it.
             is_explained = isinstance(error, UnknownEntryError | StorageError | CorruptionError | OSError | MemoryError)
-            _log.critical("the member stops: %s", explain(error), exc_info=None if is_explained else error)
+            _log.critical("this member is stopping: %s", explain(error), exc_info=None if is_explained else error)
             self.node.stop()
             self._stop.set()
 
@@ -494,7 +496,7 @@ class Member:
     def _leave(self) -> None:
         """Stop: this member was removed from the cluster."""
         self.is_removed = True
-        _log.warning("the member stops: %s", self.removed_text)
+        _log.warning("this member is stopping: %s", self.removed_text)
         self.stop()
 
     # The transport is created before the replica, so these methods look up the replica's parts when they are called.

@@ -207,7 +207,7 @@ class ElasticSampler(Sampler[int]):
         if before is not None and before != now:
             raise ConfigError(
                 f"the world has changed from rank {before[0]} of {before[1]} to rank {now[0]} of {now[1]} since this "
-                "pass over the sampler began: go on from the last checkpoint, and iterate anew"
+                "pass over the sampler began: restart from the last checkpoint, and iterate again"
             )
         self._is_counted = True
         for _ in range(steps):

@@ -57,7 +57,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
     store = Store(place.endpoints, place.prefix, timeout or DEFAULT_TIMEOUT, **place.options)
     yield store, place.rank, place.world_size
     # torch asks for more only to make a group of the same URL again, under the same keys: that cannot end well.
-    raise ConfigError(f"{url}: a store serves one process group; use a path of its own for each")
+    raise ConfigError(f"{url}: a store serves one process group; use a different path for each")
 
 
 class Place:

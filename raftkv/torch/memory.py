@@ -92,7 +92,7 @@ class Memory:
 
     def __init__(self, run: Run, *, every: int = 1, copies: int = 1, timeout_s: float = 60.0) -> None:
         if whole(every, "every") < 1 or whole(copies, "copies") < 0:
-            raise ConfigError(f"every={every}, copies={copies} cannot be: at least 1 and 0")
+            raise ConfigError(f"every={every}, copies={copies} is not valid: every is at least 1, copies at least 0")
         self.held_s = 0.0
         self.committed = -1
         self._run = run
@@ -124,7 +124,7 @@ class Memory:
                 data = run.checkpoints.fetch(found, _file(run.rank), to=self._spot.host, topology=self._spot.topology)
                 restored = Restored(found.step, unpacked(data), found)
             except RaftKVError as error:
-                _log.warning("raftkv: step %d is not restored from memory: %s", found.step, error)
+                _log.warning("raftkv: step %d cannot be restored from memory: %s", found.step, error)
         answers = run.all_gather(_RESTORED, b"1" if restored is not None else b"0", timeout_s=self._timeout_s)
         if restored is not None and answers == [b"1"] * run.world_size:
             return restored
@@ -164,9 +164,9 @@ class Memory:
         elif found.world_size != size:
             why = f"{found.world_size} ranks have saved it, and these are {size}"
         elif not registry.has_all_copies(found):
-            why = "a file of it has no copy any more"
+            why = "a file of it no longer has a copy"
         if why:
-            _log.warning("raftkv: step %d is not restored from memory: %s", found.step, why)
+            _log.warning("raftkv: step %d cannot be restored from memory: %s", found.step, why)
         return "" if why else found.encode().decode()
 
     def _claim(self) -> Claim:
@@ -246,7 +246,7 @@ class Memory:
         except Exception as error:
             if attempt is not None:
                 attempt.give_up(error, f"rank {rank} failed")
-            _log.warning("raftkv: step %d is not kept in memory: %s: %s", step, type(error).__name__, error)
+            _log.warning("raftkv: step %d could not be kept in memory: %s: %s", step, type(error).__name__, error)
 
     def _open(self, step: int) -> Attempt:
         run = self._run
@@ -279,8 +279,9 @@ class Memory:
             )
         if wanted:
             _log.warning(
-                "raftkv: step %d of rank %d is on %d of %d nodes: %s", record.step, self._run.rank,
-                1 + self._copies - wanted, 1 + self._copies, "; ".join(why) or f"there are {len(found)}",
+                "raftkv: step %d of rank %d has only %d of %d copies: %s", record.step, self._run.rank,
+                1 + self._copies - wanted, 1 + self._copies,
+                "; ".join(why) or f"nodes that keep copies: {len(found)}",
             )  # fmt: skip
 
 
@@ -367,5 +368,5 @@ def unpacked(data: memoryview) -> Any:
         places = accumulate(map(_room, likes[:-1]), initial=place)
         tensors = [_lying_at(data, at, like) for at, like in zip(places, likes, strict=False)]
     except (struct.error, RuntimeError, ValueError) as error:
-        raise ConfigError(f"these bytes are no state of raftkv.torch.memory: {error}") from None
+        raise ConfigError(f"these bytes are not a state of raftkv.torch.memory: {error}") from None
     return _with_tensors(head, iter(tensors))

@@ -167,10 +167,10 @@ class States:
         if (save is None) != (save_every == 0):
             raise ConfigError("give both save= and save_every=, or neither")
         if save_every < 0:
-            raise ConfigError(f"save_every={save_every} cannot be: a number of steps")
+            raise ConfigError(f"save_every={save_every} is not a positive number of steps")
         if (load or save) and not run.checkpoints.uri:
             raise ConfigError(
-                "there is no place for checkpoints; name one for the run: raftkv.training.join(..., checkpoints=URI)"
+                "no directory for checkpoints; name one for the run: raftkv.training.join(..., checkpoints=URI)"
             )
         self._run = run
         self._load = load

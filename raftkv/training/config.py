@@ -113,7 +113,8 @@ class RunConfig:
             check_cluster(self.cluster)
         if not 1 <= self.min_nodes <= self.max_nodes <= _NODES_MAX:
             raise ConfigError(
-                f"{self.min_nodes}:{self.max_nodes} nodes cannot be: give 1 <= minimum <= maximum <= {_NODES_MAX}"
+                f"{self.min_nodes}:{self.max_nodes} is not a number of nodes: "
+                f"give 1 <= minimum <= maximum <= {_NODES_MAX}"
             )
         if self.expected_nodes > self.max_nodes:
             raise ConfigError(f"expected_nodes is {self.expected_nodes}, but at most {self.max_nodes} may take part")

@@ -69,7 +69,7 @@ class RunConflict(TrainingError):
     def __init__(self, run_id: str, theirs: str, ours: str) -> None:
         super().__init__(
             f"run {run_id!r} is in use with {theirs} nodes, this node was started with {ours}: "
-            "start all nodes of a job alike, and give every job an id of its own"
+            "start all nodes of a job alike, and give every job a different id"
         )
         self.run_id = run_id
 
@@ -129,7 +129,7 @@ class PostedLost(TrainingError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} was missed: a later use of the name has replaced it, and the store has compacted its history; "
-            "leave the generation, and go on in the next"
+            "leave the generation, and continue in the next"
         )
 
 
@@ -137,5 +137,5 @@ class UnknownRun(TrainingError):
     """The store has no run with this id."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is no run {run_id!r}; `raftkvctl run list` shows those that there are")
+        super().__init__(f"there is no run {run_id!r}; `raftkvctl run list` lists the runs")
         self.run_id = run_id

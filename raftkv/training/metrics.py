@@ -456,7 +456,7 @@ class Exporter:
 
     def _failed(self, what: str, error: Exception) -> None:
         self._errors.inc()
-        _log.warning("%s, it is tried again: %s", what, error)
+        _log.warning("%s, retrying: %s", what, error)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def copy_compact(environment: lmdb.Environment, path: Path, given_up: threading.
     with closing(create(path)) as file, closing(pieces(environment)) as copied:
         for piece in copied:
             if file.write(piece) and given_up.wait(REST_S):
-                raise StorageError("the copy of the database was given up")
+                raise StorageError("the copy of the database was aborted")
         os.fsync(file.descriptor)
 
 

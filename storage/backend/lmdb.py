@@ -267,8 +267,8 @@ class LMDBBackend:
             if not is_copy:
                 raise CorruptionError(f"the database {self.path} is damaged: {error}") from error
             _log.warning(
-                "the database %s was copied here, and %s: unless raftkv 0.1 wrote to it last, it was damaged on the "
-                "way: copy it again, or let this member join anew",
+                "the database %s was copied to this place, and %s: unless raftkv 0.1 wrote it last, the copy is "
+                "damaged: copy it again, or remove this member and add it again without data",
                 *(self.path, error),
             )
 
@@ -494,7 +494,7 @@ def _no_pace() -> None:
 def _rest(given_up: threading.Event, worked_s: float) -> None:
     """Rest as long as the work took."""
     if given_up.wait(min(REST_MAX_S, worked_s)):
-        raise StorageError("the copy of the database was given up")
+        raise StorageError("the copy of the database was aborted")
 
 
 def _check_values(read: LMDBReadTxn, stated: int, pace: Callable[[], None]) -> None:

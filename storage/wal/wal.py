@@ -560,7 +560,7 @@ class WAL:
                 self._remove_oldest()
                 count += 1
         except OSError as error:
-            _log.warning("cannot delete old segments of %s, tried again later: %s", self._directory, explain(error))
+            _log.warning("cannot delete old segments of %s, retrying later: %s", self._directory, explain(error))
         except BaseException as error:
             self._fail("release", error)
         return count

@@ -112,7 +112,7 @@ def test_an_export_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(StorageError, match="killed"):
             await registry.export(saved, uri)
         with pytest.raises(
-            ConfigError, match=f"is no export of a checkpoint, or one that was cut off: .*{exchange.RECORD}"
+            ConfigError, match=f"is not an export of a checkpoint, or an incomplete one: .*{exchange.RECORD}"
         ):
             await registry.import_export(await registry.claim(), uri, step=2)
         whole = [name for name in written if name != MANIFEST]

@@ -236,7 +236,7 @@ def test_a_checkpoint_of_elsewhere_is_downloaded_once(raftkv_client, tmp_path):
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/far")
     folder = made.write(tmp_path / "out", {"model.pt": b"m", "a/b": b""})
     done = Saver(remote).save_directory(4, str(folder))
-    with pytest.raises(ConfigError, match="is no local disk; name a directory"):
+    with pytest.raises(ConfigError, match="is not a local disk; name a directory"):
         local_directory(done)
     path = Path(local_directory(done, str(tmp_path / "cache")))
     assert ((path / "model.pt").read_bytes(), (path / "a/b").read_bytes()) == (b"m", b"")

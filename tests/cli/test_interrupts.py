@@ -134,11 +134,11 @@ def test_a_signal_ends_a_command_that_no_member_answers(nobody: Nobody, words: t
 def test_a_silent_command_says_which_endpoints_it_tries() -> None:
     for words, code in ((("lock", "n"), 1), (("elect", "-l", "n"), 0)):
         with Running(raftkvctl("127.0.0.1:1", *words, "--command-timeout=100ms")) as program:
-            program.wait_complained("raftkvctl: still trying; Ctrl-C ends it")
+            program.wait_complained("raftkvctl: still trying; press Ctrl-C to stop")
             assert "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n" in program.errors
             assert program.stop().code == code
     with Running(raftkvctl("127.0.0.1:1", "watch", "k")) as program:
-        program.wait_complained("raftkvctl: the watch goes on when a member answers")
+        program.wait_complained("raftkvctl: the watch continues when a member answers")
         assert "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n" in program.errors
 
 

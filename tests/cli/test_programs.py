@@ -94,7 +94,7 @@ def test_a_directory_that_was_deleted_beneath_a_program_is_named(words: tuple[st
     done = subprocess.run(
         ["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
-    line = "raftkv: the directory that this was started in is gone: change to another one, and start it again\n"
+    line = "raftkv: the current directory no longer exists: change to another one, then start this again\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
 
 
@@ -232,7 +232,7 @@ DAEMONS = {
         "raftkv torchft-lighthouse: waiting for the cluster: ",
         "torchft lighthouse of job default on ",
     ),
-    "tcpstore-gateway": ("raftkv does not answer, clients wait: ", "TCPStore gateway on "),
+    "tcpstore-gateway": ("the raftkv cluster does not answer, clients wait: ", "TCPStore gateway on "),
 }
 
 
@@ -349,7 +349,11 @@ def test_input_that_is_no_text_is_one_line() -> None:
     ("words", "code", "line"),
     [
         ("--version=maybe", 2, 'invalid boolean value "maybe" for -version: parse error'),
-        ("--horovod-run=\udcff", 1, "--horovod-run '\\udcff' is no run id: at most 200 bytes, without white space, "),
+        (
+            "--horovod-run=\udcff",
+            1,
+            "--horovod-run '\\udcff' is not a run id: at most 200 bytes, without white space, ",
+        ),
         ("join http://a..b:1", 1, "join: cannot find the way to http://a..b:1: "),
     ],
 )

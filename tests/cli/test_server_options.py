@@ -386,7 +386,7 @@ def test_a_python_without_assertions_is_refused():
         [sys.executable, "-O", "-m", "raftkv", "version"], check=False, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "raftkv: refusing to run with assertions off (python -O)\n"
+    assert done.stderr == "raftkv: assertions are off: run raftkv without python -O and PYTHONOPTIMIZE\n"
 
 
 def test_every_setting_reaches_a_field():

@@ -308,7 +308,7 @@ def test_a_patient_lease_is_lost_on_the_clusters_word_alone():
         await until(lambda: core.calls and core.calls[-1].asked and not core.calls[-1].done)
         core.calls[-1].answer(lease.id, 0)
         await lease.lost.wait()
-        with pytest.raises(LeaseLost, match="the cluster does not know it any more"):
+        with pytest.raises(LeaseLost, match="the cluster no longer knows it"):
             lease.check()
 
     play(scenario)

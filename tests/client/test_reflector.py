@@ -340,7 +340,7 @@ def test_closed_client_is_not_reported(caplog: pytest.LogCaptureFixture) -> None
         other = Reflector(control, below(PREFIX), lambda changes: None)
         other.start(revision=1)
         control.lose_watch(PermissionDeniedError())
-        assert "cannot be followed" in caplog.text
+        assert "cannot watch" in caplog.text
 
     play(story())
 

@@ -160,7 +160,7 @@ def test_a_directory_that_is_gone_costs_sharing_and_no_more(tmp_path: Path, capl
 
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(shared.once(digest, read)) == each
-    assert "cannot be shared" in caplog.text
+    assert "cannot share dataset chunks" in caplog.text
 
 
 def test_files_of_dead_processes_are_removed(tmp_path: Path) -> None:

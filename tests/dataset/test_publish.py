@@ -86,7 +86,7 @@ def test_the_same_again_is_no_version(world: World) -> None:
         ([Entry("a", 1), Entry("a", 1)], "twice"),
         ([Entry("b", 1), Entry("a", 1)], "sort the entries"),
         ([Entry("a", 1), Entry("../b", 1)], "path"),
-        ([("a", 1)], "no raftkv.dataset.Entry"),
+        ([("a", 1)], "not a raftkv.dataset.Entry"),
     ],
 )
 def test_failed_publish_leaves_the_previous_version(world: World, found: list[Any], why: str) -> None:

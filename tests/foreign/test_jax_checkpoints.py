@@ -137,7 +137,7 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
     assert result["unwritable"] == "ConfigError: ['name'] is a str; save arrays of numbers, and numbers"
     assert result["steps"] == [True, 7, 4, [2, 4, 7]]
     assert result["again"] == [True, "StorageError", True, None, 1]
-    assert result["metric"] == ["ConfigError: metric 'loss' is 'low', which is no number", True]
+    assert result["metric"] == ["ConfigError: metric 'loss' is 'low', which is not a number", True]
     assert result["wide"] == {
         "count": ["ndarray", [2**40, -1]], "rate": ["ndarray", [1e300]], "narrow": ["ArrayImpl", [0, 1, 2]],
     }  # fmt: skip
@@ -231,7 +231,7 @@ def test_a_manager_left_open_has_saved_or_says_that_it_has_not(raftkv_cluster: L
     with raftkv_cluster.connect() as kv:
         found = {run_id: raftkv.checkpoint.Registry(kv, run_id).latest().step for run_id in ("open", "fenced")}
     assert found == {"open": 1, "fenced": 1}
-    assert "the checkpoint that was being saved as the program ended is not there: generation 1 of the" in errors
+    assert "the checkpoint in progress at the end of the program was not saved: generation 1 of the" in errors
 
 
 @pytest.mark.long
@@ -241,7 +241,7 @@ def test_each_process_writes_its_shards(raftkv_cluster: LocalCluster, tmp_path: 
     lines = sorted(line for process in processes for line in ended(process).splitlines() if line.startswith("RESULT"))
     mixed = "the coordinator saves step 3, and process 1 step 4"
     assert lines == [
-        "RESULT 0 [1, 2, 5] [[[0.0, 1.0], [2.0, 3.0]]] [0, 1, 2] step 3 of run 'together' (orbax) was given up, "
+        "RESULT 0 [1, 2, 5] [[[0.0, 1.0], [2.0, 3.0]]] [0, 1, 2] step 3 of run 'together' (orbax) was aborted, "
         f"or deleted: process 1 failed: ConfigError: {mixed}",
         f"RESULT 1 [1, 2, 5] [[[4.0, 5.0], [6.0, 7.0]]] [0, 1, 2] {mixed}",
     ]

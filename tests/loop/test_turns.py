@@ -90,7 +90,7 @@ def test_long_turns_are_not_logged_more_often_than_once_a_second(caplog: pytest.
         for moment in (10.0, 10.1, 10.2, 11.5):
             turns.notable(TURN_LIMIT_S * 2, 0.01, "server.kv.range", moment)
     first, last = (record.getMessage() for record in caplog.records)
-    assert first == ("a turn of the event loop took 100 ms, 10 ms without waits for a processor, in server.kv.range")
+    assert first == ("slow turn of the event loop: 100 ms, 10 ms without waits for a CPU, in server.kv.range")
     assert last.endswith("in server.kv.range; 2 other long turns since the last such line")
 
 

@@ -154,7 +154,7 @@ def test_a_failing_archive_is_retried_and_delays_no_call(tmp_path: Path, caplog)
 
     with caplog.at_level(logging.INFO):
         run(work)
-    assert "the archive is away: tried again in 0 s" in caplog.text
+    assert "the archive is away; next attempt in 0 s" in caplog.text
     assert "archiving works again" in caplog.text
 
 
@@ -235,7 +235,7 @@ def test_a_stop_does_not_wait_for_an_archive_that_hangs(tmp_path: Path, monkeypa
         log.wal.close()
 
     run(work)
-    assert "the last segments are not archived yet, the next start does it" in caplog.text
+    assert "stopped before the last segments were archived, the next start archives them" in caplog.text
 
 
 def test_restart_continues_from_archive_position(tmp_path: Path) -> None:

@@ -166,4 +166,6 @@ def test_a_peer_of_a_newer_format_is_refused_in_one_line(
         with pytest.raises(RpcError) as refused:
             service._check(call)
         assert refused.value.text == refusal
-    assert [record.getMessage() for record in caplog.records] == [f"refused a peer at ('127.0.0.1', 1): {refusal}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rejected a peer connection from ('127.0.0.1', 1): {refusal}"
+    ]

@@ -51,6 +51,6 @@ def test_a_lack_of_descriptors_is_logged_in_a_line_and_once(caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot accept connections for a second: [Errno 24] Too many open files",
+        "cannot accept connections, next attempt in a second: [Errno 24] Too many open files",
         "something else",
     ]

@@ -43,8 +43,8 @@ def test_a_closed_member_has_no_line() -> None:
         ({"listen_client_urls": (LOCAL,)}, f"clients on {LOCAL} use no TLS"),
         ({"advertise_client_urls": (LOCAL,)}, f"clients on {LOCAL} use no TLS"),
         ({"client_tls": replace(FILES, trusted_ca_file="")}, "clients need no certificate"),
-        ({"client_tls": TLSFiles(self_signed=True)}, "--auto-tls proves nothing"),
-        ({"peer_tls": TLSFiles(self_signed=True)}, "--peer-auto-tls proves nothing"),
+        ({"client_tls": TLSFiles(self_signed=True)}, "--auto-tls does not verify"),
+        ({"peer_tls": TLSFiles(self_signed=True)}, "--peer-auto-tls does not verify"),
         (
             {"peer_tls": replace(FILES, trusted_ca_file=""), "listen_peer_urls": ("https://127.0.0.1:1",)},
             "peers need no certificate",
@@ -109,7 +109,7 @@ def test_the_audit_log_is_in_the_data_directory_unless_it_is_elsewhere() -> None
 
 def test_a_refusal_is_one_list() -> None:
     assert refusal([InsecureSetting("this is open", "--flag"), InsecureSetting("that too", "leave it out")]) == (
-        "--secure does not start while these are open (`raftkv certs` makes certificates):\n"
+        "--secure: these settings are insecure (`raftkv certs` makes certificates):\n"
         "  - this is open\n"
         "      --flag\n"
         "  - that too\n"

@@ -174,7 +174,7 @@ def test_trainers_note_of_its_best_names_no_damaged_checkpoint(registry, tmp_pat
         again.state.best_global_step, again.state.best_model_checkpoint = step, str(tmp_path / "planted")
         again.begin()
         assert again.state.best_model_checkpoint is None
-    assert "the best checkpoint until now cannot be loaded any more" in caplog.text
+    assert "the best checkpoint so far can no longer be loaded" in caplog.text
 
 
 def test_trainer_whose_best_cannot_be_loaded_is_told(raftkv_client, registry, tmp_path, caplog):
@@ -186,7 +186,7 @@ def test_trainer_whose_best_cannot_be_loaded_is_told(raftkv_client, registry, tm
     trainer = Trainer(registry, tmp_path / "out", **{**LOSS, "metric_for_best_model": "accuracy"})
     trainer.train({2: 0.5})
     assert trainer.state.best_model_checkpoint is None
-    assert "finds no best: run 'job' has no checkpoint with the metric 'eval_accuracy'" in caplog.text
+    assert "the last model stays loaded: run 'job' has no checkpoint with the metric 'eval_accuracy'" in caplog.text
 
 
 def test_trainer_files_named_metrics_first(registry, tmp_path):
@@ -396,7 +396,7 @@ def test_save_at_an_exception_that_fails_hides_no_exception(registry, caplog):
     for fit, step in ((frozen, 1), (other, 6)):
         fit.global_step = step
         fit.callback.on_exception(fit, None, KeyError("boom"))
-        assert f"step {step} could not be saved at the end" in caplog.text
+        assert f"the last checkpoint (step {step}) could not be saved" in caplog.text
     assert registry.checkpoints() == []
 
 
@@ -415,7 +415,7 @@ def test_paths_of_the_best_and_the_last_model_are_found_or_refused(raftkv_client
         data = f"step {step}".encode()
         folder = made.write(tmp_path / "out", {"lightning.ckpt": data})
         saver.save_directory(step, str(folder), kind="torch_save", metrics={"val_loss": loss})
-    with pytest.raises(ConfigError, match="is no local disk; name a directory"):
+    with pytest.raises(ConfigError, match="is not a local disk; name a directory"):
         _ = Fit(far, monitor="val_loss").callback.best_model_path
     there = Fit(far, monitor="val_loss", directory=str(tmp_path / "cache"))
     assert Path(there.callback.best_model_path).read_bytes() == b"step 1"
@@ -518,7 +518,7 @@ def test_all_ranks_learn_what_the_first_decides_or_why_it_cannot(monkeypatch):
 
     assert in_all_ranks(monkeypatch, fail) == [
         "CheckpointError: boom",
-        *["CheckpointError: rank 0 could not go on: CheckpointError: boom"] * 2,
+        *["CheckpointError: rank 0 could not continue: CheckpointError: boom"] * 2,
     ]
 
 

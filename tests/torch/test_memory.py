@@ -85,7 +85,7 @@ def test_a_state_on_fewer_nodes_than_wanted_is_kept_and_named(run: Run, caplog: 
     memory = Memory(run, copies=1)
     memory.save(1, state_of(1))
     memory.wait()
-    assert "step 1 of rank 0 is on 1 of 2 nodes: there are 1" in caplog.text
+    assert "step 1 of rank 0 has only 1 of 2 copies: nodes that keep copies: 1" in caplog.text
     assert memory.restore() is not None
 
 
@@ -94,7 +94,7 @@ def test_a_state_that_fits_no_node_leaves_the_one_before(run: Run, caplog: pytes
     memory.save(1, state_of(1))
     memory.save(2, {"large": torch.zeros(MEMORY_BYTES)})
     memory.wait()
-    assert "step 2 is not kept in memory: StorageError: no node of run" in caplog.text
+    assert "step 2 could not be kept in memory: StorageError: no node of run" in caplog.text
     assert "do not fit into" in caplog.text
     last = memory.restore()
     assert last is not None
@@ -109,7 +109,7 @@ def test_a_newer_durable_checkpoint_goes_before(run: Run, caplog: pytest.LogCapt
     with run.checkpoint(20) as saving:
         saving.write("model", b"20")
     assert memory.restore() is None
-    assert "step 10 is not restored from memory: step 20 is durable" in caplog.text
+    assert "step 10 cannot be restored from memory: step 20 is durable" in caplog.text
     memory.save(5, state_of(5))  # what was before is forgotten
     memory.wait()
     assert memory.committed == 5
@@ -144,5 +144,5 @@ def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
 
 def test_arguments_that_cannot_be_are_refused(run: Run) -> None:
     for wrong in ({"every": 0}, {"copies": -1}):
-        with pytest.raises(ConfigError, match="cannot be: at least 1 and 0"):
+        with pytest.raises(ConfigError, match="is not valid: every is at least 1, copies at least 0"):
             Memory(run, **wrong)

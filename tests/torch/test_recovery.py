@@ -381,7 +381,10 @@ def test_a_job_that_is_started_again_goes_on_from_the_latest_checkpoint(raftkv_c
         assert again.happened == ["load 20", "sync 20", "sync 25", "sync 30"]
         assert again.value == 41
         assert [found.step for found in run.checkpoints.checkpoints()] == [10, 20, 25, 40]
-    with raftkv.training.join("saved", **options) as run, pytest.raises(ConfigError, match="no place for checkpoints"):
+    with (
+        raftkv.training.join("saved", **options) as run,
+        pytest.raises(ConfigError, match="no directory for checkpoints"),
+    ):
         Checkpointed(run).train(50)
     with raftkv.training.join("saved", checkpoints=str(tmp_path), **options) as run:
         with pytest.raises(ConfigError, match="give both save= and save_every=, or neither"):

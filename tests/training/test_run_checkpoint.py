@@ -85,7 +85,7 @@ def test_all_ranks_save_one_checkpoint_and_go_on_from_it(ranks, tmp_path):
     Path(first.uri, "model-1.bin").write_bytes(b"100/2")
     found = in_all(ranks, lambda run: outcome(lambda: resume(run)))
     assert [type(each) for each in found] == [tuple, DigestMismatch]
-    assert "has other contents than were committed" in str(found[1])
+    assert "differs in contents from what was committed" in str(found[1])
     assert ranks[0].checkpoints.pins() == []
 
 
@@ -170,7 +170,7 @@ def test_ranks_that_save_different_steps_save_none(ranks):
     assert [type(failure) for failure in failures] == [AttemptOver, ConfigError]
     words = "the coordinator saves step 5, and rank 1 step 6: all ranks save the same steps, in the same order"
     assert str(failures[1]) == words
-    assert f"was given up, or deleted: rank 1 failed: ConfigError: {words}" in str(failures[0])
+    assert f"was aborted, or deleted: rank 1 failed: ConfigError: {words}" in str(failures[0])
     assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
 
 
@@ -201,7 +201,7 @@ def test_a_file_that_was_promised_and_is_not_there(ranks):
             saving.path(f"{run.rank}.bin")
             if run.rank == 0:
                 saving.write("0.json", b"{}")
-                with pytest.raises(ConfigError, match="is there already"):
+                with pytest.raises(ConfigError, match="already exists"):
                     saving.write("0.json", b"")
 
     found = in_all(ranks, lambda run: outcome(lambda: promise(run)))

@@ -329,7 +329,7 @@ class Attempt:
         there = {(copy.file, copy.digest) for copy in await catalogue.copies_of(self._control, self._run, self.record)}
         for rank, file in manifest.files:
             if (file.name, file.digest) not in there:
-                raise FilesChanged(self.uri, file.name, rank, "is in the memory of no node any more")
+                raise FilesChanged(self.uri, file.name, rank, "is no longer in the memory of any node")
 
     def _checkpoint(self, manifest: Manifest, metrics: Mapping[str, float]) -> Checkpoint:
         attempt, now = self.record, self._means.now()
@@ -371,7 +371,7 @@ class Attempt:
         if result.succeeded:
             return checkpoint
         if len(reads) == 2 and result.results == (None, None):
-            raise CheckpointNotFound(f"the parent {parent} of {self} does not exist, or not any more")
+            raise CheckpointNotFound(f"the parent {parent} of {self} does not exist, or was deleted")
         return None
 
     def _undecided(self, seen: _Seen) -> KeyValue:
@@ -461,8 +461,8 @@ class Attempt:
     def _over(self, deleting: KeyValue | None) -> AttemptOver:
         with contextlib.suppress(RecordError):
             if deleting is not None and (reason := printable(read(Deleting, deleting).reason)):
-                return AttemptOver(f"{self} was given up, or deleted: {reason}; save again, or a later step")
-        return AttemptOver(f"{self} was given up, or was committed and has been deleted since; save a later step")
+                return AttemptOver(f"{self} was aborted, or deleted: {reason}; save again, or a later step")
+        return AttemptOver(f"{self} was aborted, or was committed and deleted since; save a later step")
 
     async def _clean(self) -> None:
         """Delete the ranks' prepared parts, which are in the manifest; after a crash the collector does it."""

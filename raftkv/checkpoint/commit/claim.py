@@ -122,9 +122,9 @@ class Claim:
         try:
             run_id, generation, revision = json.loads(token)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{token!r} is no token of a claim: {error}") from None
+            raise ConfigError(f"{token!r} is not a claim token: {error}") from None
         if not (isinstance(run_id, str) and isinstance(generation, int) and isinstance(revision, int)):
-            raise ConfigError(f"{token!r} is no token of a claim")
+            raise ConfigError(f"{token!r} is not a claim token")
         return cls(run_id, generation, revision, world)
 
 

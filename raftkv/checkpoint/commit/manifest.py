@@ -64,7 +64,7 @@ class Manifest:
                     who = "the manifest" if other < 0 else f"rank {other}"
                     raise PrepareConflict(
                         f"step {attempt.step}: rank {part.rank} and {who} both have a file {file.name!r}; "
-                        "give every rank names of its own"
+                        "give the files of each rank different names"
                     )
         head = {"format": FORMAT, **{name: getattr(attempt, name) for name in _HEAD}}
         head["root"] = digest.root([Prepared(part.rank, part.files).encode() for part in ranks])

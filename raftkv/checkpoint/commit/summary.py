@@ -93,7 +93,7 @@ def _number(name: str, value: Any) -> float:
             return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
-    raise ConfigError(f"metric {name!r} is {value!r}, which is no number")
+    raise ConfigError(f"metric {name!r} is {value!r}, which is not a number")
 
 
 def usable(values: Mapping[str, object], named: Collection[str] = ()) -> dict[str, float]:

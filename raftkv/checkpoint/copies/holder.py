@@ -206,7 +206,7 @@ class Shelf:
         held = self.held.get(copy.digest)
         if held is None:
             if memory is None:
-                raise NoRoom("it is not here any more")
+                raise NoRoom("this node no longer has it")
             held = self.held[copy.digest] = Held(memory, copy.size_bytes)
         elif memory is not None:  # another rank has brought the same bytes meanwhile
             self.give_back(memory, copy.size_bytes)
@@ -271,7 +271,7 @@ class Shelf:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("raftkv: a holder of copies: %s", error)
+            _log.warning("raftkv: the process that holds checkpoint copies failed: %s", error)
 
     # ---- what goes
 
@@ -415,16 +415,16 @@ class Holder:
                 with contextlib.suppress(OSError, TimeoutError):
                     await _send(connection, transfer.encode({"error": str(error)[:200]}))
             except (OSError, ValueError, TimeoutError, RecursionError) as error:
-                _log.debug("raftkv: a connection to the holder of copies: %s", error)
+                _log.debug("raftkv: a connection to the process that holds checkpoint copies failed: %s", error)
             except RaftKVError as error:
-                _log.warning("raftkv: a copy was not taken: %s", error)
+                _log.warning("raftkv: a checkpoint copy was refused: %s", error)
             finally:
                 self._strangers.pop(connection, None)
 
     async def _get(self, connection: socket.socket, head: Mapping[str, Any]) -> None:
         held = self.shelf.held.get(str(head.get("digest")))
         if held is None:
-            raise NoRoom("it is not here")
+            raise NoRoom("this node does not have it")
         held.readers += 1
         try:
             await _send(connection, transfer.encode({"size_bytes": held.size_bytes}))
@@ -456,7 +456,7 @@ class Holder:
                     await _fill(connection, part)
                     await asyncio.to_thread(digest.update, part)
             if str(digest) != copy.digest:
-                raise NoRoom("its bytes have another digest")
+                raise NoRoom("its bytes do not match their digest")
         except BaseException:
             shelf.give_back(memory, copy.size_bytes)
             raise

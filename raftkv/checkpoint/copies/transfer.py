@@ -49,7 +49,7 @@ def length_of(prefix: bytes) -> int:
     """Return the length of the following head. Raises ValueError if it is not valid or too long."""
     magic, length = HEAD.unpack(prefix)
     if magic != MAGIC or length > HEAD_MAX_BYTES:
-        raise ValueError("this is no raftkv that speaks of copies")
+        raise ValueError("the other end is not a holder of raftkv checkpoint copies")
     return int(length)
 
 

@@ -115,7 +115,7 @@ def open_file(path: str) -> IO[bytes]:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "it is no file, but a pipe or a device; delete it", path)
+    raise OSError(errno.EINVAL, "it is not a file but a pipe or a device; delete it", path)
 
 
 def sync(path: str) -> None:

@@ -74,7 +74,7 @@ class RankFiles:
             StorageError: its directory could not be made.
         """
         if not self.place.is_local:
-            raise ConfigError(f"{self.place.uri} is no local disk: use write(name, data), or open(name)")
+            raise ConfigError(f"{self.place.uri} is not a local disk: use write(name, data), or open(name)")
         if name not in self._paths:
             self._check_new(name)
         path = self.place.path(name)
@@ -129,4 +129,4 @@ class RankFiles:
     def _check_new(self, name: str) -> None:
         names = {*self._written, *self._paths, *(writer.name for writer in self._writers)}
         if check_file_name(name) in names:
-            raise ConfigError(f"the file {name!r} is there already; give every file of a checkpoint a name of its own")
+            raise ConfigError(f"the file {name!r} already exists; give every file of a checkpoint a different name")

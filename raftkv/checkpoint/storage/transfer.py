@@ -162,7 +162,7 @@ def _each(
 
     def advance(size_bytes: int) -> None:
         if stop.is_set():
-            raise StorageError("the copy was given up")
+            raise StorageError("the copy was cancelled")
         counter.add(size_bytes)
 
     with ThreadPoolExecutor(THREADS, "raftkv-copy") as threads:
@@ -241,7 +241,11 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
         try:
             shutil.rmtree(directory)
         except OSError as error:  # its copy is committed, and stays so
-            _log.warning("raftkv: %s is saved, and could not be deleted: %s", directory, describe(error))
+            _log.warning(
+                "raftkv: %s was copied and committed, but the original could not be deleted: %s",
+                directory,
+                describe(error),
+            )
 
 
 def _rename(directory: str, target: str) -> bool:
@@ -301,7 +305,7 @@ def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "")
         _refuse_extra(report, checkpoint.uri)
         return place.root
     if not directory:
-        raise ConfigError(f"{checkpoint.uri} is no local disk; name a directory to download the checkpoint to")
+        raise ConfigError(f"{checkpoint.uri} is not a local disk; name a directory to download the checkpoint to")
     target = os.path.join(os.path.abspath(directory), checkpoint.id.directory)
     with Place(directory).named("lock a copy in"):
         lock, is_alone = _lock(f"{target}.lock")
@@ -463,7 +467,7 @@ def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) 
     try:
         manifest = load_manifest(copy)
     except DigestMismatch as error:
-        _log.warning("the manifest of the copy in %s is fetched again: %s", local.root, error)
+        _log.warning("downloading the manifest of the copy in %s again: %s", local.root, error)
         manifest = load_manifest(checkpoint)
         local.write(MANIFEST, manifest.encoded)
     report = verify(copy)
@@ -471,7 +475,7 @@ def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) 
     wrong = _wrong(report)
     if not wrong:
         return
-    _log.warning("%d files of the copy in %s are fetched again, %s for one", len(wrong), local.root, wrong[0])
+    _log.warning("downloading %d files of the copy in %s again, for example %s", len(wrong), local.root, wrong[0])
     copy_files(place, [file for _, file in manifest.files if file.name in wrong], fetched)
     for name in wrong:
         with local.named("write", name):

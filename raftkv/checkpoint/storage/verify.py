@@ -221,8 +221,8 @@ def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threa
 
 
 _MISSING: Final = "is missing"
-_SIZE: Final = "has another size than was committed"
-_DIGEST: Final = "has other contents than were committed"
+_SIZE: Final = "differs in size from what was committed"
+_DIGEST: Final = "differs in contents from what was committed"
 
 
 def _check(place: Place, file: FileRecord, found: Found | None, counter: Counter) -> str:
@@ -264,7 +264,7 @@ def find_file(manifest: Manifest, checkpoint: Checkpoint, name: str) -> FileReco
     for _, file in manifest.files:
         if file.name == name:
             return file
-    raise DigestMismatch(checkpoint.uri, name, "is no file of this checkpoint")
+    raise DigestMismatch(checkpoint.uri, name, "is not a file of this checkpoint")
 
 
 def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> IO[bytes]:

@@ -165,7 +165,7 @@ class Remarks:
             return
         self._said = True
         reasons = unanswered(error.failures) if isinstance(error, EndpointsFailed) else [str(error)]
-        for line in (*reasons, "still trying; Ctrl-C ends it"):
+        for line in (*reasons, "still trying; press Ctrl-C to stop"):
             remark(line)
 
 

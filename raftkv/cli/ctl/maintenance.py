@@ -290,7 +290,7 @@ def parse_size(text: str, flag: str = "--bytes") -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise CommandError(f"{flag} {text!r} is no size: write 1000, 64KiB or 2GB", BAD_ARGUMENTS)
+        raise CommandError(f"{flag} {text!r} is not a size: write 1000, 64KiB or 2GB", BAD_ARGUMENTS)
     unit = (found[2] or "").lower()
     size_bytes: int = int(found[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i")]
     if size_bytes >= 1 << 63:

@@ -168,7 +168,7 @@ class Replacement:
             new_id = added.member.ID
         else:
             new_id, added = new.ID, rpc_pb2.MemberAddResponse(header=listed.header, member=new, members=listed.members)
-            remark(f"goes on with learner {new_id:x}, which was added before")
+            remark(f"continuing with learner {new_id:x}, which was added before")
         if new is None or not new.name:
             self.session.printer.show("member_add", added, name, ",".join(urls))
             sys.stdout.flush()
@@ -200,7 +200,9 @@ class Replacement:
             step = _step(new_id, new, reason)
             if time.monotonic() >= self._deadline:
                 wait = pflag.format_duration(round(self.wait_s * 1e9))
-                raise CommandError(f"{step} took longer than --wait {wait}: run the same command again to go on", ERROR)
+                raise CommandError(
+                    f"{step} took longer than --wait {wait}: run the same command again to continue", ERROR
+                )
             if show is not None:
                 show(step, await self._entries(new) or f"{time.monotonic() - begun_at:.0f} s")
             elif step != told:

@@ -84,7 +84,7 @@ class Cluster:
     def _note(self) -> None:
         if not self._is_noted:
             self._is_noted = True
-            remark(f"no answer from the {self.name} for {SILENCE_S:.0f} s; the mirror goes on when it answers")
+            remark(f"no answer from the {self.name} for {SILENCE_S:.0f} s; the mirror continues when it answers")
 
 
 @dataclass

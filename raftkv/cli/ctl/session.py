@@ -317,7 +317,7 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
     token = Secret(invocation["auth-jwt-token"])
     files = {name: invocation[flag] for name, flag in _FILE_FLAGS.items() if invocation[flag]}
     if user and token:
-        raise CommandError("--auth-jwt-token and --user are two ways to say who you are: give one", BAD_ARGUMENTS)
+        raise CommandError("--auth-jwt-token and --user exclude each other: give one", BAD_ARGUMENTS)
     with refused(ConfigError, BAD_ARGUMENTS):
         if user and not password:
             user, separator, inline = user.partition(":")
@@ -404,7 +404,7 @@ def use_library(session: Session, use: Callable[[library.Client], Awaitable[T]])
             async with library.open_scope(core, session.timeout_s) as scope:
                 return await use(library.Client(scope))
         except HistoryReplaced as error:
-            raise CommandError(f"what was shown is {error}; start again", ERROR) from None
+            raise CommandError(f"the display stopped: {error}; start it again", ERROR) from None
         except CompactedError:
             raise CommandError("the history was compacted while it was read; try again", ERROR) from None
         except StatusError:

@@ -136,7 +136,7 @@ def connect(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> http
     """
     parsed = parse_endpoints([endpoint])[0]
     if parsed.path:
-        raise OSError(f"{endpoint}: HTTP is asked for at host:port only")
+        raise OSError(f"{endpoint}: metrics are read over HTTP at host:port only")
     if tls is not None if parsed.secure is None else parsed.secure:
         context = None if tls is None else for_http(tls)
         return http.client.HTTPSConnection(parsed.target, timeout=timeout_s, context=context)
@@ -496,7 +496,7 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
         if not any(row.is_answering for row in rows):
             raise CommandError("no member answers", ERROR)
         if poller.by_user and not poller.identities:
-            raise CommandError(f"no member tells who uses it, which root alone may ask: {poller.untold}", ERROR)
+            raise CommandError(f"no member shows its users, which only root may see: {poller.untold}", ERROR)
         return
 
     def end() -> None:

@@ -34,22 +34,22 @@ GLOBAL_FLAGS = _inherited(
     Flag("hex", BOOL, usage="print keys and values in hexadecimal"),
     Flag("command-timeout", DURATION, 5.0, "time limit of a command, without the time to connect"),
     Flag("dial-timeout", DURATION, 2.0, "time limit of one connection attempt"),
-    Flag("keepalive-time", DURATION, 2.0, "idle time after which a connection is probed (at least 10s are waited)"),
+    Flag("keepalive-time", DURATION, 2.0, "idle time after which a connection is probed (at least 10s)"),
     Flag("keepalive-timeout", DURATION, 6.0, "time limit for the answer to a probe"),
-    Flag("max-request-bytes", INT, usage="largest request that is sent, in bytes; 0 means 2 MiB"),
-    Flag("max-recv-bytes", INT, usage="largest answer that is accepted, in bytes; 0 means 2 GiB"),
+    Flag("max-request-bytes", INT, usage="largest request to send, in bytes; 0 means 2 MiB"),
+    Flag("max-recv-bytes", INT, usage="largest response to accept, in bytes; 0 means 2 GiB"),
     Flag("user", usage="NAME or NAME:PASSWORD; a missing password is asked for"),
     Flag("password", usage="the user's password; --user is then the name alone"),
-    Flag("auth-jwt-token", usage="a JSON web token that says who you are, instead of --user"),
-    Flag("cacert", usage="file of the authorities that sign the members' certificates"),
-    Flag("cert", usage="file of the certificate to present"),
-    Flag("key", usage="file of that certificate's private key"),
+    Flag("auth-jwt-token", usage="JSON web token to authenticate with, instead of --user"),
+    Flag("cacert", usage="file with the CA certificates that sign the members' certificates"),
+    Flag("cert", usage="file with the client certificate"),
+    Flag("key", usage="file with the private key of the client certificate"),
     Flag("insecure-transport", BOOL, True, "allow connections without TLS"),
     Flag("insecure-skip-tls-verify", BOOL, usage="accept any certificate; use it in tests only"),
     Flag("insecure-discovery", BOOL, True, "accept endpoints without TLS from DNS"),
     Flag("discovery-srv", usage="domain whose SRV records name the endpoints, instead of --endpoints", short="d"),
     Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
-    Flag("debug", BOOL, usage="print the settings in force to standard error"),
+    Flag("debug", BOOL, usage="print the settings in effect to standard error"),
 )
 
 _LEVELS = "read consistency: l is linearizable, s is serializable"
@@ -66,7 +66,7 @@ GET_FLAGS = (
     Flag("keys-only", BOOL, usage="print the keys without their values"),
     Flag("count-only", BOOL, usage="print only the number of keys; needs --write-out=fields"),
     Flag("print-value-only", BOOL, usage="print only the values; needs --write-out=simple"),
-    Flag("stream", BOOL, usage="let the member send the keys in chunks, for many or large ones (RangeStream)"),
+    Flag("stream", BOOL, usage="receive the keys in chunks, for many or large keys (RangeStream)"),
     Flag("min-create-rev", INT, usage="leave out keys created before this revision"),
     Flag("max-create-rev", INT, usage="leave out keys created after this revision; 0 means none"),
     Flag("min-mod-rev", INT, usage="leave out keys last changed before this revision"),
@@ -89,11 +89,11 @@ WATCH_FLAGS = (
     Flag("prefix", BOOL, usage="watch all keys that begin with KEY"),
     Flag("rev", INT, usage="begin with the changes of this revision; 0 means from now on"),
     Flag("prev-kv", BOOL, usage="also print what a key held before each change"),
-    Flag("keys-only", BOOL, usage="leave values out; members of raftkv do not send them"),
-    Flag("max-value-bytes", INT, usage="leave out puts whose value is larger; 0 means no limit"),
+    Flag("keys-only", BOOL, usage="omit values; raftkv members do not send them"),
+    Flag("max-value-bytes", INT, usage="omit puts with larger values; 0 means no limit"),
     Flag("progress-notify", BOOL, usage="also print the watch's progress from time to time"),
 )
-_ASK_ALL = "ask all members that the cluster lists, instead of the endpoints"
+_ASK_ALL = "ask all members in the member list instead of the endpoints"
 (_CLUSTER,) = _inherited(Flag("cluster", BOOL, usage=_ASK_ALL))
 
 _PUT_DETAILS = """Without VALUE, the value is read from standard input. Write "--" before a VALUE that begins with
@@ -114,17 +114,19 @@ ETCDCTL_WATCH_KEY and ETCDCTL_WATCH_RANGE_END.
 
 With -i each line of standard input is "watch" with flags and command, or "progress".
 
-If a member is lost, the watch goes on at another endpoint; no change is lost or printed twice."""
+If a member is lost, the watch continues at another endpoint; no change is lost or printed twice."""
 _LOCK_DETAILS = """Without COMMAND, raftkvctl holds the lock until SIGINT or SIGTERM arrives. COMMAND finds
 ETCD_LOCK_KEY and ETCD_LOCK_REV in its environment, and its exit code becomes that of raftkvctl. If the lock is lost,
 raftkvctl ends COMMAND. Write "--" before a COMMAND that has flags of its own."""
 
 
 def _add_kv(root: Branch) -> None:
-    stale = "accept an answer from the asked member alone, also a learner, if its keys are at most this old"
+    stale = "let one member, even a learner, answer alone if its data is at most this old"
     (staleness,) = _ours(Flag("max-staleness", DURATION, usage=stale))
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
-    physical = Flag("physical", BOOL, usage="wait until the history is removed from the database of the member asked")
+    physical = Flag(
+        "physical", BOOL, usage="wait until the member that answers has deleted the history from its database"
+    )
     root.module = "ctl.kv:"
     root.leaf("get", "KEY [END]", "Read a key, or the keys from KEY up to END", (*GET_FLAGS, staleness)).like(
         "greeting", "jobs/ --prefix --keys-only", "greeting --rev=4 -w json", "greeting --max-staleness=500ms"
@@ -138,7 +140,7 @@ def _add_kv(root: Branch) -> None:
     root.leaf("txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS).like(
         "--interactive", "< transaction.txt"
     )
-    root.leaf("compaction", "REVISION", "Forget the history before a revision", (physical,)).like("1000")
+    root.leaf("compaction", "REVISION", "Delete the history before a revision", (physical,)).like("1000")
     root.module = "ctl.watch:"
     changes = "Print the changes of keys as they happen"
     root.leaf("watch", "KEY [END] [-- COMMAND ...]", changes, WATCH_FLAGS, _WATCH_DETAILS).like(
@@ -160,23 +162,23 @@ def _add_leases(root: Branch) -> None:
 
 
 def _add_coordination(root: Branch) -> None:
-    ttl = Flag("ttl", INT, 10, "seconds after which a holder that has died loses the lock")
+    ttl = Flag("ttl", INT, 10, "seconds after which a dead holder loses the lock")
     listen = Flag("listen", BOOL, usage="only print who leads", short="l")
-    elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
-SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
+    elect_details = """With PROPOSAL the command is a candidate: when it leads it prints its key, and leads until SIGINT
+or SIGTERM; then it resigns. Its lease has a TTL of 60 seconds."""
     root.module = "ctl.contest:"
     root.leaf("lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS).like(
         "backup", "backup -- ./backup.sh --full"
     )
-    root.leaf("elect", "NAME [PROPOSAL]", "Take part in an election, or observe it", (listen,), elect_details).like(
-        "scheduler 10.0.0.1:80", "-l scheduler"
-    )
+    root.leaf(
+        "elect", "NAME [PROPOSAL]", "Run for leader in an election, or observe it", (listen,), elect_details
+    ).like("scheduler 10.0.0.1:80", "-l scheduler")
 
 
 _ADD_DETAILS = """Prints the settings for the first start of the new member, which must have no data yet."""
-_REMOVE_DETAILS = """The member stops. Its id never comes back: to use the host again, remove its data and add it
-anew."""
-_REPLACE = "Let a learner take the place of a voter"
+_REMOVE_DETAILS = """The member stops, and its id cannot be used again. To use the host again, delete its data and add
+it as a new member."""
+_REPLACE = "Replace a voter by a learner"
 _REPLACE_DETAILS = """NEW is a learner that has the data: start it with `raftkv join URL --learner`.
 NEW gets the vote and OLD leaves in one change, so the number of voters never drops (not in etcdctl).
 
@@ -193,11 +195,11 @@ def _add_members(root: Branch) -> None:
     member.leaf("add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS).like(
         "d --peer-urls=http://10.0.0.4:2380", "d --learner --peer-urls=http://10.0.0.4:2380"
     )
-    member.leaf("remove", "MEMBER", "Remove a member for ever", (), _REMOVE_DETAILS).like("8e9e05c52164694d")
-    member.leaf("update", "MEMBER", "Give a member other peer URLs", (peer_urls,)).like(
+    member.leaf("remove", "MEMBER", "Remove a member permanently", (), _REMOVE_DETAILS).like("8e9e05c52164694d")
+    member.leaf("update", "MEMBER", "Change the peer URLs of a member", (peer_urls,)).like(
         "8e9e05c52164694d --peer-urls=http://10.0.0.5:2380"
     )
-    member.leaf("promote", "MEMBER", "Make a learner a voter").like("8e9e05c52164694d")
+    member.leaf("promote", "MEMBER", "Promote a learner to a voter").like("8e9e05c52164694d")
     member.leaf("replace", "OLD NEW|NAME", _REPLACE, (peer_urls, wait), _REPLACE_DETAILS).like(
         "8e9e05c52164694d fd422379fda50e48", "8e9e05c52164694d d --peer-urls=http://10.0.0.4:2380"
     )
@@ -206,13 +208,13 @@ def _add_members(root: Branch) -> None:
 def _add_roll(root: Branch) -> None:
     cluster = root.branch("cluster", "Restart all members, one after another (not in etcdctl)", "ctl.roll:cluster_")
     flags = (
-        Flag("restart", usage="command that restarts a member, with {host}, {name} or {id} of it"),
+        Flag("restart", usage="command that restarts a member; {host}, {name} and {id} are replaced by its values"),
         Flag("wait", DURATION, 300.0, "time limit for a restarted member to be in sync again"),
-        Flag("dry-run", BOOL, usage="print the steps, and whether the first one is safe"),
+        Flag("dry-run", BOOL, usage="only print the steps, and whether the first one is safe"),
     )
     details = (
-        "The leader comes last, and hands over before its restart. A step that would leave no quorum of members in "
-        "sync is refused, and ends the roll. The command must return after the old process has ended."
+        "The leader is restarted last, after it has handed over its leadership. The roll ends before a step that would "
+        "leave no quorum of members in sync. The restart command must return after the old process has ended."
     )
     cluster.leaf("roll", "", "Restart all members, one after another", flags, details).like(
         "--dry-run --restart 'ssh {host} restart-raftkv'", "--restart 'ssh {host} systemctl restart raftkv'"
@@ -223,19 +225,21 @@ def _add_endpoints(root: Branch) -> None:
     purpose = "Ask members for their health, status and hash"
     endpoint = root.branch("endpoint", purpose, "ctl.members:endpoint_", (_CLUSTER,))
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
-    endpoint.leaf("health", "", "Tell whether endpoints can commit a write").like("--cluster")
+    endpoint.leaf("health", "", "Check whether endpoints can commit a write").like("--cluster")
     endpoint.leaf("status", "", "Print version, size, leader and term").like("--cluster -w table")
     endpoint.leaf("hashkv", "", "Print the hash of the history", (revision,)).like("--cluster")
 
 
-_INTERACTIVE = Flag("interactive", BOOL, True, "ask for the password on the terminal; else it is a line of input")
+_INTERACTIVE = Flag(
+    "interactive", BOOL, True, "ask for the password on the terminal; false: read it from standard input"
+)
 _INTERVAL = (
     Flag("prefix", BOOL, usage="of all keys that begin with KEY"),
     Flag("from-key", BOOL, usage="of all keys from KEY on, in byte order"),
 )
-_ENABLE_DETAILS = """There must be a user root; the command gives it the role root if it lacks it. From then on, members
-refuse requests without a user, and requests that the user has no right to."""
-_USER_DETAILS = """Asks for the password, unless NAME:PASSWORD or --new-user-password gives it; all users of this
+_ENABLE_DETAILS = """The user root must exist; the command grants it the role root if necessary. Afterwards
+members refuse requests without a user, and requests that the user is not permitted to make."""
+_USER_DETAILS = """Asks for the password, unless NAME:PASSWORD or --new-user-password sets it; all users of this
 machine can read a command line. A user without a password logs in by a certificate with its name as common name."""
 _PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags the permission covers KEY alone."""
 
@@ -248,10 +252,12 @@ def _add_users(root: Branch) -> None:
     user = root.branch("user", "Add, change and delete users", "ctl.maintenance:user_")
     add = (
         _INTERACTIVE,
-        Flag("new-user-password", usage="the password; all users of this machine can read it here"),
-        Flag("no-password", BOOL, usage="the user has no password: its certificate says who it is"),
+        Flag(
+            "new-user-password", usage="the password; other users of this machine can read it in the list of processes"
+        ),
+        Flag("no-password", BOOL, usage="create the user without a password: it authenticates by its certificate"),
     )
-    detail = Flag("detail", BOOL, usage="print what its roles may do")
+    detail = Flag("detail", BOOL, usage="also print the permissions of its roles")
     user.leaf("add", "NAME[:PASSWORD]", "Add a user", add, _USER_DETAILS).like("alice", "agent7 --no-password")
     user.leaf("delete", "NAME", "Delete a user").like("alice")
     user.leaf("get", "NAME", "Print the roles of a user", (detail,)).like("alice --detail")
@@ -259,21 +265,25 @@ def _add_users(root: Branch) -> None:
     user.leaf("passwd", "NAME", "Change the password of a user", (_INTERACTIVE,)).like(
         "alice", "alice --interactive=false < password.txt"
     )
-    user.leaf("grant-role", "NAME ROLE", "Give a user a role").like("alice jobs")
-    user.leaf("revoke-role", "NAME ROLE", "Take a role from a user").like("alice jobs")
+    user.leaf("grant-role", "NAME ROLE", "Grant a role to a user").like("alice jobs")
+    user.leaf("revoke-role", "NAME ROLE", "Revoke a role from a user").like("alice jobs")
 
 
 def _add_roles(root: Branch) -> None:
     role = root.branch("role", "Manage roles and key permissions", "ctl.maintenance:role_")
     role.leaf("add", "ROLE", "Add a role").like("jobs")
-    role.leaf("delete", "ROLE", "Delete a role, also from its users").like("jobs")
-    role.leaf("get", "ROLE", "Print what a role may do").like("jobs")
+    role.leaf("delete", "ROLE", "Delete a role, and revoke it from its users").like("jobs")
+    role.leaf("get", "ROLE", "Print the permissions of a role").like("jobs")
     role.leaf("list", "", "List all roles")
     role.leaf(
-        "grant-permission", "ROLE KIND KEY [END]", "Let a role read or write keys", _INTERVAL, _PERMISSION_DETAILS
+        "grant-permission",
+        "ROLE KIND KEY [END]",
+        "Grant a role permission to read or write keys",
+        _INTERVAL,
+        _PERMISSION_DETAILS,
     ).like("jobs readwrite jobs/ --prefix", "jobs read config")
     role.leaf(
-        "revoke-permission", "ROLE KEY [END]", "Take the permission of just this interval from a role", _INTERVAL
+        "revoke-permission", "ROLE KEY [END]", "Revoke the permission of exactly this interval from a role", _INTERVAL
     ).like("jobs jobs/ --prefix")
 
 
@@ -285,9 +295,9 @@ variable. `raftkvutl snapshot` does the same."""
 
 def _add_maintenance(root: Branch) -> None:
     save = """FILE is a database in etcd's own format with its SHA-256: raftkvutl snapshot and etcdutl snapshot read
-it. It is written as FILE.part, and gets its name when it is whole. There is no time limit without
+it. It is written as FILE.part, and renamed when it is complete. There is no time limit without
 --command-timeout."""
-    purpose = "Save the state of a member, look at such files, and restore them"
+    purpose = "Save the state of a member to a file; inspect and restore such files"
     snapshot = root.branch("snapshot", purpose, "ctl.maintenance:")
     snapshot.leaf("save", "FILE", "Save the state of a member to a file", (), save, run="snapshot_save").like(
         "/backup/raftkv.db", "--endpoints=10.0.0.1:2379 raftkv.db"
@@ -296,48 +306,48 @@ it. It is written as FILE.part, and gets its name when it is whole. There is no 
     alarm = root.branch("alarm", "List and disarm alarms", "ctl.maintenance:alarm_")
     alarm.leaf("list", "", "List all alarms")
     alarm.leaf("disarm", "", "Disarm all alarms")
-    defrag = """Each member writes its database anew without the pages that compactions have freed, and serves clients
-meanwhile. With --data-dir the command writes the database of a stopped member, as `raftkvutl defrag` does."""
-    directory = Flag("data-dir", usage="data directory of a member that does not run, instead of the endpoints")
+    defrag = """Each member rewrites its database without the pages that compactions have freed, and serves clients
+meanwhile. With --data-dir the command rewrites the database of a stopped member, as `raftkvutl defrag` does."""
+    directory = Flag("data-dir", usage="data directory of a stopped member, instead of the endpoints")
     move = "MEMBER is an id in hexadecimal. The leader must be among the endpoints."
     root.module = "ctl.maintenance:"
-    root.leaf("defrag", "", "Shrink the databases of members to what they use", (_CLUSTER, directory), defrag).like(
+    root.leaf("defrag", "", "Shrink the databases of members to the space in use", (_CLUSTER, directory), defrag).like(
         "", "--cluster", "--data-dir default.etcd"
     )
-    root.leaf("move-leader", "MEMBER", "Hand leadership to a member", (), move).like(
+    root.leaf("move-leader", "MEMBER", "Transfer leadership to a member", (), move).like(
         "8e9e05c52164694d --endpoints=10.0.0.1:2379"
     )
     downgrade = root.branch("downgrade", "Prepare the cluster for an older version", "ctl.maintenance:downgrade_")
-    target = """VERSION is the minor version before the cluster's. The cluster records the downgrade, and endpoint
-status shows it. raftkv itself has no older version to go back to."""
-    downgrade.leaf("validate", "VERSION", "Ask whether a downgrade is possible").like("3.5")
+    target = """VERSION is one minor version below the cluster's. The cluster records the downgrade, and endpoint
+status shows it. raftkv itself has no older version to downgrade to."""
+    downgrade.leaf("validate", "VERSION", "Check whether a downgrade is possible").like("3.5")
     downgrade.leaf("enable", "VERSION", "Begin a downgrade", (), target).like("3.5")
-    downgrade.leaf("cancel", "", "Cancel the downgrade under way")
+    downgrade.leaf("cancel", "", "Cancel the downgrade in progress")
 
 
 def _add_mirror(root: Branch) -> None:
     flags = (
         Flag("prefix", usage="copy only keys that begin with this"),
-        Flag("rev", INT, usage="copy nothing and begin with the changes of this revision; 0 means copy first"),
+        Flag("rev", INT, usage="skip the copy, and begin with the changes of this revision; 0 means copy first"),
         Flag("max-txn-ops", INT, 128, "largest number of keys written in one transaction"),
         Flag("dest-prefix", usage="prefix that replaces --prefix at the destination"),
         Flag("no-dest-prefix", BOOL, usage="remove --prefix at the destination"),
         Flag("dest-cert", usage="file of the certificate to present to the destination"),
-        Flag("dest-key", usage="file of that certificate's private key"),
+        Flag("dest-key", usage="file with the private key of the client certificate"),
         Flag("dest-cacert", usage="file of the authorities that sign the destination's certificates"),
         Flag("dest-insecure-transport", BOOL, True, "allow a connection without TLS to the destination"),
         Flag("dest-user", usage="NAME or NAME:PASSWORD at the destination"),
         Flag("dest-password", usage="password at the destination; --dest-user is then the name alone"),
     )
-    details = "Prints every 30 seconds how many keys it has written, and runs until a signal or an error ends it."
+    details = "Prints the number of keys written every 30 seconds, and runs until a signal or an error."
     root.module = "ctl.mirror:"
-    root.leaf("make-mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details).like(
-        "10.0.1.1:2379", "10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/"
-    )
+    root.leaf(
+        "make-mirror", "DESTINATION", "Copy keys to another cluster, and keep copying changes", flags, details
+    ).like("10.0.1.1:2379", "10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/")
 
 
 def _add_checks(root: Branch) -> None:
-    check = root.branch("check", "Judge a cluster by its answers to a load", "bench.check:")
+    check = root.branch("check", "Test the performance and memory use of a cluster", "bench.check:")
 
     def flags(prefix: str) -> tuple[Flag, ...]:
         loads = ("s", "m", "l", "xl")
@@ -352,10 +362,10 @@ def _add_checks(root: Branch) -> None:
     perf = """The loads are 150, 1000, 8000 and 15000 puts a second. PASS needs nine tenths of that, no put slower than
 0.5 s, and a standard deviation below 0.1 s. Ctrl-C prints what was measured until then."""
     scale = "The loads are 10,000, 100,000, 1,000,000 and 3,000,000 keys of 1 KiB."
-    check.leaf("perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf).like(
+    check.leaf("perf", "", "Put at a steady rate for 60 s, and print PASS or FAIL", perf_flags, perf).like(
         "", "--load=m --auto-compact"
     )
-    check.leaf("datascale", "", "Write many keys and print how much memory they take", scale_flags, scale).like(
+    check.leaf("datascale", "", "Write many keys, and print the memory that they take", scale_flags, scale).like(
         "--load=s"
     )
 
@@ -367,80 +377,91 @@ _QUOTA_FLAGS = _ours(
 )
 
 _LIMIT_FLAGS = _ours(
-    Flag("requests", INT, usage="requests a second that each member takes; 0 means no limit"),
+    Flag("requests", INT, usage="requests per second at each member; 0 means no limit"),
     Flag("requests-burst", INT, usage="burst allowed at once; 0 means one second's worth"),
-    Flag("bytes", default="0", usage="bytes of requests and answers a second, as 64KiB; 0 means no limit"),
+    Flag(
+        "bytes",
+        default="0",
+        usage="bytes of requests and responses per second at each member, as 64KiB; 0 means no limit",
+    ),
     Flag("bytes-burst", default="0", usage="burst allowed at once; 0 means one second's worth"),
-    Flag("watches", INT, usage="watches that each member keeps open; 0 means no limit"),
+    Flag("watches", INT, usage="open watches at each member; 0 means no limit"),
 )
 
 
 def _add_quotas(root: Branch) -> None:
-    quota = root.branch("quota", "Limit what prefixes take (not in etcdctl)", "ctl.maintenance:quota_", (_JSON,))
-    details = """--keys counts the keys that exist, --bytes the history too. A write beyond a limit is refused as a
-whole. A deletion gives back keys, a compaction the bytes of old revisions. Prefixes
+    quota = root.branch(
+        "quota", "Limit the use of prefixes, users and addresses (not in etcdctl)", "ctl.maintenance:quota_", (_JSON,)
+    )
+    details = """--keys counts existing keys, --bytes also the history. A write beyond a limit is refused as a
+whole. Deletions free keys, compactions free the bytes of old revisions. Prefixes
 may overlap."""
-    limits = """Each member counts for itself. A request that comes too fast is refused with the time to come
-again, and the client library waits that long. KIND is user, certificate, address (a network, as 10.0.0.0/24), role,
+    limits = """Each member applies the limit on its own. A request above the limit is refused with the time to
+wait, and the client library waits that long. KIND is user, certificate, address (a network, as 10.0.0.0/24), role,
 prefix, or each: every identity without a limit of its own. Keep-alives and calls of operators are not limited."""
-    limited = "Limit how fast requests of a user, certificate, address, role or prefix come, or those of each"
-    quota.leaf("set", "PREFIX", "Limit what a prefix takes", _QUOTA_FLAGS, details).like(
+    limited = "Limit the rate of requests of a user, certificate, address, role or prefix, or of each"
+    quota.leaf("set", "PREFIX", "Limit the keys and bytes of a prefix", _QUOTA_FLAGS, details).like(
         "jobs/ --bytes=64MiB --keys=10000"
     )
-    quota.leaf("remove", "PREFIX", "Lift the limits of a prefix").like("jobs/")
-    quota.leaf("list", "", "Print all limits and what is used of them")
+    quota.leaf("remove", "PREFIX", "Remove the limits of a prefix").like("jobs/")
+    quota.leaf("list", "", "Print all limits of prefixes, and their use")
     quota.leaf("limit", "KIND [NAME]", limited, _LIMIT_FLAGS, limits).like("user alice --requests=100 --bytes=1MiB")
-    quota.leaf("unlimit", "KIND [NAME]", "Lift a limit of requests").like("user alice")
+    quota.leaf("unlimit", "KIND [NAME]", "Remove a limit of requests").like("user alice")
     quota.leaf("limits", "", "Print all limits of requests")
-    quota.leaf("uses", "", "Print which identities have used most of the asked member")
+    quota.leaf("uses", "", "Print the identities that used most of the member that answers")
 
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _EXEC_FLAGS = _ours(
-    Flag("job", usage="id of the run, the same on all of its nodes (required)"),
+    Flag("job", usage="id of the run, the same on all nodes (required)"),
     Flag("nnodes", default="1", usage="number of nodes that take part: N, or MIN:MAX"),
     Flag("nproc-per-node", INT, 1, "number of workers on this node", least=1),
     Flag("max-restarts", INT, 0, "number of times that this node's workers may fail before it gives up", least=0),
     Flag("env-style", LIST, usage="variables set for workers: torch,pet,tf,horovod or none; default: all"),
     Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
-    Flag("local-addr", usage="address at which other nodes reach this one; default: the one that reaches the cluster"),
+    Flag(
+        "local-addr",
+        usage="address at which other nodes reach this one; default: this node's address towards the cluster",
+    ),
     Flag("node-name", usage="name of this machine; default: the host's name"),
-    Flag("prefork", LIST, usage="modules, as torch, that workers have imported already; COMMAND is a Python script"),
+    Flag(
+        "prefork", LIST, usage="modules to import before workers are forked, as torch; COMMAND must be a Python script"
+    ),
     Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped", least=0),
-    Flag("signals-to-handle", default=_SIGNALS, usage="signals that are passed on to the workers and end this node"),
+    Flag("signals-to-handle", default=_SIGNALS, usage="signals to pass to the workers before this node ends"),
     Flag("log-dir", usage="directory for the workers' log files; without --redirects and --tee it means --tee 3"),
-    Flag("redirects", usage="streams that go to log files only: 1 stdout, 2 stderr, 3 both, or 0:3,1:2", short="r"),
-    Flag("tee", usage="streams that go to log files and to the console, as for --redirects", short="t"),
-    Flag("local-ranks-filter", usage="local ranks whose output is on the console; default: all"),
-    Flag("no-prefix", BOOL, usage="print lines of workers without the [rankN] before them"),
-    Flag("quiet", BOOL, usage="print nothing but what the workers print", short="q"),
+    Flag("redirects", usage="streams to write to log files only: 1 stdout, 2 stderr, 3 both, or 0:3,1:2", short="r"),
+    Flag("tee", usage="streams to write to log files and the console, as for --redirects", short="t"),
+    Flag("local-ranks-filter", usage="local ranks to show on the console; default: all"),
+    Flag("no-prefix", BOOL, usage="print the workers' lines without the prefix [rankN]"),
+    Flag("quiet", BOOL, usage="print only the output of the workers", short="q"),
 )
-_EXEC_DETAILS = """Starts the workers when enough nodes are there, with their ranks and the address of rank 0 in their
+_EXEC_DETAILS = """Starts the workers when enough nodes have joined, with their ranks and the address of rank 0 in their
 environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_*, TF_CONFIG, HOROVOD_*, RAFTKV_*). Stops them and starts
-them again when nodes come or go, or when a worker fails anywhere.
+them again when nodes join or leave, or when a worker fails on any node.
 
-When all workers have ended well everywhere, the run is closed and the exit code is 0. Otherwise it is the exit code of
+When all workers on all nodes succeed, the run is closed and the exit code is 0. Otherwise it is the exit code of
 the failed worker, 128 and the signal's number if a signal ended it, or 1 if another node closed the run.
 
-The workers get each signal that --signals-to-handle names, then this node leaves. They get SIGUSR1 and SIGUSR2 too, and
-the node goes on."""
+A signal named by --signals-to-handle is passed to the workers, then this node leaves. SIGUSR1 and SIGUSR2 are passed
+on, and the node continues."""
 
 
 def _add_access(run: Branch) -> None:
     shared = _ours(
-        Flag("cluster", LIST, usage="also grant the ledger of the slots that all runs share"),
-        Flag("dataset", LIST, usage="also grant reading of this dataset's manifests"),
-        Flag("read", BOOL, usage="grant reading of the runs and their checkpoints only"),
+        Flag("cluster", LIST, usage="also grant write access to the ledger of this cluster's slots"),
+        Flag("dataset", LIST, usage="also grant read access to this dataset's manifests"),
+        Flag("read", BOOL, usage="grant only read access to the runs and their checkpoints"),
     )
-    grant = """RUNS is the id of a run, or the beginning of ids and a star. Makes the role run:RUNS, with the keys of
-these runs and of their checkpoints and no others, and gives it to USER. A user with --cluster
-can change what the ledger says of other runs, but not read or change their keys or checkpoints."""
-    revoke = "Takes the roles that run grant has given with the same words. A role without users is deleted."
-    run.leaf("grant", "USER RUNS", "Let a user take part in runs", shared, grant).like(
+    grant = """RUNS is the id of a run, or a prefix of ids and a star. Creates the role run:RUNS, with the keys of
+only these runs and their checkpoints, and grants it to USER. A user with --cluster
+can change the ledger's entries of other runs, but not read or change their keys or checkpoints."""
+    revoke = "Revokes the roles that run grant granted with the same arguments. A role without users is deleted."
+    run.leaf("grant", "USER RUNS", "Allow a user to join runs", shared, grant).like(
         "alice 'bert-*'", "alice 'bert-*' --cluster gpu --dataset imagenet"
     )
-    run.leaf("revoke", "USER RUNS", "Take runs from a user", shared, revoke).like("alice 'bert-*'")
-    run.leaf("access", "[RUN]", "Print who may take part in runs").like("", "bert-7")
+    run.leaf("revoke", "USER RUNS", "Revoke runs from a user", shared, revoke).like("alice 'bert-*'")
+    run.leaf("access", "[RUN]", "Print which users may join runs").like("", "bert-7")
 
 
 _METRICS_DETAILS = """The program watches the keys of all runs and checkpoints, so a scrape sends no request to the
@@ -448,29 +469,35 @@ cluster. One such program is enough for a cluster. Every program that can reach 
 
 
 def _add_runs(root: Branch) -> None:
-    run = root.branch("run", "See, start and delete training runs", "runs:", (_JSON,))
+    run = root.branch("run", "Show, start and delete training runs", "runs:", (_JSON,))
     sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
-        Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
+        Flag("force", BOOL, usage="delete the run even if it has live nodes"),
         Flag("ended", BOOL, usage="delete all closed runs without nodes"),
         Flag("older-than", DURATION, usage="with --ended: only runs closed at least this long ago, as 168h", least=0),
         Flag("dry-run", BOOL, usage="only print the runs that would be deleted"),
     )
-    delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
+    delete = "The history of faults and generations is deleted; the next run with this id begins with generation 1."
     served = _ours(
         Flag("listen", default="127.0.0.1:9379", usage="HOST:PORT of /metrics"),
-        Flag("interval", DURATION, 15.0, "time between two looks for new runs"),
+        Flag("interval", DURATION, 15.0, "time between searches for new runs"),
     )
     run.leaf("list", "", "List the runs", run="list_all")
-    run.leaf("show", "RUN", "Print who is in a run, who waits and why, and the last faults").like("job7")
-    run.leaf("timeline", "RUN", "Print what happened: generations, ranks, causes, seconds").like("job7")
-    happens = "With --json each event is an object on a line of its own."
-    metrics = "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives"
-    run.leaf("watch", "RUN", "Print what happens until SIGINT or SIGTERM arrives", (), happens).like("job7")
+    run.leaf("show", "RUN", "Print the nodes of a run, which wait and why, and the last faults").like("job7")
+    run.leaf("timeline", "RUN", "Print the history: generations, ranks, causes, seconds").like("job7")
+    happens = "With --json each event is one JSON object on one line."
+    metrics = "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM"
+    run.leaf("watch", "RUN", "Print events of a run until SIGINT or SIGTERM", (), happens).like("job7")
     run.leaf("metrics", "", metrics, served, _METRICS_DETAILS, run="serve", is_alike=False).like("", "--listen :9379")
-    run.leaf("queue", "[CLUSTER]", "Print who holds the slots that runs share, and who waits").like("", "gpu")
+    run.leaf("queue", "[CLUSTER]", "Print which runs hold shared slots, and which wait for them").like("", "gpu")
     run.leaf(
-        "exec", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS, run="execute", is_alike=False
+        "exec",
+        "-- COMMAND ...",
+        "Join a run and start its workers on this node",
+        _EXEC_FLAGS,
+        _EXEC_DETAILS,
+        run="execute",
+        is_alike=False,
     ).like("--job job7 --nnodes 2:4 -- python train.py")
     _add_access(run)
     run.leaf("delete", "[RUN]", "Delete all keys of a run, or of all ended runs", sure, delete).like(
@@ -479,12 +506,12 @@ def _add_runs(root: Branch) -> None:
 
 
 _BOTH = _ours(Flag("kind", usage="only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS)))
-_URI = _ours(Flag("uri", BOOL, usage="print only where the checkpoint lies, for scripts"))
+_URI = _ours(Flag("uri", BOOL, usage="print only the URI of the checkpoint, for scripts"))
 
 _WHICH = """WHICH is latest (the default), a step, tag:NAME, or the best by a metric: min:METRIC or max:METRIC."""
 _COMMITS_DETAILS = """Prints each commit once, in order. If the history was compacted, commits of checkpoints deleted
-since are missing. The watch survives outages, and moves to another member when its own is lost. At the end it prints
-the revision to continue from. With --json each commit is an object on a line of its own, with next_revision."""
+since are missing. The watch survives outages, and moves to another member when its member is lost. At the end it prints
+the revision to continue from. With --json each commit is one JSON object on one line, with next_revision."""
 
 
 def _add_finding(checkpoint: Branch) -> None:
@@ -498,7 +525,7 @@ def _add_finding(checkpoint: Branch) -> None:
     )
     watch_flags = _ours(
         Flag("from-revision", INT, usage="begin with this revision; 1 means all commits, 0 from now on", least=0),
-        Flag("count", INT, usage="end after so many commits; 0 means never", least=0),
+        Flag("count", INT, usage="end after this many commits; 0 means never", least=0),
     )
     checkpoint.leaf("runs", "", "List the runs that have checkpoints, with their latest")
     checkpoint.leaf(
@@ -511,22 +538,22 @@ def _add_finding(checkpoint: Branch) -> None:
     checkpoint.leaf("best", "RUN METRIC", "Print the best by a metric", (*_BOTH, *best_flags, *_URI)).like(
         "bert loss", "accuracy --mode max --all-runs --count 3"
     )
-    checkpoint.leaf("lineage", "RUN [WHICH]", "Print what a checkpoint descends from", _BOTH, _WHICH).like("bert-tuned")
+    checkpoint.leaf("lineage", "RUN [WHICH]", "Print the ancestors of a checkpoint", _BOTH, _WHICH).like("bert-tuned")
     checkpoint.leaf(
-        "watch", "RUN", "Print commits as they happen, each once", (*_BOTH, *watch_flags, *_URI), _COMMITS_DETAILS
+        "watch", "RUN", "Print commits as they happen", (*_BOTH, *watch_flags, *_URI), _COMMITS_DETAILS
     ).like("bert", "bert --from-revision 4711 --json")
 
 
-_VERIFY = """Reads every file and compares its digest with the one that its rank prepared; the list of files comes from
-the store. The command names each file that is missing or has another size or other contents, and exits with 1."""
+_VERIFY = """Reads every file and compares its digest with the one that its rank recorded; the list of files comes from
+the store. The command names each file that is missing or differs in size or contents, and exits with 1."""
 
 _EXPORT = f"""{_WHICH} DIRECTORY is a path or a URL. The command writes the files and their list there, and
-last the record. It pins the checkpoint meanwhile, and checks every digest. Run it again after an interruption."""
+the record last. It pins the checkpoint meanwhile, and checks every digest. After an interruption, run it again."""
 _IMPORT = """DIRECTORY is an export, or has checkpoints of the HF Trainer, Lightning, DCP, DeepSpeed, Megatron, Orbax,
 TensorFlow, or safetensors. The command copies and commits whole checkpoints, the lowest step first, and skips those
-that the run has already. For one that is not whole it prints the reason, and exits with 1. It claims the run: a job
+that the run already has. For an incomplete one it prints the reason, and exits with 1. It claims the run: a job
 that still trains in this run cannot commit its next checkpoint."""
-_COPY = f"""{_WHICH} The original stays as long as the copy does. The command claims INTO-RUN, as every writer
+_COPY = f"""{_WHICH} The original is kept as long as the copy exists. The command claims INTO-RUN, as every writer
 does."""
 
 
@@ -536,73 +563,73 @@ def _add_contents(checkpoint: Branch) -> None:
     place, step, dry_run = _ours(
         Flag("place", usage="directory or URL for the run's checkpoints; default: beside its latest"),
         Flag("step", INT, usage="commit it as this step, instead of its own"),
-        Flag("dry-run", BOOL, usage="only print the checkpoints found, and which are whole"),
+        Flag("dry-run", BOOL, usage="only print the checkpoints found, and which are complete"),
     )
-    compare = "Compare the files of a checkpoint with what was committed"
+    compare = "Compare the files of a checkpoint with the committed digests"
     checkpoint.leaf("verify", "RUN [WHICH]", compare, (*_BOTH, *every), f"{_WHICH} {_VERIFY}").like(
         "bert", "bert --all --json"
     )
     checkpoint.leaf(
-        "export", "RUN WHICH DIRECTORY", "Copy a checkpoint out, with what the store knows of it", _BOTH, _EXPORT
+        "export", "RUN WHICH DIRECTORY", "Copy a checkpoint and its record to a directory", _BOTH, _EXPORT
     ).like("bert latest s3://archive/bert", "bert tag:release /mnt/usb/bert")
     take_in, copy = (*_BOTH, place, step, dry_run), (*_BOTH, place, step)
-    found = "Copy checkpoints in: an export, or what other tools have saved"
+    found = "Copy checkpoints into a run, from an export or from other tools"
     checkpoint.leaf("import", "RUN DIRECTORY", found, take_in, _IMPORT, run="take_in").like(
         "bert /mnt/usb/bert", "old-job /shared/output --dry-run"
     )
-    descends = "Copy a checkpoint into another run, which descends from it"
+    descends = "Copy a checkpoint into another run, where it has the original as its parent"
     checkpoint.leaf("copy", "RUN WHICH INTO-RUN", descends, copy, _COPY).like(
         "bert tag:release tuned --place /shared/tuned"
     )
 
 
-_PIN = """Nothing deletes a pinned checkpoint. Programs that use the library pin what they read by themselves
-(Registry.pin); this command is for people and other programs."""
-_GC = """gc keeps the latest checkpoint of each kind, and each with a tag, a pin or a child in another run. It
-deletes the others that no --keep-... rule names; with limits (--max-...) only those of them beyond a limit. Without any
-rule it deletes only the files of dead attempts. You may interrupt gc at any point, and run several at once."""
+_PIN = """A pinned checkpoint is never deleted. Programs that use the library pin the checkpoints they read
+(Registry.pin); this command is for operators and other programs."""
+_GC = """gc keeps the latest checkpoint of each kind, and those with a tag, a pin or a child in another run. It
+deletes the others that match no --keep-... rule; with limits (--max-...) only those beyond a limit. Without any
+rule it deletes only the files of dead attempts. It is safe to interrupt gc, and to run several at once."""
 
 
 def _add_keeping(checkpoint: Branch) -> None:
     """Add the commands that decide how long checkpoints are kept."""
     (reader,) = _ours(Flag("reader", usage="name of the reader; default: USER-HOST"))
     (duration,) = _ours(Flag("for", DURATION, usage="duration of the pin, as 90m or 24h; 0 means until unpin"))
-    checkpoint.leaf("pin", "RUN [WHICH]", "Keep a checkpoint", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}").like(
-        "bert 1000 --for 24h", "bert min:loss --reader paper"
-    )
+    checkpoint.leaf(
+        "pin", "RUN [WHICH]", "Protect a checkpoint from deletion", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}"
+    ).like("bert 1000 --for 24h", "bert min:loss --reader paper")
     checkpoint.leaf("unpin", "RUN [WHICH]", "Remove the pins of a reader", (*_BOTH, reader), _WHICH).like("bert 1000")
     checkpoint.leaf("tag", "RUN NAME [WHICH]", "Put a tag on a checkpoint, or move it there", _BOTH, _WHICH).like(
         "bert release", "bert release 1000"
     )
-    checkpoint.leaf("untag", "RUN NAME", "Take a tag away").like("bert release")
+    checkpoint.leaf("untag", "RUN NAME", "Remove a tag").like("bert release")
     checkpoint.leaf("gc", "RUN", "Delete the checkpoints that no rule keeps", _GC_FLAGS, _GC, run="collect").like(
         "bert --keep-last 3 --keep-every 1000 --dry-run", "bert --place /shared --max-bytes 2TiB"
     )
 
 
 _GC_FLAGS = _ours(
-    Flag("dry-run", BOOL, usage="change nothing: print what would go, and why"),
+    Flag("dry-run", BOOL, usage="change nothing: print which would be deleted, and why"),
     Flag("keep-last", INT, usage="keep this many of each kind, the newest"),
     Flag("keep-every", INT, usage="keep the first checkpoint of every N steps"),
     Flag("keep-best", LIST, usage="keep the best COUNT (1) by METRIC[:MODE[:COUNT]]; MODE is min (the default) or max"),
     Flag("keep-for", DURATION, usage="keep checkpoints younger than this, as 720h"),
     Flag("max-age", DURATION, usage="delete checkpoints older than this, as 720h"),
     Flag("max-bytes", usage="delete the oldest until the rest fits: 500GiB, 2TB"),
-    Flag("place", usage="where the run's checkpoints lie: files are deleted below it and nowhere else"),
+    Flag("place", usage="directory of the run's checkpoints; only files below it are deleted"),
 )
 
 
 _TOP_FLAGS = _ours(
-    Flag("interval", DURATION, 2.0, "time between two looks"),
-    Flag("once", BOOL, usage="look for one interval, print the table, end"),
+    Flag("interval", DURATION, 2.0, "time between updates"),
+    Flag("once", BOOL, usage="measure for one interval, print the table and exit"),
     Flag("json", BOOL, usage="print JSON, one object a line"),
-    Flag("by", default="member", usage="what has a line of its own: a member, or a user", choices=("member", "user")),
+    Flag("by", default="member", usage="print one line for each member, or for each user", choices=("member", "user")),
 )
-_TOP_DETAILS = """Shows for each member role, term, log index and lag, revision, size, rates, watchers and their lag,
-leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it.
+_TOP_DETAILS = """Shows role, term, log index and lag, revision, size, rates, watchers and their lag, leader changes and
+alarms of each member. Rates come from the members' metrics. q or Ctrl-C ends it.
 
-With --by user it shows for each user (else certificate, else network) what all members do for it: requests and bytes
-per second, part of the members' time, longest wait of its writes, watches, leases. Those that use least are "other"."""
+With --by user it shows the load of each user (else certificate, else network) on all members: requests and bytes
+per second, share of the members' time, longest wait of its writes, watches, leases. The smallest are "other"."""
 
 
 def _number(name: str, default: int, usage: str, least: int = 1) -> Flag:
@@ -610,13 +637,13 @@ def _number(name: str, default: int, usage: str, least: int = 1) -> Flag:
 
 
 _MEASURED = (
-    _number("clients", 1, "number of clients; each has one call under way"),
+    _number("clients", 1, "number of clients; each has one call in progress"),
     _number("conns", 1, "number of connections that the clients share"),
-    _number("processes", 1, "number of processes that make the load"),
+    _number("processes", 1, "number of processes that generate the load"),
     _number("total", 10_000, "number of calls to make"),
 )
 _VALUE = _number("val-size", 256, "size of a value in bytes", least=0)
-_KEEP = Flag("keep-keys", BOOL, usage="leave what was written below raftkv-bench/", ours=True)
+_KEEP = Flag("keep-keys", BOOL, usage="keep the written keys below raftkv-bench/", ours=True)
 _WRITES = (
     _number("key-size", 8, "size of a key in bytes"),
     _VALUE,
@@ -624,12 +651,12 @@ _WRITES = (
     _KEEP,
 )
 _PUT_RATE = Flag("put-rate", FLOAT, 0.0, "largest number of puts a second; 0 means no limit", ours=True, least=0)
-_BENCH_WATCH = """Every watcher is checked. --clients are the puts under way (from the main process), --conns the
-connections of the watchers, which live in --processes of their own. The rate is that of events, from the first put to
-the last event."""
+_BENCH_WATCH = """Every watcher is checked. --clients is the number of puts in progress (from the main process), --conns
+the number of connections of the watchers, which run in their own --processes. The rate is that of events, from the
+first put to the last event."""
 _BENCH_LOCK = """The clients contend for --locks names, each process for its own. A call is an acquisition with the
-release that follows; its latency is that of the acquisition. No two clients may hold a name at the same time: that is
-checked."""
+release that follows; its latency is that of the acquisition. The command checks that no two clients hold a name at the
+same time."""
 
 
 def _add_bench_writes(bench: Branch) -> None:
@@ -640,7 +667,7 @@ def _add_bench_writes(bench: Branch) -> None:
         Flag("read-share", FLOAT, 0.75, "share of reads", least=0, most=1),
         Flag("txn-ops", INT, 1, "number of puts in a txn", least=1, most=128),
     )
-    ranges = "Each read is of KEY (to END); without KEY, of single keys of a space that is written first."
+    ranges = "Each read is of KEY (to END); without KEY, of single keys that are written first."
     bench.leaf("put", "", "Put keys", (*_WRITES, in_turn)).like(
         "", "--clients 100 --conns 10 --total 100000 --val-size 1024"
     )
@@ -654,7 +681,7 @@ def _add_bench_writes(bench: Branch) -> None:
 
 
 def _add_bench(root: Branch) -> None:
-    purpose = "Measure a cluster: raftkv, etcd, or another of the etcd v3 API"
+    purpose = "Benchmark a cluster: raftkv, etcd, or another with the etcd v3 API"
     bench = root.branch("bench", purpose, "bench.command:", (*_MEASURED, _JSON))
     puts = (_VALUE, _PUT_RATE, _KEEP)
     streams = (
@@ -665,7 +692,7 @@ def _add_bench(root: Branch) -> None:
     (idle,) = _ours(Flag("idle", BOOL, usage="put keys without watchers"))
     leases = _number("leases", 0, "number of leases in all; 0 means one for each client", least=0)
     locks = _number("locks", 1, "number of names that the clients contend for")
-    latency, renewals = "Each client has a key and a watcher.", "Each client is a stream with one renewal under way."
+    latency, renewals = "Each client has a key and a watcher.", "Each client is a stream with one renewal in progress."
     events, delay = "Put keys and deliver each event to all its watchers", "Measure the time from a put to its event"
     _add_bench_writes(bench)
     bench.leaf("watch", "", events, (*puts, *streams, idle), _BENCH_WATCH).like(

@@ -220,7 +220,7 @@ def tell_outages(hub: WatchHub) -> None:
         if noted_since == since or asyncio.get_running_loop().time() - since < OUTAGE_NOTED_S:
             return
         noted_since = since
-        for line in (*unanswered(explain_failures(hub.failures)), "the watch goes on when a member answers"):
+        for line in (*unanswered(explain_failures(hub.failures)), "the watch continues when a member answers"):
             remark(line)
 
     hub.on_failure = note

@@ -121,7 +121,7 @@ class Lease(Held[aio_lease.Lease]):
     revoke = blocking(aio_lease.Lease.revoke)
     info = blocking(aio_lease.Lease.info)
 
-    def stop(self, reason: str = "it is not kept alive any more") -> None:
+    def stop(self, reason: str = "it is no longer kept alive") -> None:
         """Stop the keep-alives, and let the lease expire."""
         self._ask(lambda lease: lease.stop(reason))
 

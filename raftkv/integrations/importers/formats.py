@@ -43,7 +43,7 @@ def check_safetensors(source: Source, name: str) -> dict[str, Any]:
         metadata = header.pop("__metadata__", None) or {}
         end = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
-        raise NotWhole(source.uri, f"{name} is no safetensors file: {type(error).__name__}: {error}") from None
+        raise NotWhole(source.uri, f"{name} is not a safetensors file: {type(error).__name__}: {error}") from None
     if size != 8 + length + end:
         raise NotWhole(source.uri, f"{name} has {size} bytes, and its header speaks of {8 + length + end}")
     return metadata if isinstance(metadata, dict) else {}

@@ -58,7 +58,7 @@ def _metadata(candidate: Candidate, source: Source) -> Mapping[str, Any]:
         return {}  # as older versions leave it
     found = source.read_json(candidate.base + METADATA)
     if not isinstance(found, dict):
-        raise NotWhole(source.uri, f"{candidate.base}{METADATA} is no JSON object")
+        raise NotWhole(source.uri, f"{candidate.base}{METADATA} is not a JSON object")
     if "commit_timestamp_nsecs" in found and found["commit_timestamp_nsecs"] is None:
         raise NotWhole(source.uri, f"{candidate.base}{METADATA} has no time of a commit: the save was not ended")
     return found

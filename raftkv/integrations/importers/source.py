@@ -154,4 +154,4 @@ class Source:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise NotWhole(self.uri, f"{name} is no JSON ({error}), as after a crash in the middle of it") from None
+            raise NotWhole(self.uri, f"{name} is not JSON ({error}), as after a crash in the middle of it") from None

@@ -74,7 +74,7 @@ def _check_index(candidate: Candidate, source: Source, index: str) -> None:
     parsed = source.read_json(candidate.base + index)
     shards = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(shards, dict):
-        raise NotWhole(source.uri, f"{candidate.base}{index} is no index of weights")
+        raise NotWhole(source.uri, f"{candidate.base}{index} is not an index of weights")
     missing = sorted({str(shard) for shard in shards.values()} - candidate.files.keys())
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -107,14 +107,14 @@ class DaemonLease:
             except RaftKVError as error:
                 if str(error) != told:
                     told = str(error)
-                    _log.warning("no lease: %s", told)
+                    _log.warning("cannot get a lease, retrying: %s", told)
                 await backoff.wait()
                 continue
             backoff.reset()
             told = ""
             self._set(lease)
             await lease.lost.wait()
-            _log.warning("the lease is lost; registering again")
+            _log.warning("lost the lease; registering again")
             self._set(None)
 
     async def end(self) -> None:
@@ -227,7 +227,7 @@ class Job:
             connection: connection on which it came.
         """
         if self.roster.heard(replica_id, connection, self._loop.time()):
-            _log.info("%s: %s is here", self.name, replica_id)
+            _log.info("%s: replica %s connected", self.name, replica_id)
             self._wake.set()
 
     def ask(self, message: bytes, connection: Hashable, waiter: Hashable, answer: Answer) -> Callable[[], None]:
@@ -259,7 +259,7 @@ class Job:
 
     def _drop_absent(self, replica_id: str) -> None:
         if self.roster.drop_absent(replica_id):
-            _log.info("%s: %s is gone: its connection has closed", self.name, replica_id)
+            _log.info("%s: replica %s is lost: its connection closed", self.name, replica_id)
             self._wake.set()
 
     # ---- what the store says
@@ -303,7 +303,7 @@ class Job:
     def _learn_quorum(self, found: KeyValue | None) -> None:
         if found is None:
             if 0 < self._record_revision <= self._head.revision:
-                _log.warning("%s: the quorum is decided anew: %s was deleted", self.name, self._keys.quorum)
+                _log.warning("%s: computing a new quorum: key %s was deleted", self.name, self._keys.quorum)
                 self._record_revision = 0
                 self._leap()
             return
@@ -314,7 +314,7 @@ class Job:
             record = read(QuorumRecord, found)
             self._deliver(record)
         except RecordError as error:  # its id cannot be known
-            _log.warning("%s: the quorum is decided anew: %s", self.name, error)
+            _log.warning("%s: computing a new quorum: %s", self.name, error)
             self._leap()
         else:
             self.record = record
@@ -399,7 +399,7 @@ class Job:
         )
         if result.succeeded:
             self._turn_revision = result.revision
-            _log.info("%s: this daemon decides from now on", self.name)
+            _log.info("%s: this daemon is now the leader", self.name)
         elif holder is not None:
             self._doubt_at_s = math.inf  # it is a daemon, unless the key is another one meanwhile
         self._load(result)

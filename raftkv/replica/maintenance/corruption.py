@@ -204,7 +204,7 @@ class CorruptionChecker(Collector):
     def _note(self, kind: str, finding: Finding) -> None:
         self._counts[kind, finding.result] += 1
         if finding.result is Result.EQUAL:
-            _log.info("corruption check (%s): equal on %d other members", kind, finding.compared)
+            _log.info("corruption check (%s): the data is equal on %d other members", kind, finding.compared)
             return
         level = logging.ERROR if finding.result is Result.DIFFERENT else logging.WARNING
         _log.log(level, "corruption check (%s): %s: %s", kind, finding.result.value, "; ".join(finding.reasons))
@@ -221,5 +221,5 @@ class CorruptionChecker(Collector):
                 await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
             except errors.StatusError as error:
                 _log.warning(
-                    "could not raise the CORRUPT alarm of member %x, the next check tries: %s", member_id, error
+                    "could not raise the CORRUPT alarm of member %x, the next check retries: %s", member_id, error
                 )

@@ -103,7 +103,7 @@ class Damage(Collector):
     def none_found(self) -> None:
         """Record that the whole database was read without damage: earlier damage is gone."""
         if self._error is not None:
-            _log.warning("nothing in the database is damaged any more: what was has been compacted away")
+            _log.warning("the damaged entries of the database were compacted away: the database is sound again")
             self._error = None
         self.passes["clean"] += 1
         self.clean_at_s = time.time()
@@ -123,8 +123,9 @@ class Damage(Collector):
             if not is_told:
                 is_told = True
                 _log.error(
-                    "this member goes on with its damaged database, because the others are no quorum without it: "
-                    "reads of what is damaged are refused; bring the others back, or add a member (raftkv join)"
+                    "this member keeps running on its damaged database, because the others have no quorum without it: "
+                    "it refuses reads of damaged keys; start the others, or add a member (raftkv join), and then "
+                    "replace this one"
                 )
             await asyncio.sleep(LOOK_S)
 
@@ -194,11 +195,11 @@ class Scrub:
             self._damage.found(error)
         except StorageError as error:
             self._damage.passes["given up"] += 1
-            _log.info("a scrub of the database was given up: %s", error)
+            _log.info("aborted a scrub of the database: %s", error)
         else:
             took_s = time.perf_counter() - began_s
             self._damage.none_found()
-            _log.info("scrubbed the database: %d bytes are what was written, in %.1f s", size_bytes, took_s)
+            _log.info("scrubbed the database: the checksums of %d bytes are right, in %.1f s", size_bytes, took_s)
 
     def _rest(self, given_up: Event, size_before_bytes: int, worked_s: float) -> None:
         """Pause in proportion to the work, and end the pass if others need the space."""

@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 _MEANINGS: Final[dict[int, str]] = {
-    rpc_pb2.NOSPACE: "writes that need room are refused on all members; make room",
-    rpc_pb2.CORRUPT: "all writes are refused on all members; compare raftkvctl endpoint hashkv --cluster, replace the "
-    "member that differs",
+    rpc_pb2.NOSPACE: "all members refuse writes that need space; free space",
+    rpc_pb2.CORRUPT: "all members refuse all writes; find the member that differs "
+    "(raftkvctl endpoint hashkv --cluster) and replace it",
 }
 
 
@@ -38,10 +38,10 @@ def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
     """
     name = alarm_name(kind)
     if not is_raised:
-        _log.info("the %s alarm of member %x is switched off", name, member_id)
+        _log.info("the %s alarm of member %x is disarmed", name, member_id)
         return
-    meaning = _MEANINGS.get(kind, "it is of a version that this one does not know")
-    _log.warning("the %s alarm of member %x is raised: %s, then raftkvctl alarm disarm", name, member_id, meaning)
+    meaning = _MEANINGS.get(kind, "its kind is unknown to this version of raftkv")
+    _log.warning("the %s alarm of member %x is raised: %s, then run raftkvctl alarm disarm", name, member_id, meaning)
 
 
 class Space:
@@ -81,7 +81,7 @@ class Space:
             return
         if not self._is_told:
             self._is_told = True
-            _log.warning("%s; raising the NOSPACE alarm: make room, then raftkvctl alarm disarm", reason)
+            _log.warning("%s; raising the NOSPACE alarm: free space, then run raftkvctl alarm disarm", reason)
         self._raising = asyncio.get_running_loop().create_task(self._propose())
 
     async def _propose(self) -> None:

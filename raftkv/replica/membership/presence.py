@@ -93,7 +93,7 @@ class Publication:
         try:
             await self._node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record, None, identity=OWN)
         except StatusError as error:
-            _log.warning("could not publish this member's client URLs yet: %s", error)
+            _log.warning("could not publish this member's client URLs, retrying: %s", error)
             await asyncio.sleep(self._node.settings.election_s)
             return False
         return True
@@ -118,11 +118,11 @@ async def promote_itself(node: Node, membership: Membership, promote: Callable[[
     while (own := membership.members.get(node.settings.member_id)) is not None and own.isLearner:
         try:
             await promote()
-            _log.info("this member was a learner, and votes from now on")
+            _log.info("this member was promoted: it was a learner and votes from now on")
         except StatusError as error:
             if str(error) != said:
                 said = str(error)
-                _log.info("this learner does not vote yet: %s", said)
+                _log.info("this learner was not promoted yet: %s", said)
             await asyncio.sleep(node.settings.election_s)
 
 
@@ -261,7 +261,7 @@ class Readiness:
                 await self._confirm()
         except TimeoutError:
             _log.warning(
-                "%s within %g s: clients are served from what is known here (applied %d, revision %d)",
+                "%s within %g s: serving clients from local, perhaps stale data (applied %d, revision %d)",
                 "no quorum" if node.is_leaderless else "not caught up with the leader",
                 self._timeout_s,
                 self._node.applied,

@@ -116,7 +116,7 @@ class Admission:
         try:
             self._disk_free_bytes = self._free_bytes(self._data_dir)
         except OSError as error:
-            _log.warning("cannot see how much room the disk has: %s", errors.explain(error))
+            _log.warning("cannot read the free space of the disk: %s", errors.explain(error))
 
     def watch_quota(self) -> None:
         """Raise the alarm if writes that entered at other members have filled this one's quota; theirs may be larger.

@@ -326,7 +326,7 @@ class Applying:
             if took_s > SLOW_S:
                 what = next((kind.name for kind in Kind if kind == under_way.kind), "unknown")
                 whose = "another member's client" if waiter is None else name_of(waiter.identity)
-                _log.warning("an entry (%s) took %.2f s to apply: of %r", what, took_s, whose)
+                _log.warning("slow apply: an entry (%s) took %.2f s, from %r", what, took_s, whose)
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
             self._until = perf_counter() + TURN_S
             self._run()

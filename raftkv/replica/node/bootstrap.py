@@ -100,7 +100,7 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
     discarded = log.last_index() - state.commit
     removed = future.leave_all_but(member_id)
     if not future.changes:
-        _log.warning("--force-new-cluster: this member is the only one already; start it without the flag")
+        _log.warning("--force-new-cluster: this member is already the only one; start it without the flag")
         return
     term = max(state.term, 1)
     entries = [
@@ -113,8 +113,8 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
     log.append(entries)
     log.set_hard_state(written)
     _log.warning(
-        "--force-new-cluster: this member goes on alone after entry %d (revision %d or later); removed for good: %s; "
-        "discarded: %d entries that were not known to be committed; start it without the flag from now on, and never "
+        "--force-new-cluster: this member is now a cluster of one, from entry %d (revision %d or later); removed: %s; "
+        "discarded: %d entries not known to be committed; start it without the flag from now on, and never "
         "start the others again with their data",
         state.commit,
         store.revision,
@@ -369,7 +369,7 @@ def _check_database_format(path: Path) -> None:
 def _wal_disk(config: ServerConfig) -> Disk:
     if not config.unsafe_no_fsync:
         return RealDisk()
-    _log.warning("UNSAFE: --unsafe-no-fsync: acknowledged writes are lost when this machine stops")
+    _log.warning("UNSAFE: --unsafe-no-fsync: a crash of this machine loses acknowledged writes")
     return UnsyncedDisk()
 
 
@@ -445,14 +445,14 @@ def _open_database(
                     raise CorruptionError(f"it has entries up to {holds}, the log says {marker.index}")
             except (CorruptionError, StorageError) as error:
                 _log.error(
-                    "the received database %s is damaged: %s; this member goes on with its own, of entry %d, and asks "
-                    "the leader for another",
+                    "the received database %s is damaged: %s; this member keeps its own database (entry %d) and asks "
+                    "the leader for another copy",
                     *(received, error, applied),
                 )
                 with contextlib.closing(backend.begin_read()) as read:
                     recovered = wal.rewind(meta_of(read))
             else:
-                _log.warning("finishing the installation of a snapshot at %d", marker.index)
+                _log.warning("finishing an interrupted installation of a snapshot (entry %d)", marker.index)
                 backend.replace(received)
         remove_leftovers(snapshots)
     except BaseException:
@@ -528,7 +528,7 @@ def take_mark(log: MemoryLog, mark: AppliedMark, *, may_be_lost: bool = False) -
         text = f"the log ends at {log.last_index()}, but entry {mark.index} of term {mark.term} had been applied"
         if not may_be_lost:
             raise CorruptionError(f"{text}: this member has lost what it acknowledged")
-        _log.error("%s: lost for want of fsync", text)
+        _log.error("%s: entries were lost, because --unsafe-no-fsync was set", text)
         mark.forget()
         return
     state, _ = log.initial_state()

@@ -151,7 +151,7 @@ class LogCut:
             size_bytes -= len(entry.data) + ENTRY_OVERHEAD_BYTES
             cut = entry.index
         log.compact(cut)
-        _log.debug("cut the log at %d", cut)
+        _log.debug("truncated the log before entry %d", cut)
 
 
 SPACE_FAILURES_MAX: Final = 3

@@ -138,7 +138,7 @@ async def hand_over(node: Node, connected_since: Callable[[int], float | None]) 
         async with asyncio.timeout(node.settings.election_s):
             await node.wait_until(lambda: node.leader not in (NONE, own_id))
     except TimeoutError:
-        _log.warning("leadership was not taken over in time")
+        _log.warning("no other member took over the leadership in time")
 
 
 class LostLeader:
@@ -246,14 +246,14 @@ class LeaderLog:
         if node.leader == NONE:
             self._lost_at = self._loop.time()
             self._remind_in(REMINDER_FIRST_S)
-            _log.info("no leader in term %d: %s is lost or has stepped down", term, self._name_of(before))
+            _log.info("no leader in term %d: %s is unreachable or stepped down", term, self._name_of(before))
             return
         took_s = self._loop.time() - self._lost_at
         after = f"after {took_s:.2f} s without a leader" if before == NONE else f"in place of {self._name_of(before)}"
         if node.leader == node.settings.member_id:
-            _log.info("this member leads in term %d, %s", term, after)
+            _log.info("this member became leader in term %d, %s", term, after)
         else:
-            _log.info("%s leads in term %d, %s", self._name_of(node.leader), term, after)
+            _log.info("%s became leader in term %d, %s", self._name_of(node.leader), term, after)
 
     def _remind_in(self, delay_s: float) -> None:
         self._reminder = self._loop.call_later(delay_s, self._remind, delay_s)
@@ -264,7 +264,7 @@ class LeaderLog:
         away = [self._name_of(voter) for voter in voters if not self._is_there(voter)]
         missing = f"; not connected: {', '.join(away)}" if away else ""
         _log.warning(
-            "no leader for %.0f s: writes and linearizable reads wait; %d of %d members are connected, %d are needed%s",
+            "no leader for %.0f s: writes and linearizable reads wait; %d of %d voters are connected, a quorum is %d%s",
             self._loop.time() - self._lost_at,
             len(voters) - len(away),
             len(voters),

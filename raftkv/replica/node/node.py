@@ -349,9 +349,9 @@ class Node(AwaitableNode):
             self.proposals_dropped += 1
         except StepPeerNotFound as error:
             # A late message of a removed member.
-            _log.debug("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+            _log.debug("dropped a %s message from member %x: %s", message.type, message.from_, error)
         except (StepLocalMessage, InvalidMessage) as error:
-            _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+            _log.warning("dropped a %s message from member %x: %s", message.type, message.from_, error)
 
     def _take_forwarded(self, entries: list[Entry]) -> None:
         plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
@@ -555,7 +555,7 @@ class Node(AwaitableNode):
         if leader not in (NONE, self.settings.member_id):
             backlog_bytes = self._sender.backlog_bytes(leader)
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
-                raise ProposalDropped("the leader does not keep up")
+                raise ProposalDropped("the leader is overloaded")
 
     def _give_back_forwarded(self, items: list[tuple[int, bytes]]) -> None:
         """Queue forwarded requests again that the log refused; a member that no longer leads drops them."""

@@ -594,7 +594,7 @@ def answer(waiter: Waiter, outcome: Outcome) -> None:
     except errors.InvariantError:
         raise
     except Exception:
-        _log.exception("could not answer a request that was applied")
+        _log.exception("a request was applied, but its answer could not be delivered")
 
 
 class Forwarded:
@@ -635,7 +635,9 @@ class Forwarded:
             self._unsorted += known
             self.size_bytes += _cost_bytes(known)
         if dropped := len(datas) - len(known):
-            _log.warning("dropped %d proposals of other members, of a kind that this version does not know", dropped)
+            _log.warning(
+                "dropped %d proposals of other members: their kind is unknown to this version of raftkv", dropped
+            )
         return dropped
 
     def _look(self) -> None:

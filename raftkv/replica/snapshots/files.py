@@ -67,7 +67,7 @@ def _found(directory: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match
     try:
         return [(path, match) for path in directory.iterdir() if (match := names.fullmatch(path.name)) is not None]
     except OSError as error:
-        _log.warning("cannot look for what is not needed any more in %s: %s", directory, error.strerror)
+        _log.warning("cannot look for leftover files in %s: %s", directory, error.strerror)
         return []
 
 

@@ -280,7 +280,7 @@ class SnapshotReceiver:
         except asyncio.CancelledError:
             if task in self._receiving:
                 raise
-            raise errors.StorageError("a snapshot was given up: the disk is full") from None
+            raise errors.StorageError("the snapshot was aborted: the disk is full") from None
         finally:
             if task is not None:
                 self._receiving.discard(task)
@@ -327,14 +327,16 @@ class SnapshotReceiver:
             self._whole.discard(path)
             self._writers.pop(path, None)
         self.saves.observe(time.perf_counter() - began_s)
-        _log.info("received a snapshot at %d from %x: %d bytes", meta.index, message.from_id, header.size_bytes)
+        _log.info(
+            "received a snapshot (entry %d) from member %x: %d bytes", meta.index, message.from_id, header.size_bytes
+        )
         return Message(MessageType.SNAPSHOT, to=message.to_id, from_=message.from_id, term=message.term, snapshot=meta)
 
     def _check_offset(self, path: Path, header: raft_pb2.SnapshotChunk) -> None:
         """Refuse a stream that begins after the received bytes, or for which there is no space."""
         offset = received_bytes(path, header.size_bytes) if header.offset_bytes else 0
         if header.offset_bytes > offset:
-            raise errors.StorageError(f"a snapshot goes on at byte {header.offset_bytes}, of which {offset} are here")
+            raise errors.StorageError(f"a snapshot continues at byte {header.offset_bytes}, of which {offset} are here")
         if not path.exists():
             check_room(self._directory, header.size_bytes)
 
@@ -422,7 +424,7 @@ def _verify(path: Path, info: SnapshotInfo, sender: int, given_up: threading.Eve
 
     def rest(worked_s: float) -> None:
         if given_up.wait(min(REST_MAX_S, worked_s)):
-            raise errors.StorageError("a snapshot was given up")
+            raise errors.StorageError("the snapshot was aborted")
 
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -512,7 +514,7 @@ class Installer:
             for callback in self.on_swapped:
                 callback(meta)
             remove_received(self._directory, meta.index)
-            _log.info("installed a snapshot at %d", meta.index)
+            _log.info("installed a snapshot (entry %d)", meta.index)
             done()
         except CorruptionError as error:
             self._on_fatal(

@@ -271,9 +271,9 @@ def _pace(stop: threading.Event, is_in_the_way: Callable[[], bool]) -> Callable[
 
     def rest(worked_s: float) -> None:
         if stop.wait(min(REST_MAX_S, worked_s * (1 / COPY_SHARE - 1))):
-            raise StorageError("the copy of the database was given up")
+            raise StorageError("the copy of the database was aborted")
         if is_in_the_way():
-            raise StorageError("the copy of the database was given up, so that it can grow")
+            raise StorageError("the copy of the database was aborted, so that it can grow")
 
     return rest
 
@@ -387,7 +387,7 @@ class SnapshotSender:
         """Cancel all copies and sends, as failed; return whether there were any."""
         news = [task for task in self._holding if not task.cancelling()]
         if news:
-            _log.warning("giving up %d snapshots on their way to other members: %s", len(news), reason)
+            _log.warning("aborting %d snapshots that are being sent to other members: %s", len(news), reason)
         for task in news:
             task.cancel()
         held = bool(self._holding) or self.copies.held
@@ -417,7 +417,7 @@ class SnapshotSender:
             await self._deliver(message)
         except Exception as error:
             # The core must be notified of every failure, or it never sends anything to this member again.
-            _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, explain(error))
+            _log.warning("sending a snapshot to member %x failed, retrying later: %s", message.to, explain(error))
             return False
         return True
 
@@ -430,13 +430,15 @@ class SnapshotSender:
             failpoint("snapshotBeforeSend")
             with self.transfers.of(message.to):
                 await self._stream(channel, message, copy)
-        _log.info("sent the snapshot at %d to %x: %d bytes", copy.info.index, message.to, copy.info.size_bytes)
+        _log.info(
+            "sent a snapshot (entry %d) to member %x: %d bytes", copy.info.index, message.to, copy.info.size_bytes
+        )
 
     async def _stream(self, channel: Channel, message: Message, copy: Copy) -> None:
         metadata = self._metadata(message.to)
         offset = await _offset(channel, copy.info, metadata)
         _log.info(
-            "sending a snapshot at %d to %x%s",
+            "sending a snapshot (entry %d) to member %x%s",
             copy.info.index,
             message.to,
             f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",

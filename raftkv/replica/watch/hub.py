@@ -251,7 +251,7 @@ class WatchHub:
         except errors.InvariantError:
             raise
         except Exception:
-            _log.exception("events could not be delivered: ending all watches")
+            _log.exception("delivering watch events failed: cancelling all watches")
             for stream in list(self.streams):
                 stream.fail(errors.StoppedError(INTERRUPTED))
 

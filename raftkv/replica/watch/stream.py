@@ -490,7 +490,7 @@ class WatchStream:
                 if self._on_sent is not None:
                     self._on_sent(len(frames))
         except Exception:
-            _log.exception("events could not be sent: ending a watch stream")
+            _log.exception("sending watch events failed: closing the watch stream")
             self.fail(errors.StoppedError(INTERRUPTED))
 
     # -- falling behind ----------------------------------------------------------------------------------------------

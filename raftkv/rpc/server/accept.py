@@ -450,7 +450,7 @@ class ConnectionLimit:
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_INTERVAL_S
             _log.warning(
-                "refused %d connections: as many are open as may be; %d idle ones were closed so far",
+                "rejected %d connections: the connection limit is reached; %d idle connections were closed so far",
                 self._refused_unsaid,
                 self.let_go_total,
             )

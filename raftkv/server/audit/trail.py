@@ -122,7 +122,7 @@ class AuditTrail(LineThread[Record], Collector):
         if self._gap:
             self._name_gap()
         if lost := self._end(CLOSE_S):
-            _log.error("the last %d lines of the audit log could not be written", lost)
+            _log.error("stopped with %d lines of the audit log unwritten: they are lost", lost)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the numbers of written and dropped lines, and the waiting bytes."""
@@ -141,14 +141,14 @@ class AuditTrail(LineThread[Record], Collector):
         except MemoryError:
             raise
         except Exception:
-            _log.exception("a line of the audit log cannot be made: %s %s", record.event, record.method)
+            _log.exception("cannot encode an audit record, it is lost: %s %s", record.event, record.method)
             return b""
 
     def _failed(self, error: OSError) -> None:
         if not self._is_failing:
             self._is_failing = True
             _log.error(
-                "cannot write the audit log: %s; lines wait, up to %d MiB of them, then they are dropped",
+                "cannot write the audit log: %s; up to %d MiB of lines are kept in memory, further lines are dropped",
                 error.strerror or error,
                 self._waiting_bytes_max >> 20,
             )
@@ -156,4 +156,4 @@ class AuditTrail(LineThread[Record], Collector):
     def _progressed(self) -> None:
         if self._is_failing:
             self._is_failing = False
-            _log.warning("the audit log is written again; it lacks %d lines", self.dropped)
+            _log.warning("the audit log can be written again; %d lines were lost", self.dropped)

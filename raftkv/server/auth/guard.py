@@ -314,13 +314,13 @@ class LiveCalls:
         try:
             yield from live.steps()
         except Exception as error:
-            _log.error("a call of a user could not be looked at", exc_info=error)
+            _log.error("the permissions of an open call could not be checked", exc_info=error)
             live.end()
             call.abort(RpcError(errors.INTERNAL, "internal error"))
 
     def _failed(self, error: Exception) -> None:
         self._is_looking = False
-        _log.error("looking through the calls of users failed", exc_info=error)
+        _log.error("checking the permissions of open calls failed", exc_info=error)
 
 
 def _reason(error: errors.StatusError) -> str:

@@ -95,7 +95,7 @@ def parse_options(text: str) -> Options | None:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if key not in _KEYS or not equals or key in options:
-            raise errors.ConfigError(f"--auth-token: {key!r} is no option, has no value, or is there twice")
+            raise errors.ConfigError(f"--auth-token: {key!r} is not an option, has no value, or is given twice")
         options[key] = value
     method = options.get("sign-method", "")
     if method not in RSA | set(ECDSA) | HMAC | {EDDSA}:
@@ -107,7 +107,7 @@ def parse_options(text: str) -> Options | None:
 
 def _ttl_s(text: str) -> float:
     if not _DURATION.fullmatch(text):
-        raise errors.ConfigError(f"--auth-token: ttl {text!r} is no duration such as 5m")
+        raise errors.ConfigError(f"--auth-token: ttl {text!r} is not a duration such as 5m")
     ttl_s = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     if ttl_s <= 0:
         raise errors.ConfigError("--auth-token: ttl must be >0")

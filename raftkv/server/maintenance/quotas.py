@@ -100,7 +100,9 @@ class QuotaService:
                 await self._apply(request, caller, identity)
         except errors.StatusError as error:
             _log.warning(
-                "writes count the rest of prefix %r for its quota, because this member cannot: %s", prefix, error
+                "counting the usage of prefix %r in the background failed, so each write under it counts a part: %s",
+                prefix,
+                error,
             )
 
     async def _apply(self, request: admin_pb2.QuotaSetRequest, caller: Caller | None, identity: Identity) -> bytes:

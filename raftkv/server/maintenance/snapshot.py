@@ -158,7 +158,7 @@ class _Stream:
             SnapshotGivenUpError: the state could not be sent, or the client is too slow.
             CorruptionError: the database is damaged.
         """
-        _log.info("sending a snapshot of the state at %d to a client", self._index)
+        _log.info("sending a snapshot to a client: state at entry %d", self._index)
         try:
             async with asyncio.timeout(STALL_MAX_S) as limit:
                 if self._size_bytes <= SMALL_BYTES:
@@ -171,7 +171,7 @@ class _Stream:
         except TimeoutError:
             raise self.given_up(f"the client took less than {RATE_MIN_BYTES_S >> 10} KiB/s") from None
         if is_whole:
-            _log.info("sent the snapshot at %d to a client: %d bytes", self._index, sent_bytes)
+            _log.info("sent a snapshot to a client (entry %d): %d bytes", self._index, sent_bytes)
         return is_whole
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -225,7 +225,7 @@ class _Stream:
 
     def given_up(self, reason: str) -> errors.SnapshotGivenUpError:
         """Log a line, and return the answer to the client."""
-        _log.warning("gave up the snapshot at %d on its way to a client: %s", self._index, reason)
+        _log.warning("aborted sending a snapshot to a client (entry %d): %s", self._index, reason)
         return errors.SnapshotGivenUpError(f"{errors.SnapshotGivenUpError.text}: {reason}")
 
     async def close(self) -> None:

@@ -240,7 +240,7 @@ class PeerService:
         key = (str(call.peer).rpartition(":")[0], reason)
         if key not in self._refused and len(self._refused) < 1_000:
             self._refused.add(key)
-            _log.warning("refused a peer at %s: %s", call.peer, reason)
+            _log.warning("rejected a peer connection from %s: %s", call.peer, reason)
 
 
 def _refusal() -> RpcError:

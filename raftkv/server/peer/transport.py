@@ -256,9 +256,7 @@ class Peer:
         if self._task is not None and self.active_since is None and not self.disconnects:
             why = self._reason or self.channel.failure_text
             reason = f" ({why})" if why else ""
-            _log.warning(
-                "no connection to %s within %g s%s; it is tried again and again", self.label, ABSENT_LOGGED_S, reason
-            )
+            _log.warning("cannot connect to %s for %g s%s; retrying", self.label, ABSENT_LOGGED_S, reason)
 
     async def _run_stream(self) -> None:
         stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
@@ -390,7 +388,7 @@ class Transport:
         if set(urls) == set(peer.urls):
             self._moving.pop(peer.peer_id, None)
         elif urls != self._moving.get(peer.peer_id):
-            _log.info("%s has moved to %s", peer.label, ",".join(urls))
+            _log.info("peer URLs of %s changed to %s", peer.label, ",".join(urls))
             self._moving[peer.peer_id] = urls
             if peer.active_since is None:
                 self._move(peer.peer_id)

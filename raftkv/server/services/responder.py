@@ -332,7 +332,7 @@ class Responder:
             finally:
                 growth.end()
             if perf_counter() - began_s > SLOW_READ_S:
-                _log.warning("a read took %.1f s: of %r", perf_counter() - began_s, name_of(queue))
+                _log.warning("slow read: took %.1f s, from %r", perf_counter() - began_s, name_of(queue))
             self.reply_many(call, revision, pieces)
 
         queue, deadline = queue_of_call(call), call.deadline
@@ -379,7 +379,7 @@ class Responder:
         if isinstance(error, errors.InvariantError):
             self.node.fatal(error)
         else:
-            _log.error("a read failed", exc_info=error)
+            _log.error("a read request failed", exc_info=error)
 
     async def propose_versioned(self, kind: int, request: Any, caller: Caller | None, identity: Identity) -> Outcome:
         """Propose an entry of a kind that not every version knows.

@@ -342,7 +342,7 @@ def _readable(
 
 
 def _report(error: Exception) -> None:
-    _log.error("a check failed", exc_info=error)
+    _log.error("a permission check of a lease stream failed", exc_info=error)
 
 
 def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:

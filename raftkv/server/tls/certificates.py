@@ -261,6 +261,12 @@ def warn(ends: Mapping[str, End]) -> None:
         left_s = end.time_s - now_s
         date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end.time_s))
         if left_s <= 0:
-            _log.error("%s %s has expired on %s: put a new one in its place", end.what, end.path, date)
+            _log.error("%s %s expired on %s: replace the file", end.what, end.path, date)
         elif left_s < WARNING_S:
-            _log.warning("%s %s expires in %d days, on %s", end.what, end.path, left_s // 86_400, date)
+            _log.warning(
+                "%s %s expires in %d days, on %s: replace the file before then",
+                end.what,
+                end.path,
+                left_s // 86_400,
+                date,
+            )

@@ -102,7 +102,7 @@ class Authority:
         except OSError as error:
             raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from None
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{certificate} and {key} are no authority: {error}") from None
+            raise ConfigError(f"{certificate} and {key} are not a certificate authority: {error}") from None
         if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != authority.public_key():
             raise ConfigError(f"{key} is not the key of {certificate}")
         return cls(Pair(authority, loaded))
@@ -216,7 +216,7 @@ def write_new(path: Path, data: bytes) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path} is there already, and is not written over") from None
+        raise ConfigError(f"{path} already exists and is not overwritten") from None
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     try:

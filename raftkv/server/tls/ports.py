@@ -121,7 +121,7 @@ class OpenConnections:
         except RefusedPeerError as error:
             self._end(opened, str(error))
         except Exception as error:
-            _log.error("the certificate of an open connection could not be checked", exc_info=error)
+            _log.error("checking the certificate of an open connection failed", exc_info=error)
             self._end(opened, "its certificate could not be checked")
 
     def _end(self, opened: _Open, reason: str) -> None:
@@ -252,11 +252,11 @@ class PortSecurity:
             known, self._failure = self._failure, str(error) or type(error).__name__
             self._retry_at = self._clock() + RETRY_S
             if stamp != before or self._failure != known:
-                text = "TLS files of the %s port have changed and cannot be used, the old go on: %s"
+                text = "the changed TLS files of the %s port cannot be loaded, the previous ones stay in use: %s"
                 _log.error(text, self.kind, self._failure)
         else:
             self._failure = ""
-            _log.info("TLS files of the %s port have changed: the new ones are used from now on", self.kind)
+            _log.info("reloaded the changed TLS files of the %s port", self.kind)
             warn(self.ends)
             self.connections.check_all()
 
@@ -287,7 +287,7 @@ class PortSecurity:
         self.check(tls)
         chain = chain_of(tls)
         if self._trusted is not None and len(chain) > 1 and chain[-1] not in self._trusted:
-            raise RefusedPeerError("its authority is trusted no more")
+            raise RefusedPeerError("its authority is no longer trusted")
 
     @property
     def _checks_names(self) -> bool:

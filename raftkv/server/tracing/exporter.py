@@ -130,7 +130,7 @@ class SpanThread(Collector):
             has_sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
             # Any error of the exporter, which is another project's: the member continues without these spans.
-            _log.debug("spans cannot be sent", exc_info=error)
+            _log.debug("sending trace spans failed", exc_info=error)
             has_sent = False
         if has_sent:
             self.sent += len(batch)
@@ -139,10 +139,14 @@ class SpanThread(Collector):
         if has_sent == self._is_failing:
             self._is_failing = not has_sent
             if has_sent:
-                _log.info("traces: the collector at %s answers again; it lacks %d requests", self._address, self._lost)
+                _log.info(
+                    "traces: the collector at %s accepts spans again; the spans of %d requests were dropped",
+                    self._address,
+                    self._lost,
+                )
             else:
                 _log.warning(
-                    "traces: no collector takes spans at %s; they are dropped until one does "
+                    "traces: the collector at %s does not accept spans; they are dropped until it does "
                     "(--distributed-tracing-address)",
                     self._address,
                 )

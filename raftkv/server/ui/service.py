@@ -305,7 +305,7 @@ class Live:
                 record = encode(await self._collect())
             except Exception:
                 # A figure that cannot be read is no reason to stop: the page shows that it gets no data.
-                _log.exception("the dashboard's figures could not be read")
+                _log.exception("reading the figures for the dashboard failed")
             else:
                 for viewer in self._viewers:
                     viewer.offer(record)
@@ -500,7 +500,7 @@ class Dashboard:
             return _refused(error)
         file = await self._bundle.find(name)
         if file is None:
-            return text_response(404, f"{request.path} is no page of the dashboard; begin at {ROOT}/")
+            return text_response(404, f"{request.path} is not a page of the dashboard; begin at {ROOT}/")
         return answer(file, request, (url for member in self._members() for url in member.clientURLs))
 
     def _live(self, request: HttpRequest) -> HttpResponse:

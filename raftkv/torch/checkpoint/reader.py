@@ -202,7 +202,7 @@ class Reader(FileSystemReader):
         """Return the committed record of a file. Arguments and errors as for ``read``."""
         checkpoint = self.checkpoint
         if name not in self._records:
-            raise DigestMismatch(checkpoint.uri, name, "is no file of this checkpoint")
+            raise DigestMismatch(checkpoint.uri, name, "is not a file of this checkpoint")
         return self._records[name]
 
     # ---- what DCP calls
@@ -228,7 +228,9 @@ class Reader(FileSystemReader):
         try:
             checkpoint = self.checkpoint
             if checkpoint.kind not in (DCP, DCP_PER_RANK):
-                raise ConfigError(f"{checkpoint.reference} is no checkpoint of DCP; load it by its own means")
+                raise ConfigError(
+                    f"{checkpoint.reference} is not a DCP checkpoint; load it with the tool that saved it"
+                )
             files: Any = _Checked(self)
             self.fs = files
             own = {} if checkpoint.kind == DCP else {"rank": self._own_rank(checkpoint)}
@@ -244,9 +246,9 @@ class Reader(FileSystemReader):
                 found = _MetadataUnpickler(file).load()
             except Exception as error:  # a pickle that no writer has made raises what it likes
                 why = " ".join(str(error).split())[:200]
-                raise DigestMismatch(self.checkpoint.uri, name, f"is no metadata of DCP: {why}") from None
+                raise DigestMismatch(self.checkpoint.uri, name, f"is not DCP metadata: {why}") from None
         if not isinstance(found, Metadata):
-            raise DigestMismatch(self.checkpoint.uri, name, f"is a {type(found).__name__} instead of metadata of DCP")
+            raise DigestMismatch(self.checkpoint.uri, name, f"is a {type(found).__name__} instead of DCP metadata")
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found

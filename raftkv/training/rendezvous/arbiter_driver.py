@@ -390,7 +390,7 @@ class ArbiterDriver:
                 await asyncio.sleep(RETRY_S if is_transient(error) else await self._refused(error))
                 continue
             except Exception:
-                _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
+                _log.exception("raftkv: the arbiter of run %s failed; retrying", self._keys.run_id)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             self._backoff.reset()
@@ -401,7 +401,7 @@ class ArbiterDriver:
         """Report what the store refuses, also to waiting nodes; return the time to wait before the next attempt."""
         if not self._refusal.endswith(f": {error}"):
             self._refusal = f"the store to take {self._asked}: {error}"
-            _log.warning("raftkv: run %s cannot go on, it is tried again: %s", self._keys.run_id, error)
+            _log.warning("raftkv: run %s cannot proceed, retrying: %s", self._keys.run_id, error)
         view = self._view()
         if view is not None:
             with contextlib.suppress(StatusError):

@@ -573,7 +573,7 @@ class Participant(RecordView):
         if self._on_progress is None:
             return
         if damage:
-            damage += f"; write it anew, or: raftkvctl run delete {self.config.run_id}"
+            damage += f"; write it again, or: raftkvctl run delete {self.config.run_id}"
             progress = Progress(0, GATHERING, "", 0, *self._limits, damage)
         elif state is not None:
             waits_for = f"waits for {state.waits_for}" if state.waits_for else ""

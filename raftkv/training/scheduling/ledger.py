@@ -144,7 +144,7 @@ class ClusterAdmission:
         seen, ledger = await self._change(update, (is_there, *guards))
         claim = ledger.find(run_id) if ledger else None
         if ledger is None or claim is None:
-            self.reason = "this node does not decide for the run any more"
+            self.reason = "this node is no longer the arbiter of the run"
             return None
         self._answers[run_id] = claim.granted
         self._follow(run_id, seen, ledger)

@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
         except (RaftKVError, FrameError) as error:
             self.refuse(str(error))
         except Exception as error:  # else the client would wait for ever
-            _log.exception("a request of %s has failed", self.peer)
+            _log.exception("a request of %s failed", self.peer)
             self.refuse(f"{type(error).__name__}: {error}")
         finally:
             self._work = None
@@ -617,7 +617,7 @@ class Gateway:
             self._connection, self._config.host, self._config.port, backlog=1024, start_serving=False
         )
         if await self._lifetime.begin():
-            _log.info("the store below %s begins empty", self._config.prefix)
+            _log.info("emptied the store below %s", self._config.prefix)
         await self._server.start_serving()
         self._checking = loop.create_task(self._check())
 
@@ -642,7 +642,7 @@ class Gateway:
                 await self._store.close()
                 await self._lifetime.end()
         except TimeoutError:
-            _log.warning("raftkv does not answer: some of what clients wrote last may be lost")
+            _log.warning("stopped while the raftkv cluster did not answer: the last writes of clients may be lost")
         for connection in connections:
             connection.close()
 
@@ -661,7 +661,7 @@ class Gateway:
     def _connection(self) -> asyncio.Protocol:
         if len(self._connections) >= self._connections_max and not self._make_room():
             if not self._is_full:
-                _log.warning("connections are refused: there are %d, which is the limit", self._connections_max)
+                _log.warning("refusing connections: %d are open, which is the limit", self._connections_max)
             self._is_full = True
             return _Refusal()
         self._is_full = False
@@ -695,7 +695,7 @@ class _Trouble:
     def note(self, error: StatusError | None) -> None:
         """Record that an attempt failed, or (None) that it works again."""
         if error is None and self._is_known:
-            _log.warning("raftkv answers again")
+            _log.warning("the raftkv cluster answers again")
         elif error is not None and not self._is_known:
-            _log.warning("raftkv does not answer, clients wait: %s", error)
+            _log.warning("the raftkv cluster does not answer, clients wait: %s", error)
         self._is_known = error is not None

@@ -203,7 +203,7 @@ class Reader:
             return False
         found = _SHAPES.get(first[0])
         if found is None:
-            raise FrameError(f"{first[0]} is no operation of TCPStore")
+            raise FrameError(f"{first[0]} is not an operation of TCPStore")
         self._op, self._shape = found
         self._is_begun = True
         self._strings_total = -1 if self._shape.is_counted else self._shape.keys * (1 + self._shape.values)

@@ -79,7 +79,7 @@ def test_a_claim_ends_all_before_and_can_be_handed_on() -> None:
 
 @pytest.mark.parametrize("token", ["", "[]", "1", '["job",1]', '["job","1",2]', '["job",1,null]', "[" * 100_000])
 def test_a_token_that_is_none_is_refused(token: str) -> None:
-    with pytest.raises(ConfigError, match="is no token of a claim"):
+    with pytest.raises(ConfigError, match="is not a claim token"):
         Claim.from_token(token)
 
 

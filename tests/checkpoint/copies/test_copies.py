@@ -263,7 +263,9 @@ def test_a_file_that_is_in_no_memory_is_not_committed() -> None:
             for rank in range(2):
                 data = bytes_of(rank, 20)
                 await attempt.prepare(rank, [FileRecord(f"rank-{rank}", len(data), of_bytes(data))])
-            with pytest.raises(FilesChanged, match="rank-1, which rank 1 had prepared, is in the memory of no node"):
+            with pytest.raises(
+                FilesChanged, match="rank-1, which rank 1 had prepared, is no longer in the memory of any node"
+            ):
                 await attempt.commit()
             again = await registry.claim()
             (taken,) = await registry.take_over(again)
@@ -529,7 +531,7 @@ def test_bytes_with_another_digest_are_not_taken() -> None:
         registry = world.registry()
         async with nodes(world, "a") as (holder,):
             attempt = await registry.begin(await registry.claim(), 10, kind=MEMORY)
-            with pytest.raises(StorageError, match="have another digest"):
+            with pytest.raises(StorageError, match="do not match their digest"):
                 await give(holder, attempt, 0, b"x" * SIZE, digest=of_bytes(b"y"))
             with pytest.raises(StorageError, match="file name"):
                 await give(holder, attempt, 0, b"x", file="../0")

@@ -240,7 +240,7 @@ class Killed(FakeControl):
 
 
 async def _all_sorts_of_garbage(world: Kept) -> None:
-    """Checkpoints to delete, an attempt that was given up, prepared ranks without a head, an orphan."""
+    """Checkpoints to delete, an aborted attempt, prepared ranks without a head, an orphan."""
     for step in (1, 2, 3):
         await world.save(step, {"loss": step})
     attempt, file = await world.begin(4, world_size=2)

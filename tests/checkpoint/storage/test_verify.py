@@ -91,13 +91,13 @@ def test_every_kind_of_damage_is_named(place: Place) -> None:
     assert not report.is_whole
     assert (report.missing, report.wrong_size, report.wrong_digest) == (("03",), ("04",), ("05", "06"))
     assert (report.extra, report.unreadable, report.file_count) == (("extra/file",), (), 8)
-    for name, why in {"04": "another size", "05": "other contents", "06": "other contents"}.items():
+    for name, why in {"04": "differs in size", "05": "differs in contents", "06": "differs in contents"}.items():
         with pytest.raises(DigestMismatch, match=why) as caught:
             open_verified(checkpoint, name)
         assert caught.value.name == name
     with pytest.raises(StorageError, match="cannot read"):
         open_verified(checkpoint, "03")
-    with pytest.raises(DigestMismatch, match="is no file of this checkpoint"):
+    with pytest.raises(DigestMismatch, match="is not a file of this checkpoint"):
         open_verified(checkpoint, "extra/file")
 
 
@@ -152,7 +152,7 @@ def test_an_algorithm_of_a_later_version_is_no_match(place: Place) -> None:
     place.write(MANIFEST, changed)
     report = verify(replace(checkpoint, manifest=digest.of_bytes(changed)))
     assert not report.is_whole
-    assert "'sha999' is no algorithm of a digest" in report.unreadable[0][1]
+    assert "'sha999' is not a digest algorithm" in report.unreadable[0][1]
 
 
 def test_without_a_manifest_it_says_where_it_looked(place: Place) -> None:

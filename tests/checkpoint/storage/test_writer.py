@@ -65,7 +65,7 @@ def test_crc32c_is_that_of_castagnoli() -> None:
 
 
 def test_an_algorithm_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'md5' is no algorithm of a digest"):
+    with pytest.raises(ConfigError, match="'md5' is not a digest algorithm"):
         Place(str(tmp_path)).open_writer("a", digest="md5")
     assert Place(str(tmp_path)).list() == []
 

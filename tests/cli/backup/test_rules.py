@@ -132,7 +132,7 @@ def test_a_damaged_manifest_costs_its_own_backup_alone(damage: bytes, tmp_path: 
     assert listed.errors.startswith(f"raftkv backup: cannot read {new.name}.json in {place.url}: ")
     verified = run_server(["backup", "verify", place.url])
     assert (verified.code, verified.errors.count("\n")) == (1, 3)
-    assert verified.errors.endswith("raftkv: 2 of 2 backups cannot be used\n")
+    assert verified.errors.endswith("raftkv: 2 of 2 backups cannot be restored\n")
     assert _chosen(place, old.name) == old
     with pytest.raises(CommandError, match=rf"cannot read {new.name}.json .*; --backup restores another one"):
         _chosen(place, "")
@@ -169,7 +169,7 @@ def test_a_damaged_manifest_stops_no_pruning_of_backups(tmp_path: Path, capsys: 
     said = capsys.readouterr()
     assert said.out.startswith(f"deleted {backups[0].name}\n")
     assert said.err.count("\n") == 2
-    assert "the archive is not pruned" in said.err
+    assert "the log archive was not pruned" in said.err
 
 
 def test_a_spoiled_manifest_is_one_line_and_deletes_nothing_but_backups(

@@ -32,14 +32,14 @@ def test_every_damaged_file_is_named(raftkv_cluster, raftkv_client, tmp_path: Pa
     assert ran.code == 1
     assert ran.output == b"step 100 (dcp): 2 files, 32 B, all digests match\n"
     assert ran.errors.splitlines() == [
-        "raftkvctl: step 100 (dcp): notes.txt was not committed with it; some loaders may take it",
+        "raftkvctl: step 100 (dcp): notes.txt was not committed with the checkpoint; some loaders may read it",
         "raftkvctl: step 200 (dcp): 0.bin is missing",
-        "raftkvctl: step 300 (dcp): 1.bin has another size than was committed",
-        "raftkvctl: step 400 (dcp): 1.bin has other contents than were committed",
+        "raftkvctl: step 300 (dcp): 1.bin differs in size from what was committed",
+        "raftkvctl: step 400 (dcp): 1.bin differs in contents from what was committed",
         f"raftkvctl: step 500 (dcp): {bare.uri}: raftkv-manifest.jsonl is not the one that was committed; load another "
-        "checkpoint, and have this one looked at",
-        "Error: step 200 (dcp), 300 (dcp), 400 (dcp), 500 (dcp) of run 'job' cannot be trusted; load another one, and "
-        "have this looked at",
+        "checkpoint, and find the cause",
+        "Error: step 200 (dcp), 300 (dcp), 400 (dcp), 500 (dcp) of run 'job' cannot be used; load another one, and "
+        "find the cause",
     ]
     told = ctl(raftkv_cluster, "verify", "job", "--all", "--json")
     assert told.code == 1

@@ -155,7 +155,7 @@ def test_commits_are_watched_and_gone_on_with(raftkv_cluster, raftkv_client, tmp
     line = rf"\S+  step 200 \(dcp\): 2 files, 32 B; revision (\d+); {re.escape(second.uri)}\n"
     found = re.fullmatch(line, again.output.decode())
     assert found
-    assert again.errors == f"raftkvctl: to go on: --from-revision {int(found[1]) + 1}\n"
+    assert again.errors == f"raftkvctl: to continue: --from-revision {int(found[1]) + 1}\n"
     both = ctl(raftkv_cluster, "watch", "job", "--from-revision=1", "--count=2", "--uri")
     assert both.output.decode() == f"{first.uri}\n{second.uri}\n"
 
@@ -169,7 +169,7 @@ def test_a_watch_that_is_interrupted_says_where_to_go_on(raftkv_cluster, raftkv_
         done = program.stop()
     assert done.code == 0
     (last,) = re.findall(r"step 200 .*; revision (\d+);", done.output.decode())
-    assert done.errors == f"raftkvctl: to go on: --from-revision {int(last) + 1}"
+    assert done.errors == f"raftkvctl: to continue: --from-revision {int(last) + 1}"
 
 
 # ---- what goes wrong
@@ -183,11 +183,11 @@ def test_a_watch_that_is_interrupted_says_where_to_go_on(raftkv_cluster, raftkv_
         (["best", "loss", "--all-runs", "x"], 128, "checkpoint best needs METRIC"),
         (["best", "job", "loss", "--count=0"], 1, "--count must be a whole number, 1 or more"),
         (["runs", "x"], 128, "checkpoint runs needs no arguments"),
-        (["show", "a", "newest"], 128, "'newest' names no checkpoint: write latest, a step, tag:NAME, min:METRIC or"),
+        (["show", "a", "newest"], 128, "'newest' is not a checkpoint: write latest, a step, tag:NAME, min:METRIC or"),
         (["show", "a", "9" * 5000], 128, "'999"),
         (["show", "a/../b"], 128, "run id '..' cannot be used: 1 to 200 bytes, without slashes"),
         (["show", "a", "9999999999999"], 128, "step 9999999999999 cannot be used"),
-        (["list", "a", "--kind", "zip"], 128, "'zip' is no kind of checkpoint; there are dcp, "),
+        (["list", "a", "--kind", "zip"], 128, "'zip' is not a kind of checkpoint; the kinds are dcp, "),
         (["list", "a", "-w", "protobuf"], 4, "protobuf not supported as output format"),
         (["list", "none"], 1, "run 'none' has no checkpoints; `raftkvctl checkpoint runs` shows the runs"),
         (["latest", "none"], 1, "run 'none' has no checkpoint"),

@@ -89,7 +89,9 @@ def test_gc_takes_what_dead_attempts_have_left(raftkv_cluster, raftkv_client, tm
     raftkv.checkpoint.Registry(raftkv_client, "job").claim()  # the generation of that writer is over
     done = text_of(ctl(raftkv_cluster, "gc", "job", "--place", str(registry_uri)))
     assert f"orphan: {orphan}\n" in done
-    assert f"a whole checkpoint that the store does not know, it stays: {unknown} (import it, or delete it)\n" in done
+    assert (
+        f"a complete checkpoint that is not in the registry, it is kept: {unknown} (import it, or delete it)\n" in done
+    )
     assert done.endswith("0 of 1 checkpoint deleted, 0 B; 1 directory of dead attempts\n")
     assert (orphan.exists(), unknown.exists()) == (False, True)
 
@@ -106,7 +108,7 @@ def test_gc_takes_what_dead_attempts_have_left(raftkv_cluster, raftkv_client, tm
         (["gc", "job", "--keep-best=loss:least"], 128, "the best is the min or the max of a metric, not the 'least'"),
         (["gc", "job", "--keep-best=loss:min:two"], 128, "--keep-best 'loss:min:two' is not METRIC, METRIC:MODE or"),
         (["gc", "job", "--keep-last=-1"], 128, "keep_last of a retention policy cannot be -1"),
-        (["gc", "job", "--max-bytes=lots"], 128, "--max-bytes 'lots' is no size: write 1000, 64KiB or 2GB"),
+        (["gc", "job", "--max-bytes=lots"], 128, "--max-bytes 'lots' is not a size: write 1000, 64KiB or 2GB"),
     ],
 )
 def test_words_that_cannot_be(

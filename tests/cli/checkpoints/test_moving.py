@@ -18,7 +18,7 @@ def test_an_export_comes_back_in_another_run(raftkv_cluster, raftkv_client, tmp_
     save(raftkv_client, tmp_path, 100, loss=0.5)
     out = tmp_path / "out"
     told = text_of(ctl(raftkv_cluster, "export", "job", "latest", str(out)))
-    assert told == f"step 100 (dcp) of run 'job' is exported to {out}: 2 files, 32 B, all digests match\n"
+    assert told == f"step 100 (dcp) of run 'job' was exported to {out}: 2 files, 32 B, all digests match\n"
     assert sorted(path.name for path in out.iterdir()) == [
         "0.bin", "1.bin", "raftkv-checkpoint.json", "raftkv-manifest.jsonl"
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(
     }  # fmt: skip
     assert results["checkpoint-20"]["reason"]
     assert ran.code == 1
-    assert ran.errors == (f"Error: 1 thing in {old} could not be imported, each for the reason in its line\n")
+    assert ran.errors == (f"Error: 1 thing in {old} could not be imported, see the lines above\n")
     assert json.loads(text_of(ctl(raftkv_cluster, "latest", "hf", "--json")))["step"] == 10
 
 
@@ -72,7 +72,7 @@ def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(
         (["export", "job", "latest"], 128, "checkpoint export needs RUN WHICH DIRECTORY"),
         (["export", "job", "7", "{out}"], 1, "run 'job' has no checkpoint of step 7"),
         (["export", "job", "latest", "nowhere://x"], 128, "cannot use nowhere://x: "),
-        (["import", "new", "{empty}"], 128, "run 'new' has no checkpoints yet: say where they are to lie, as --place"),
+        (["import", "new", "{empty}"], 128, "run 'new' has no checkpoints yet: name a directory for them, as --place"),
         (["import", "job", "{empty}"], 128, "{empty} has nothing that one of "),
         (["import", "job", "{empty}", "--step=-1"], 128, "step -1 cannot be used"),
         (["copy", "job", "latest", "a/../b"], 128, "run id '..' cannot be used"),
@@ -95,5 +95,5 @@ def test_a_shard_that_is_not_what_was_committed_is_not_exported(raftkv_cluster, 
     Path(saved.uri, "1.bin").write_bytes(b"step 100, rank 2")
     ran = ctl(raftkv_cluster, "export", "job", "latest", str(tmp_path / "out"))
     assert (ran.code, ran.output) == (1, b"")
-    assert ran.errors.startswith(f"Error: {saved.uri}: 1.bin has other contents than were committed; load another")
+    assert ran.errors.startswith(f"Error: {saved.uri}: 1.bin differs in contents from what was committed; load another")
     assert not Path(tmp_path, "out", "raftkv-checkpoint.json").exists()

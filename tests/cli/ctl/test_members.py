@@ -130,7 +130,7 @@ def test_lasting_error_ends_the_wait(error: type[StatusError], listed: list[rpc_
 def test_the_end_of_the_wait_says_what_is_missing() -> None:
     with pytest.raises(CommandError) as raised:
         Script((LearnerNotReadyError, [VOTER, LEARNER])).take_place(wait_s=0.0)
-    assert str(raised.value) == f"{SYNCING} took longer than --wait 0s: run the same command again to go on"
+    assert str(raised.value) == f"{SYNCING} took longer than --wait 0s: run the same command again to continue"
 
 
 def test_a_cluster_that_just_started_is_asked_again_to_add_the_learner() -> None:

@@ -144,13 +144,13 @@ def test_it_says_which_end_is_frozen_and_goes_on(frozen: str) -> None:
             try:
                 if frozen == "destination":
                     ctl(there, "put", "a", "2")
-                mirror.wait_complained("the mirror goes on when it answers")
+                mirror.wait_complained("the mirror continues when it answers")
             finally:
                 process.send_signal(signal.SIGCONT)
             ctl(there, "put", "b", "3")
             wait_for(lambda: b"b\n3\n" in content(here, ""), "what came after")
             place = {"source": there, "destination": here}[frozen]
-            line = f"raftkvctl: no answer from the {frozen} ({place}) for 5 s; the mirror goes on when it answers"
+            line = f"raftkvctl: no answer from the {frozen} ({place}) for 5 s; the mirror continues when it answers"
             assert mirror.stop() == Ran(130, b"", line)
 
 

@@ -138,7 +138,7 @@ def test_once_by_user(cluster: Cluster) -> None:
         assert all(row["requests_per_s"] is not None for row in rows)
     else:
         assert (ran.code, rows) == (1, [])
-        assert ran.errors.startswith("Error: no member tells who uses it, which root alone may ask: ")
+        assert ran.errors.startswith("Error: no member shows its users, which only root may see: ")
 
 
 def test_once_as_a_table(cluster: Cluster) -> None:

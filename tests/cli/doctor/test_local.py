@@ -40,7 +40,7 @@ def test_a_directory_is_tried_without_a_trace(tmp_path: Path):
     before = os.stat(data).st_mtime_ns
     found = by_subject(command.check_disk(str(data)))
     assert found["data directory"] == (Level.OK, f"{data}, mode 0700")
-    assert found["data directory: fdatasync"][1].endswith(" of 5")
+    assert found["data directory: fdatasync"][1].endswith(" of 5 syncs")
     assert list(data.iterdir()) == []
     assert os.stat(data).st_mtime_ns == before
 
@@ -67,7 +67,7 @@ def test_a_file_system_that_is_mounted_read_only(tmp_path: Path, monkeypatch: py
         "sync",
         Level.FAILURE,
         "cannot write there: Read-only file system",
-        "no member starts there: the kernel does that after an error of the disk (dmesg)",
+        "no member can start there: the kernel mounts a disk read-only after an error (see dmesg)",
     )
 
 
@@ -111,7 +111,7 @@ def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
     running = by_subject(command.check_disk(str(data)))
     wal.close()
     whole = by_subject(command.check_disk(str(data)))
-    expected = (Level.OK, "entries 1 to 8 in 8.2 kB, all checksums right")
+    expected = (Level.OK, "entries 1 to 8 in 8.2 kB, all checksums correct")
     assert running["data directory: log"] == whole["data directory: log"] == expected
     segment = next(log.glob("*.wal"))
     damaged = bytearray(segment.read_bytes())
@@ -126,10 +126,10 @@ def test_a_damaged_database_is_found_before_the_next_start(tmp_path: Path):
     directory = DataDirectory(tmp_path / "data")
     directory.write(put(b"key %d" % number, b"needle") for number in range(9))
     running = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
-    assert running == (Level.SKIPPED, "the member runs, and checks what it reads")
+    assert running == (Level.SKIPPED, "the member runs: it checks its database itself")
     directory.close()
     whole = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
-    assert whole == (Level.OK, "revision 10, all checksums right")
+    assert whole == (Level.OK, "revision 10, all checksums correct")
     database = directory.snapshots / "db"
     damaged = bytearray(database.read_bytes())
     damaged[damaged.rindex(b"needle")] ^= 1
@@ -272,7 +272,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_backups(tmp_path: Path):
     empty = command._check_backup(str(tmp_path))
-    assert (empty.level, empty.figure) == (Level.FAILURE, f"there is none in {tmp_path}")
+    assert (empty.level, empty.figure) == (Level.FAILURE, f"no backup in {tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_backups(tmp_path: Path):
     [
         (3600, Level.OK, "the last of 1 is 1.0 h old"),
         (3 * 86_400, Level.WARNING, "the last of 1 is 72.0 h old"),
-        (-86_400, Level.WARNING, "the last of 1 was taken 24.0 h from now"),
+        (-86_400, Level.WARNING, "the last of 1 is dated 24.0 h in the future"),
     ],
 )
 def test_the_age_of_the_last_backup(age_s: float, level: Level, figure: str, tmp_path: Path):

@@ -117,7 +117,7 @@ BROKEN = {
         without(TRAINER, "trainer_state.json"),
         "checkpoint-40/trainer_state.json is missing",
     ),
-    "half a state": ("checkpoint-40", cut(TRAINER, "trainer_state.json"), "trainer_state.json is no JSON"),
+    "half a state": ("checkpoint-40", cut(TRAINER, "trainer_state.json"), "trainer_state.json is not JSON"),
     "another step": ("checkpoint-41", TRAINER, "trainer_state.json is of another step"),
     "no model": ("checkpoint-40", without(TRAINER, "model.safetensors"), "checkpoint-40/model.safetensors is missing"),
     "half a model": ("checkpoint-40", cut(TRAINER, "model.safetensors"), "model.safetensors has "),
@@ -215,7 +215,7 @@ def hostile_header(length: int, text: bytes) -> bytes:
     return struct.pack("<Q", length) + text
 
 
-NO_FILE = "is no safetensors file: "
+NO_FILE = "is not a safetensors file: "
 HOSTILE = {
     "a header of exabytes": (hostile_header(2**60, b"{}"), "is cut off within its header"),
     "a header that is too long": (

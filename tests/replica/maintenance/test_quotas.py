@@ -107,7 +107,7 @@ def test_raftkvctl(cluster: Cluster) -> None:
     assert _ctl(cluster, "remove", "a/") == (1, "", "Error: raftkv: no quota of this prefix\n")
     assert _ctl(cluster, "set", "a/")[2] == "Error: quota set needs --bytes, --keys or both; 0 is no limit\n"
     assert _ctl(cluster, "set", "a/", "--bytes=much")[2] == (
-        "Error: --bytes 'much' is no size: write 1000, 64KiB or 2GB\n"
+        "Error: --bytes 'much' is not a size: write 1000, 64KiB or 2GB\n"
     )
     assert _ctl(cluster, "set", "--keys=1")[2] == "Error: quota set takes one prefix; '' means all keys\n"
     assert _ctl(cluster, "set", "a/", "--keys=-1")[2] == (

@@ -59,7 +59,7 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-LINE = "the disk is full; raising the NOSPACE alarm: make room, then raftkvctl alarm disarm"
+LINE = "the disk is full; raising the NOSPACE alarm: free space, then run raftkvctl alarm disarm"
 
 
 def test_a_disk_that_stays_full_costs_one_entry_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -112,14 +112,14 @@ def test_each_member_tells_of_alarms_that_are_raised_switched_off_and_found(capl
     for action, kind in ((on, rpc_pb2.NOSPACE), (on, rpc_pb2.NOSPACE), (on, rpc_pb2.CORRUPT), (off, rpc_pb2.CORRUPT)):
         alarms.execute(rpc_pb2.AlarmRequest(action=action, memberID=0xAB, alarm=kind))
     full = (
-        "the NOSPACE alarm of member ab is raised: writes that need room are refused on all members; "
-        "make room, then raftkvctl alarm disarm"
+        "the NOSPACE alarm of member ab is raised: all members refuse writes that need space; "
+        "free space, then run raftkvctl alarm disarm"
     )
     assert _lines(caplog) == [
         full,
-        "the CORRUPT alarm of member ab is raised: all writes are refused on all members; compare raftkvctl endpoint "
-        "hashkv --cluster, replace the member that differs, then raftkvctl alarm disarm",
-        "the CORRUPT alarm of member ab is switched off",
+        "the CORRUPT alarm of member ab is raised: all members refuse all writes; find the member that differs "
+        "(raftkvctl endpoint hashkv --cluster) and replace it, then run raftkvctl alarm disarm",
+        "the CORRUPT alarm of member ab is disarmed",
     ]
     Alarms(store, schema.ALARM, tell_alarm)  # the next start
     alarms.reload()  # the same by a database that was received

@@ -176,7 +176,7 @@ def test_log_says_whose_read_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     asyncio.run(run())
     (record,) = caplog.records
-    assert re.fullmatch(r"a read took \d+\.\d s: of 'user mallory\\n'", record.getMessage())
+    assert re.fullmatch(r"slow read: took \d+\.\d s, from 'user mallory\\n'", record.getMessage())
 
 
 @pytest.mark.interpreted

@@ -34,5 +34,5 @@ def test_a_member_that_waited_says_for_what(is_leaderless: bool, why: str, caplo
         assert readiness.is_ready
 
     asyncio.run(scenario())
-    line = f"{why} within 0.01 s: clients are served from what is known here (applied 7, revision 1)"
+    line = f"{why} within 0.01 s: serving clients from local, perhaps stale data (applied 7, revision 1)"
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [line]

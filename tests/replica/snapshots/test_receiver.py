@@ -390,7 +390,7 @@ def test_a_broken_stream_is_gone_on_with_where_it_stopped(
 
 def test_stream_resuming_past_received_bytes_is_refused(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
     (error,) = receive(tmp_path, Call(resumable(sent, 100)))
-    assert str(error) == "a snapshot goes on at byte 100, of which 0 are here"
+    assert str(error) == "a snapshot continues at byte 100, of which 0 are here"
     assert names(tmp_path) == []
 
 

@@ -95,7 +95,7 @@ def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowing
     monkeypatch.setattr(WatchStream, "fan_out", broken)
     world.put(b"k")
     assert [type(failure) for failure in world.failures] == [StoppedError, StoppedError]
-    assert "events could not be delivered" in caplog.text
+    assert "delivering watch events failed" in caplog.text
 
 
 def test_damaged_record_ends_only_the_watch_that_needs_it(world: World) -> None:

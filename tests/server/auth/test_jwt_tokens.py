@@ -217,9 +217,9 @@ def test_refused_token_is_refused_again_without_a_signature_check(
         ("jwt,sign-method=none,priv-key=x", "sign-method 'none' is none of"),
         ("jwt,sign-method=RS256", "a key is missing"),
         ("jwt,sign-method=HS256,pub-key=x", "a key is missing"),
-        ("jwt,sign-method=RS256,priv-key=x,ttl=soon", "'soon' is no duration"),
+        ("jwt,sign-method=RS256,priv-key=x,ttl=soon", "'soon' is not a duration"),
         ("jwt,sign-method=RS256,priv-key=x,ttl=0s", "ttl must be >0"),
-        ("jwt,sign-method=RS256,sign-method=RS512,priv-key=x", "'sign-method' is no option, has no value, or"),
+        ("jwt,sign-method=RS256,sign-method=RS512,priv-key=x", "'sign-method' is not an option, has no value, or"),
         ("jwt,sign-method=RS256,priv-key=/nowhere/at/all", "/nowhere/at/all: No such file or directory"),
     ],
 )

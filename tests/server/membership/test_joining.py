@@ -114,7 +114,7 @@ def test_founder_without_reachable_peers_logs_advice(caplog: pytest.LogCaptureFi
     config = dataclasses.replace(alone, initial_cluster=f"a=http://127.0.0.1:1,b={B}")
     asyncio.run(origin_of(config, None))
     (line,) = caplog.messages
-    assert "no other founder answers" in line
+    assert "no other initial member answers" in line
     assert f"raftkvctl member remove {config.member_id:x}" in line
 
 

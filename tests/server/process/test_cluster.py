@@ -106,7 +106,7 @@ def test_a_leader_that_is_asked_to_stop_hands_over(three: Three) -> None:
     must_put(three.wire, "after", member=other)
     assert wait_for_end(member) == -signal.SIGTERM
     # It ended as a follower: without a hand-over the others elect a leader when it is gone.
-    assert f") leads in term {term + 1}, " in log_of(member)
+    assert f") became leader in term {term + 1}, " in log_of(member)
     member.start()
     three.ready()
     assert value_of(three.wire, "after", old) == b"v"
@@ -144,7 +144,7 @@ def _fall_behind(three: Three, member: Member) -> int:
 
     def is_cut() -> bool:
         written.append(must_put(three.wire, f"behind{len(written)}", bytes(200), alive))
-        cuts = [re.findall(r"cut the log at (\d+)", log_of(other)) for other in others]
+        cuts = [re.findall(r"truncated the log before entry (\d+)", log_of(other)) for other in others]
         return all(indexes and int(indexes[-1]) > lacking + 1 for indexes in cuts)
 
     wait_for(is_cut, "the others to cut their logs")
@@ -157,7 +157,7 @@ def test_a_member_far_behind_gets_the_database(three: Three) -> None:
     member.start()
     three.ready()
     wait_for_equal_hashes(three.wire, revision)
-    wait_for(lambda: "installed a snapshot at" in log_of(member), "the line of the installation")
+    wait_for(lambda: "installed a snapshot (entry" in log_of(member), "the line of the installation")
 
 
 def _files_of(member: Member) -> list[str]:
@@ -194,7 +194,7 @@ def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     wait_for_equal_hashes(three.wire, revision)
     # The leader hears that the member is as far as that, and keeps no copy for it any more.
     wait_for_equal_hashes(three.wire, must_put(three.wire, "after"))
-    assert ("finishing the installation of a snapshot" in log_of(member)[started_at:]) == RECEIVING[point]
+    assert ("finishing an interrupted installation of a snapshot" in log_of(member)[started_at:]) == RECEIVING[point]
     assert value_of(three.wire, "behind0", position, serializable=True) == bytes(200)
     assert _files_of(member) == ["applied", "db", "db-lock"]
 
@@ -288,7 +288,7 @@ def test_a_member_of_another_cluster_is_refused() -> None:
             for member in cluster.members[:2]:
                 member.wait_ready()
             must_put(wire, "a", member=0)
-            refusal = "refused a peer at "
+            refusal = "rejected a peer connection from "
             wait_for(lambda: all(refusal in log_of(member) for member in cluster.members[:2]), "the refusal")
             assert "is not ours" in log_of(cluster.members[0])
             assert status_of(wire, 2).leader == 0

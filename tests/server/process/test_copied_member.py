@@ -49,7 +49,7 @@ class Copied:
 
     async def miss(self, *, compact: bool = False) -> int:
         """Stand still for many writes, and wait for the database; the revision that was compacted, if asked for."""
-        installed = log_of(self.member).count("installed a snapshot at")
+        installed = log_of(self.member).count("installed a snapshot (entry")
         lost = log_of(self.leader).count(LOST)
         self._signal(signal.SIGSTOP)
         try:
@@ -60,7 +60,7 @@ class Copied:
                 await self.writer.compact(revision, physical=True)
         finally:
             self._signal(signal.SIGCONT)
-        await until(lambda: log_of(self.member).count("installed a snapshot at") > installed)
+        await until(lambda: log_of(self.member).count("installed a snapshot (entry") > installed)
         return revision
 
 

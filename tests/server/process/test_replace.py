@@ -142,7 +142,7 @@ def test_a_new_member_is_added_and_takes_the_place_once_it_is_started_and_in_syn
         step = f"waiting for learner {learner:x} to be started and to receive the data"
         assert ran.stderr.splitlines() == [
             f"raftkvctl: {step}",
-            f"Error: {step} took longer than --wait 1s: run the same command again to go on",
+            f"Error: {step} took longer than --wait 1s: run the same command again to continue",
         ]
         settings = ran.stdout.partition("\n\n")[2]
         name, members, *others = settings.splitlines()
@@ -158,7 +158,9 @@ def test_a_new_member_is_added_and_takes_the_place_once_it_is_started_and_in_syn
         program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", single.endpoints[0], "member", "replace"]
         with subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
             assert waiting.stderr is not None
-            assert waiting.stderr.readline() == f"raftkvctl: goes on with learner {learner:x}, which was added before\n"
+            assert (
+                waiting.stderr.readline() == f"raftkvctl: continuing with learner {learner:x}, which was added before\n"
+            )
             assert waiting.stderr.readline() == f"raftkvctl: {step}\n"
             single.members.append(fresh)
             fresh.initial_cluster = f"{voter.name}={voter.peer_url},fresh={fresh.peer_url}"

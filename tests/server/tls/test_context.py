@@ -87,7 +87,7 @@ def test_ends_are_warned_of_in_the_log_and_are_metrics(room: Room, caplog: pytes
     assert caplog.records == []
     warn({"server": replace(end, time_s=now_s - 1)})
     assert caplog.records[0].levelno == logging.ERROR
-    assert "has expired on" in caplog.text
+    assert " expired on " in caplog.text
 
 
 def test_failures_cost_a_line_for_each_address_and_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -93,7 +93,7 @@ def test_three_members_with_certificates_of_their_own() -> None:
         assert "certificate verify failed" in run_ctl([words[0], "--command-timeout=2s", *words[2:]]).errors
         for member in cluster.members:
             assert sorted(path.name for path in (member.data_dir / "fixtures").iterdir()) == ["client", "peer"]
-            assert "--peer-auto-tls proves nothing" in log_of(member)
+            assert "--peer-auto-tls does not verify" in log_of(member)
 
 
 @pytest.fixture

@@ -82,11 +82,13 @@ async def test_unusable_certificate_changes_nothing(room: Room, damage: str, cap
         for _ in range(3):
             assert await asked(served.target, room.security("other").dialing) == "other"
         (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-        assert line.startswith("TLS files of the peer port have changed and cannot be used, the old go on: ")
+        assert line.startswith(
+            "the changed TLS files of the peer port cannot be loaded, the previous ones stay in use: "
+        )
         assert "\n" not in line
         room.put("server.key", kept)
         assert await asked(served.target, room.security("server").dialing) == "server"
-        assert caplog.records[-1].getMessage().endswith("the new ones are used from now on")
+        assert caplog.records[-1].getMessage().endswith("TLS files of the peer port")
 
 
 @on_loop

@@ -98,7 +98,7 @@ class _Kept:
     [
         (_Kept.revoke, "certificate {serial:x} is revoked"),
         (_Kept.expire, "its certificate has expired"),
-        (_Kept.distrust, "its authority is trusted no more"),
+        (_Kept.distrust, "its authority is no longer trusted"),
     ],
     ids=["revoked", "expired", "authority taken away"],
 )

@@ -106,9 +106,9 @@ def test_nothing_waits_for_a_collector_that_is_away(monkeypatch: pytest.MonkeyPa
         held.may_answer.release()
         thread.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "traces: no collector takes spans at away:4317; they are dropped until one does "
+        "traces: the collector at away:4317 does not accept spans; they are dropped until it does "
         "(--distributed-tracing-address)",
-        "traces: the collector at away:4317 answers again; it lacks 3 requests",
+        "traces: the collector at away:4317 accepts spans again; the spans of 3 requests were dropped",
     ]
     values = {sample.name: sample.value for metric in thread.collect() for sample in metric.samples}
     assert (values["raftkv_tracing_sent_total"], values["raftkv_tracing_dropped_total"]) == (1, 10)

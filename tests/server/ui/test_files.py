@@ -118,7 +118,7 @@ def test_files_are_sent_compressed_to_clients_that_accept_it(dashboard: Dashboar
 )
 def test_only_files_of_the_bundle_are_found(dashboard: Dashboard, path: str) -> None:
     status, _, body = _get(dashboard, f"/ui/{path}")
-    assert (status, body) == (404, f"/ui/{path} is no page of the dashboard; begin at /ui/\n".encode())
+    assert (status, body) == (404, f"/ui/{path} is not a page of the dashboard; begin at /ui/\n".encode())
 
 
 @pytest.mark.parametrize(

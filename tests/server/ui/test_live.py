@@ -85,7 +85,7 @@ def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(caplog: pytest.
         assert await _next(slow) == b'data: {"n":6}\n\n'
 
     _run(story)
-    assert "the dashboard's figures could not be read" in caplog.text
+    assert "reading the figures for the dashboard failed" in caplog.text
 
 
 def test_reader_that_lost_rights_is_cut_off_at_next_record() -> None:

@@ -100,7 +100,9 @@ def test_flipped_bit_in_a_file_that_was_copied_is_warned_of(
             _flip(copy, NEEDLE % schema.AUTH_ROLES, random.Random(1))
         LMDBBackend(copy, MAP_SIZE_BYTES).close()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"the database {copy} was copied here, and its applied index, members, leases or users are")
+    assert line.startswith(
+        f"the database {copy} was copied to this place, and its applied index, members, leases or users are"
+    )
     caplog.clear()
     with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
         backend.copy_to(tmp_path / "compact")

@@ -122,7 +122,7 @@ def test_one_commit_has_model_optimizer_data_and_random_numbers(registry):
     torch.set_rng_state(loaded["rng.0"])
     assert [train() for _ in range(3)] == first
     assert (reader.read("data/rank-0.json"), reader.read("note"), reader.checkpoint.file_count) == (b"17", b"n", 4)
-    with pytest.raises(DigestMismatch, match="is no file of this checkpoint"):
+    with pytest.raises(DigestMismatch, match="is not a file of this checkpoint"):
         reader.read("other.json")
 
 
@@ -369,7 +369,7 @@ def test_a_planted_record_runs_no_code(registry, tmp_path_factory, where):
         with pytest.raises(ConfigError, match=r"it lies in .*, not below"):
             resume(again(registry), state())
     for options in ({"anywhere": True}, {} if where == "below" else {"anywhere": True}):
-        with pytest.raises(DigestMismatch, match=r"is no metadata of DCP: it names posix\.mkdir") as refused:
+        with pytest.raises(DigestMismatch, match=r"is not DCP metadata: it names posix\.mkdir") as refused:
             load(registry, **options)
         assert "\n" not in str(refused.value)
     assert not (other / "ran").exists()
@@ -386,7 +386,7 @@ def test_a_planted_record_runs_no_code(registry, tmp_path_factory, where):
 )  # fmt: skip
 def test_metadata_that_dcp_does_not_write_is_refused_in_one_line(registry, metadata):
     planted_checkpoint(registry, Path(registry.uri) / "planted", metadata)
-    with pytest.raises(DigestMismatch, match=r"metadata of DCP") as refused:
+    with pytest.raises(DigestMismatch, match=r"DCP metadata") as refused:
         load(registry)
     assert "\n" not in str(refused.value)
 
@@ -400,7 +400,7 @@ def test_impossible_saves_are_refused(registry):
         dcp.load(state(), storage_reader=Reader(registry), checkpoint_id="/tmp/x")
     with pytest.raises(ConfigError, match="loads checkpoints of kind"):
         Reader(registry, kind="files")
-    with pytest.raises(ConfigError, match="no algorithm of a digest"):
+    with pytest.raises(ConfigError, match="not a digest algorithm"):
         Writer(registry, 1, digest="md5")
 
 

@@ -90,7 +90,7 @@ def test_invalid_state_is_refused(value: bytes) -> None:
 @pytest.mark.parametrize("run", ["a b", "/a", "a/", "a//b", "a\n", "x" * 201])
 def test_the_flag_takes_run_ids_only(run: str) -> None:
     assert ServerConfig(horovod_run="team/job-1").horovod_run == "team/job-1"
-    with pytest.raises(ConfigError, match=r"^--horovod-run .* is no run id"):
+    with pytest.raises(ConfigError, match=r"^--horovod-run .* is not a run id"):
         ServerConfig(horovod_run=run)
 
 

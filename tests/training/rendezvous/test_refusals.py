@@ -68,7 +68,7 @@ def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_mor
             await second.next_world(1.0)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-    lines = [record.getMessage() for record in caplog.records if "cannot go on" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "cannot proceed" in record.getMessage()]
     assert len(lines) == 2
 
 
@@ -82,7 +82,7 @@ def test_damaged_record_is_told_to_those_who_wait(record: str) -> None:
         with pytest.raises(JoinTimeout, match=f"{record}: not a {record} record: "):
             await node.next_world(1.0)
         assert told[-1].startswith(f"{key}: not a {record} record: ")
-        assert told[-1].endswith("; write it anew, or: raftkvctl run delete job")
+        assert told[-1].endswith("; write it again, or: raftkvctl run delete job")
         await node.leave()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

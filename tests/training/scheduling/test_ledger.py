@@ -195,7 +195,7 @@ def test_former_arbiter_changes_nothing() -> None:
         before = ledger(world)
         guard = version(RunKeys("a").arbiter) > 0
         assert await arbiter.admission.request("a", arbiter.nodes[:1], 1, 1, [guard]) is None
-        assert "does not decide" in arbiter.admission.reason
+        assert "is no longer the arbiter" in arbiter.admission.reason
         await arbiter.admission.release("a", guards=[guard])
         assert ledger(world) == before
 

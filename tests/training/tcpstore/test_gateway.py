@@ -454,7 +454,7 @@ def test_a_gateway_waits_for_raftkv_and_can_be_stopped_meanwhile(tmp_path: Path)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         process = start_gateway([f"127.0.0.1:{unused.getsockname()[1]}"], log=tmp_path / "log")
-        while "raftkv does not answer, clients wait" not in (tmp_path / "log").read_text():
+        while "the raftkv cluster does not answer, clients wait" not in (tmp_path / "log").read_text():
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.05)
         process.send_signal(signal.SIGTERM)

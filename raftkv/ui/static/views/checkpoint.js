@@ -63,7 +63,7 @@ export function mountCheckpoint(root, { run, kind, step }, scope) {
     const item = map.get(keys.record(kind, step));
     const now = item && readCheckpoint(item.value);
     if (error) put(note, failure(error));
-    else if (!now) put(note, empty(`There is no checkpoint of step ${step}${found.checkpoint ? " any more" : ""}.`, "The list of this run shows those that there are."));
+    else if (!now) put(note, empty(`There is no checkpoint of step ${step}${found.checkpoint ? " any more" : ""}.`, "The list of this run lists the runs."));
     else {
       const isFirst = found.checkpoint === null;
       put(note);

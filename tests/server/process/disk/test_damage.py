@@ -30,7 +30,7 @@ from tests.server.process.process import (
 pytestmark = pytest.mark.xdist_group("process-damage")
 
 KEYS = 40
-ADVICE = "remove this member and add it anew (raftkv join), or restore a backup"
+ADVICE = "remove this member and add it again without data (raftkv join), or restore a backup"
 
 
 def _value(number: int) -> bytes:

@@ -154,7 +154,7 @@ def test_a_log_without_room_ends_the_member_with_one_line() -> None:
         log = log_of(cluster.members[0])
         assert "Traceback" not in log
         assert re.search(
-            r"raftkv: stopped: no room for \d+ bytes of write-ahead log at .*; make room, and start the", log
+            r"raftkv: stopped: no room for \d+ bytes of write-ahead log at .*; free disk space, then start the", log
         )
 
 

@@ -29,7 +29,7 @@ def test_leaders_peers_and_outages_are_told_in_a_line_each(cluster: Cluster) -> 
     for member in members:
         wait_line(member, "connected to member ", 2)
         wait_line(member, "ready to serve client requests")
-    (leader,) = [member for member in members if lines(member, "this member leads in term ")]
+    (leader,) = [member for member in members if lines(member, "this member became leader in term ")]
     followers = [member for member in members if member is not leader]
     for follower in followers:
         wait_line(follower, f"{leader.name} (")
@@ -37,11 +37,13 @@ def test_leaders_peers_and_outages_are_told_in_a_line_each(cluster: Cluster) -> 
     for follower in followers:
         wait_line(follower, "lost the connection to member ")
         wait_line(follower, "no leader in term ")
-        wait_line(follower, " leads in term ", 2)
+        wait_line(follower, " became leader in term ", 2)
     leader.restart()
     for follower in followers:
         wait_line(follower, "connected to member ", 3)
     for member in members[1:]:
         member.kill()
-    wait_line(members[0], "no leader for 5 s: writes and linearizable reads wait; 1 of 3 members are connected, 2 are")
+    wait_line(
+        members[0], "no leader for 5 s: writes and linearizable reads wait; 1 of 3 voters are connected, a quorum is 2"
+    )
     assert len(lines(members[0], "lost the connection")) <= 4

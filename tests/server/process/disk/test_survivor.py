@@ -40,7 +40,7 @@ def test_survivor_continues_alone_and_accepts_members(lost: Cluster) -> None:
     survivor, former = lost.members[2], lost.members[0]
     survivor.flags.append("--force-new-cluster")
     survivor.restart()
-    assert "this member goes on alone after entry" in log_of(survivor)
+    assert "this member is now a cluster of one, from entry" in log_of(survivor)
     with Wire([survivor.endpoint]) as wire:
         assert names(wire) == ["m2"]
         assert value_of(wire, "k") == b"kept"

@@ -19,7 +19,7 @@ from tests.server.process.upgrade.versions import THIS, unpack, versions
 pytestmark = pytest.mark.long
 
 FLAGS = ("--snapshot-count", "50", "--snapshot-catchup-entries", "20")
-INSTALLED = "installed a snapshot at"
+INSTALLED = "installed a snapshot"
 
 
 @pytest.fixture(params=versions())
