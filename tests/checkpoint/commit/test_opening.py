@@ -29,7 +29,7 @@ def test_a_rank_that_joins_another_step_than_the_coordinator_saves_ends_both() -
         with pytest.raises(ConfigError) as refused:
             await joining
         assert str(refused.value).startswith(words)
-        with pytest.raises(AttemptOver, match=f"given up, or deleted: this rank failed: ConfigError: {words}"):
+        with pytest.raises(AttemptOver, match=f"aborted, or deleted: this rank failed: ConfigError: {words}"):
             await attempt.prepared(but=[0])
         await other_kind.prepare(0, files_of(0))
         assert (await other_kind.commit()).step == 90

@@ -189,7 +189,7 @@ def test_metrics_of_a_prepared_attempt_survive_its_coordinator() -> None:
         await saved(registry, old, 100, {"loss": 0.5})
         attempt = await registry.begin(old, 200, world_size=2)
         await attempt.prepare(1, files_of(1))
-        with pytest.raises(ConfigError, match="no number"):
+        with pytest.raises(ConfigError, match="not a number"):
             await attempt.prepare(0, files_of(0), metrics={"loss": "low"})
         await attempt.prepare(0, files_of(0), metrics={"loss": 0.1, "epoch": 2, "old": Measured(1.0, 100)})
         await attempt.prepare(0, files_of(0))  # a repetition: the same files
