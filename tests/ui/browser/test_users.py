@@ -53,7 +53,7 @@ def test_strangers_are_asked_to_sign_in_and_a_wrong_password_is_refused(chromium
         page.check_accessible("sign-in that failed")
         page.keyboard.press("Escape")
         sign_in(page, "root", "secret")
-        page.get_by_text("No run is known here.").wait_for()
+        page.get_by_text("There are no runs yet.").wait_for()
         page.locator("#tools").get_by_role("button", name="Sign out").click()
         page.locator("#main").get_by_role("button", name="Sign in").first.wait_for()
 
@@ -74,7 +74,7 @@ def test_a_member_that_was_killed_comes_back_without_a_reload(
     with chromium.page(f"http://{guarded.endpoints[0]}", "#/runs") as page:
         page.allowed, page.allow_lost = REFUSED, True
         sign_in(page, "root", "secret")
-        page.get_by_text("No run is known here.").wait_for()
+        page.get_by_text("There are no runs yet.").wait_for()
         page.evaluate("window.isSame = true")
         with raftkv.connect(guarded.endpoints[0], user="root", password="secret") as kv:
             kv.snapshot(tmp_path / "db")  # what the database holds is not replayed, so the token will be forgotten
@@ -96,4 +96,4 @@ def test_the_dashboard_works_under_tls(chromium: Chromium, tmp_path_factory: pyt
     with secured(Cluster(RAFTKV, size=1, flags=flags)) as cluster:
         origin = f"https://{cluster.endpoints[0]}"
         with chromium.page(origin, "#/runs", insecure=True) as page:
-            page.get_by_text("No run is known here.").wait_for()
+            page.get_by_text("There are no runs yet.").wait_for()

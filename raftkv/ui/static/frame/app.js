@@ -61,7 +61,7 @@ function turnEdit() {
     return;
   }
   editing.set(!editing.get());
-  toast(editing.get() ? "Edit is on: views offer what changes the store" : "Read-only again");
+  toast(editing.get() ? "Edit is on: this page can now change the store" : "Read-only again");
 }
 
 /** The address names the view, the key, the prefix and the revision that are shown; without a clipboard it is shown. */
@@ -74,7 +74,7 @@ function drawTools() {
     button(editing.get() ? "Editing" : "Read-only", turnEdit, {
       kind: editing.get() ? "edit on" : "edit",
       "aria-pressed": String(editing.get()),
-      title: "Whether this page offers what changes the store (e)",
+      title: "Allow this page to change the store (e)",
     }),
     usersOn.get() &&
       (user

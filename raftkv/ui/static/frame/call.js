@@ -11,10 +11,10 @@ export const url = (path) => new URL(path.replace(/^\//, ""), BASE);
 const ADVICE = {
   3: "check what was entered",
   4: "try again; is there a leader?",
-  7: "ask an administrator for the right, or sign in as another user",
+  7: "ask an administrator for permission, or sign in as another user",
   8: "look at the alarms and sizes in Cluster",
-  9: "look at the cluster first: it refuses this in its present state",
-  14: "the member has no leader or is stopping; it is tried again",
+  9: "the cluster refuses this in its present state: see the page Cluster",
+  14: "the member has no leader or is stopping; retrying",
   16: "sign in",
 };
 

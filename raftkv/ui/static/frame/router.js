@@ -101,7 +101,7 @@ function show() {
   try {
     current.handle = chosen.mount(root, route, scope) ?? null;
   } catch (error) {
-    root.textContent = `This view failed: ${error.message}. Reload the page; if it stays, the browser is too old.`;
+    root.textContent = `This view failed: ${error.message}. Reload the page; if it fails again, the browser is too old.`;
     console.error(error);
   }
 }

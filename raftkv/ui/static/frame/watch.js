@@ -142,7 +142,7 @@ const stream = {
       if (controller.signal.aborted) return;
       if (line.trim()) this.take(JSON.parse(line));
     }
-    if (!controller.signal.aborted) throw new LostError("the watch was ended");
+    if (!controller.signal.aborted) throw new LostError("the watch ended");
   },
 
   take(message) {

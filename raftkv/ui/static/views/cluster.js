@@ -11,8 +11,8 @@ import { editing } from "../frame/session.js";
 import { merged } from "../model/events.js";
 
 const ADVICE = {
-  NOSPACE: "writes are refused until there is room: compact, defragment, then disarm it here",
-  CORRUPT: "the data of this member differ: replace it (raftkvctl member replace)",
+  NOSPACE: "writes are refused until there is space: compact, defragment, then disarm the alarm here",
+  CORRUPT: "the data of this member differs from the others': replace it (raftkvctl member replace)",
 };
 const ROLES = { leader: "info", follower: "", learner: "warn", candidate: "warn", "pre-candidate": "warn" };
 
@@ -150,7 +150,7 @@ function drawAlarms(root, record, names) {
 
 async function disarm(alarm) {
   const id = BigInt(`0x${alarm.member}`).toString();
-  const done = await confirmed(`Disarm ${alarm.alarm}?`, "Do so when its cause is gone; it is raised again otherwise.", {
+  const done = await confirmed(`Disarm ${alarm.alarm}?`, "Disarm it when its cause is removed; otherwise it is raised again.", {
     action: "Disarm",
     run: () => call("/v3/maintenance/alarm", { action: "DEACTIVATE", memberID: id, alarm: alarm.alarm }),
   });
@@ -202,7 +202,7 @@ view("cluster", {
       live(draw, (error) => {
         content.hidden = true;
         text.textContent = "";
-        put(trouble, failure(error), empty("No figures.", "Figures are for users of the cluster."));
+        put(trouble, failure(error), empty("No figures.", "Only users of the cluster can see figures."));
       }),
     );
     scope.on(editing.on(() => record && draw(record)));

@@ -74,7 +74,7 @@ class Page {
       none: empty("No lock is held and no election runs here.", "Take one: raftkvctl lock NAME, or elect NAME VALUE."),
     });
     this.entries = pagedTable({
-      columns: ENTRY_COLUMNS, key: (one) => one.key, label: "Entries", none: "It is free, and nothing waits for it.",
+      columns: ENTRY_COLUMNS, key: (one) => one.key, label: "Entries", none: "Free, and no client is waiting.",
     });
     this.detail = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, form, this.note, this.table.element, this.detail);
@@ -110,7 +110,7 @@ class Page {
   }
 
   partly() {
-    const text = `Only the first ${KEYS_MAX.toLocaleString("en-US")} keys were looked at; enter what the names begin with.`;
+    const text = `Only the first ${KEYS_MAX.toLocaleString("en-US")} keys were searched; enter a prefix of the names.`;
     return h("p", { class: "muted" }, text);
   }
 

@@ -14,7 +14,7 @@ import { watchKey, watchRange } from "../frame/watch.js";
 const OLDER = 10;
 const LIVES_MAX = 1000;
 const SHOWN_MAX = 64 * 1024;
-const MOVED = "the key was changed meanwhile: close this, look at it, and try again";
+const MOVED = "the key was changed meanwhile: close this, check the new value, and try again";
 
 /** The text of a value for a format: "text", "json" or "hex"; null: it has no such form. */
 export function rendered(kv, format) {
@@ -59,7 +59,7 @@ function valueBox() {
     formats.set(name);
     const text = rendered(kv, name);
     box.classList.toggle("hex", name === "hex");
-    note.textContent = text === null ? `The value is no ${name === "json" ? "JSON" : "UTF-8 text"}; see it as hex.` : "";
+    note.textContent = text === null ? `The value is not ${name === "json" ? "JSON" : "UTF-8 text"}; see it as hex.` : "";
     const cut = !whole && text !== null && text.length > SHOWN_MAX;
     box.textContent = text === null ? "" : cut ? text.slice(0, SHOWN_MAX) : text;
     box.hidden = text === null;
@@ -221,7 +221,7 @@ export function detail(root, keyText) {
   const stop = watchKey(keyBytes, {
     onSnapshot(kvs) {
       if (!kvs.length && !versions.length) {
-        const look = button("Look for what it was", lives, { small: true });
+        const look = button("Show its last value", lives, { small: true });
         put(root, empty(`There is no key ${keyText}`, "It may have been deleted, or its lease has ended.", look));
         return;
       }
@@ -283,7 +283,7 @@ const asSeen = (kv) => ({ key: kv.id, target: "MOD", result: "EQUAL", mod_revisi
 
 function edit(kv) {
   if (kv.text === null) {
-    return dialog("This value is no text", h("p", {}, "A page can only write text. In a terminal: raftkvctl put KEY < file"), [{ text: "Close", kind: "primary" }]);
+    return dialog("This value is not text", h("p", {}, "A page can only write text. In a terminal: raftkvctl put KEY < file"), [{ text: "Close", kind: "primary" }]);
   }
   const text = field("Value", { lines: 12, value: kv.text });
   const note = kv.lease !== "0" && h("p", { class: "muted" }, `It stays attached to lease ${leaseHex(kv.lease)}.`);

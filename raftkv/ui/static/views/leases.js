@@ -162,7 +162,7 @@ view("leases", {
           plural(keys.length, "key"),
           keys.length
             ? h("ul", { class: "keys-list" }, keys.slice(0, KEYS_SHOWN).map((one) => h("li", {}, keyLink(one))))
-            : h("p", { class: "muted" }, "No key is attached: the lease ends without a trace."),
+            : h("p", { class: "muted" }, "No key is attached: the end of the lease deletes nothing."),
           keys.length > KEYS_SHOWN && h("p", { class: "muted" }, `and ${count(keys.length - KEYS_SHOWN)} more`),
         ),
       );

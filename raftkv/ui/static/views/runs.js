@@ -65,7 +65,7 @@ class RunList {
     this.filter = filter("Names that contain", this.draw);
     this.table = pagedTable({
       columns: RUN_COLUMNS, key: (one) => one.run, href: (one) => href("runs", [one.run]), label: "Runs",
-      none: empty("No run is known here.", "Start one: raftkvctl run exec --job NAME --nnodes 2 -- COMMAND"),
+      none: empty("There are no runs yet.", "Start one: raftkvctl run exec --job NAME --nnodes 2 -- COMMAND"),
     });
     this.clusters = h("div", { class: "stack" });
     this.heading = head("Runs", { text: "Training jobs: who takes part, and what has happened to them." });
@@ -86,7 +86,7 @@ class RunList {
       const { revision, isWhole } = await scan(ROOT, { onPage, skip, max: KEYS_MAX }, this.scope);
       const states = [...this.items.keys()].filter((key) => key.endsWith("/state"));
       for (const kv of await getAll(states, this.scope)) if (kv) this.items.set(kv.key, kv);
-      put(this.note, isWhole ? null : h("p", { class: "muted" }, "There are more runs than a page can show."));
+      put(this.note, isWhole ? null : h("p", { class: "muted" }, "Not all runs are shown: there are too many."));
       this.isRead = true;
       this.follow(revision + 1);
       this.draw();
@@ -98,7 +98,7 @@ class RunList {
   follow(from) {
     const isFlooded = floodGate(EVENTS_PER_S, () => {
       stop();
-      put(this.note, h("p", { class: "failure" }, "Runs write faster than this list can follow; open one of them, or reload."));
+      put(this.note, h("p", { class: "failure" }, "Runs change faster than this list can follow; open one of them, or reload."));
     });
     const onEvents = (events) => {
       isFlooded(events.length);
@@ -121,7 +121,7 @@ class RunList {
 
   drawClusters(map, { error }) {
     if (error) {
-      const text = "The queue for shared slots is not shown: this user may not read it.";
+      const text = "The queue for shared slots is hidden: this user has no permission to read it.";
       put(this.clusters, this.isRead && h("p", { class: "muted" }, text));
       return;
     }
@@ -150,7 +150,7 @@ class Queue {
 
   update({ hosts, grants, queue, isReadable }) {
     const text = `${count(hosts.length, "host")}, ${count(grants.length, "run")} admitted, ${queue.length} waiting`;
-    put(this.text, isReadable ? text : badge("the ledger holds something that raftkv did not write", "bad"));
+    put(this.text, isReadable ? text : badge("the ledger cannot be read: another program wrote to it", "bad"));
     this.hosts.update(hosts);
     this.queue.update(queue);
   }
