@@ -130,7 +130,7 @@ def test_raftkvs_own_variables_say_who_one_is_if_nothing_else_does(endpoint, tmp
     assert run_ctl([*at, "user", "list", "--user", "root"], b"", {"RAFTKV_PASSWORD_FILE": str(password)}).code == 0
     assert run_ctl([*at, "user", "list", "--user", "root:wrong"], b"", own).code == 2
     both = run_ctl([*at, "user", "list", "--user", "root", "--auth-jwt-token=x"], b"")
-    assert (both.code, "two ways" in both.errors) == (128, True)
+    assert (both.code, "exclude each other" in both.errors) == (128, True)
 
 
 def test_a_password_is_not_shown_by_debug_and_not_by_remarks(endpoint):

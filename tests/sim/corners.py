@@ -316,12 +316,12 @@ def users_corner(seed: int) -> RunParameters:
 
 
 def floods_corner(seed: int) -> RunParameters:
-    """Clients have identities; two of them flood members that propose little at a time."""
+    """Clients have identities; two flood members that propose little, or too little for any to pass, at a time."""
     base = draw(seed)
     workload = replace(base.workload, clients_count=4, think_s_mean=0.05, watchers_count=0, flood_puts=60)
     faults = ("isolate", "links", "crash_leader", "pause_leader", "transfer")
     nemesis = replace(base.nemesis, faults=faults, interval_s_mean=1.0, duration_s_mean=0.3)
-    cluster = replace(base.cluster, voters_count=(1, 3)[seed % 2], pace_bytes=6_000)
+    cluster = replace(base.cluster, voters_count=(1, 3)[seed % 2], pace_bytes=(6_000, 1_500)[seed // 2 % 2])
     return replace(base, duration_s=3.0, cluster=cluster, workload=workload, nemesis=nemesis)
 
 

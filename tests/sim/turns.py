@@ -3,7 +3,8 @@
 While an identity waits, each other identity is served at most the cost of one proposal of each since the waiting one
 was last served. ``Turns`` tracks waiting identities by the proposals that enter and leave a member, independent of the
 queue's implementation: any queue must pass, and a queue that starves an identity, or reverses its order, fails. A
-proposal that the log did not take counts as served, because it had its turn.
+proposal that the log did not take counts as served, because it had its turn. What passes although the room of a round
+is used up (``Pace.lets_pass``) has a limit of its own, and counts for no other.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ class Turns:
         for number, _ in reversed(unsent):
             self._lines.setdefault(self._whose[number], deque()).appendleft(number)
 
-    def take(self, *arguments: Any) -> Unsent:
-        taken: Unsent = self._take(*arguments)
+    def take(self, bytes_max: int, *arguments: Any) -> Unsent:
+        taken: Unsent = self._take(bytes_max, *arguments)
         for number, data in taken:
-            self._take_one(number, cost_bytes([data]))
+            self._take_one(number, cost_bytes([data]) if bytes_max else 0)
         if not self._lines:
             self._served.clear()
         self.contended += len(self._lines) > 1

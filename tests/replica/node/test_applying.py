@@ -304,6 +304,6 @@ def test_log_says_whose_entry_was_slow(monkeypatch: pytest.MonkeyPatch, caplog: 
         return sum(use.seconds for _, use in world.node.uses.figures())
 
     assert asyncio.run(scenario()) > 0, "its time counts, too"
-    (record,) = [one for one in caplog.records if "to apply" in one.getMessage()]
-    assert record.getMessage().startswith("an entry (DELETE_RANGE) took ")
-    assert record.getMessage().endswith("of 'member'")
+    (record,) = [one for one in caplog.records if "slow apply" in one.getMessage()]
+    assert record.getMessage().startswith("slow apply: an entry (DELETE_RANGE) took ")
+    assert record.getMessage().endswith("from 'member'")
