@@ -30,7 +30,7 @@ from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.reads import Reader
-from raftkv.replica.node.waits import AwaitableNode
+from raftkv.replica.node.waits import AwaitableNode, NodeSettings
 from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
@@ -69,7 +69,7 @@ class WorldNode(AwaitableNode):
         self.on_applied: list[Callable[[], None]] = []
         self._held: list[Callable[[], None]] = []
         self.identities: list[Identity] = []
-        self.settings = SimpleNamespace(election_s=1.0, member_id=2)
+        self.settings = NodeSettings(2, 0.1, 1.0)
         self.leader = 2
 
     def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:

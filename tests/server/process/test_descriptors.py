@@ -94,7 +94,7 @@ def test_a_member_whose_clients_take_all_connections_lives_and_cuts_its_log() ->
         assert crowded.process is not None
         assert crowded.process.poll() is None
         assert "Traceback" not in log_of(crowded)
-        assert "refused" in log_of(crowded)
+        assert "rejected" in log_of(crowded)
 
 
 def test_a_limit_that_leaves_nothing_is_refused_in_a_line(tmp_path: Path) -> None:

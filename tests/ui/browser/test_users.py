@@ -62,7 +62,7 @@ def test_a_user_without_rights_sees_what_to_do(chromium: Chromium, guarded: Clus
     with chromium.page(f"http://{guarded.endpoints[0]}", "#/runs") as page:
         page.allowed = REFUSED
         sign_in(page, "alice", "wonder")
-        page.get_by_text("ask an administrator for the right").first.wait_for()
+        page.get_by_text("ask an administrator for permission").first.wait_for()
         page.check_accessible("without rights")
         page.show("#/contests?prefix=/app/")
         page.get_by_text("No lock is held and no election runs here.").wait_for()
