@@ -49,7 +49,7 @@ class Options:
     """The description of a run.
 
     Attributes:
-        faults, time_s: the run ends after this number of faults or seconds, whichever is first; None: no limit.
+        faults, time_s: the run ends at the first of the two limits; None: no limit.
         rate: target rate of operations per second, of all clients together.
         timeout_s: seconds after which the answer to a request counts as lost.
         quiet_every: faults between quiet points.

@@ -487,13 +487,13 @@ class RequestTimeoutError(_Unavailable, text="etcdserver: request timed out", de
 class LeaderFailTimeoutError(
     _Unavailable, text="etcdserver: request timed out, possibly due to previous leader failure", definite=False
 ):
-    """As ``RequestTimeoutError``; the leader was lost in the meantime."""
+    """The request timed out, and the leader was lost in the meantime."""
 
 
 class ConnectionLostTimeoutError(
     _Unavailable, text="etcdserver: request timed out, possibly due to connection lost", definite=False
 ):
-    """As ``RequestTimeoutError``; the connection to the leader was lost in the meantime."""
+    """The request timed out, and the connection to the leader was lost in the meantime."""
 
 
 class WaitAppliedTimeoutError(

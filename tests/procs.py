@@ -141,7 +141,7 @@ class Member(ServerProcess):
         return self.directory / f"{self.name}.data"
 
     def command(self) -> list[str]:
-        """See `ServerProcess`: the words of the program, then the flags of this member."""
+        """Return the words of the program, then the flags of this member."""
         own = super().command()[len(self.program) : -len(self.flags) or None]
         return [*self.server.command, *own, *self.server.flags, *self.flags]
 
@@ -155,7 +155,7 @@ class Member(ServerProcess):
             self.process = forked.start(self.command(), cwd=options["cwd"], environment=options["env"], log=log)
 
     def spawn_options(self) -> Mapping[str, Any]:
-        """See `ServerProcess`: this checkout comes first in the import path."""
+        """Return the options, whose environment puts this checkout first in the import path."""
         return {"cwd": self.directory, "env": {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}}
 
     def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:

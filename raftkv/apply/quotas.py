@@ -645,7 +645,7 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def kept_bytes(size_bytes: int) -> int:
-    """Return the approximate size of a revision in the database: the same on all members, whatever their pages.
+    """Return the approximate size of a revision in the database: the same on all members, even if their pages differ.
 
     Arguments:
         size_bytes: size of its key and value.

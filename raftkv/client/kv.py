@@ -234,7 +234,7 @@ class KV(Part):
 # first failure stops the rest, and is raised when the calls in progress have ended; completed calls are not undone.
 #
 # The first page fixes the revision, and all other pages are read at this revision. So the result is a consistent
-# snapshot, however long it takes and whichever member answers. A failed page is retried at another endpoint, like every
+# snapshot, however long it takes, from any member. A failed page is retried at another endpoint, like every
 # read. Only time is limited: once the cluster has compacted the revision, the next page raises ``Compacted``.
 
 Given = TypeVar("Given")

@@ -540,7 +540,7 @@ class WAL:
     def release(self, index: int) -> int:
         """Delete the segments that hold only entries below ``index``, oldest first; return their number.
 
-        Entries after the last snapshot marker are never deleted, whatever the ``index``, nor are segments that ``keep``
+        Entries after the last snapshot marker are never deleted, for any ``index``, nor are segments that ``keep``
         protects.
 
         A failed removal is logged as a warning and retried by the next call: the extra file only takes space.

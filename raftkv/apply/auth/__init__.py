@@ -11,8 +11,8 @@ The caller of a request is a ``request.Caller``.
 Invariants
 
 - The revision of users and roles grows with each change of rights. An entry that was admitted under an older revision
-  is refused while applying (etcd: ErrAuthOldRevision), whatever the change was. Requests that need root are the
-  exception: for them the caller's current role counts.
+  is refused while applying (etcd: ErrAuthOldRevision), for any change of users or roles. For requests that need root
+  the caller's current role counts instead.
 - The rights of a user depend only on the applied state: not on clocks, tokens or certificates.
 
 Not here: how a member authenticates a caller (``server.auth``): tokens, passwords and certificates.

@@ -20,7 +20,7 @@ While authentication is disabled this costs nothing: callers test ``auth.is_enab
 | kinds that only members propose (MEMBER_ATTRIBUTES, LEASE_EXPIRE, LEASE_RENEW) | a member |
 
 The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root, the caller's current role
-counts, whatever the auth revision of its admission, as in etcd: an administrator need not authenticate again after each
+counts, also under an older auth revision, as in etcd: an administrator need not authenticate again after each
 change of users. A request that was admitted for a deleted user is refused even if a new user has the same name.
 
 Two rules go beyond etcd's, so that no user can lock another out of its lease, or end it, by knowing the id: a key that

@@ -22,8 +22,8 @@ The rules
 ``keep_every=1000`` keeps the first checkpoint of each thousand steps: those at multiples of 1000, if they exist.
 
 Age. Times are the wall clocks of the committing processes, which may be hours off, but the order of steps is certain. A
-checkpoint's age counts from when the next one followed it (the latest commit time up to that one), to the newest
-checkpoint's time or the collector's clock, whichever is earlier. So one wrong clock, fast or slow, can only make
+checkpoint's age counts from when the next one followed it (the latest commit time up to that one), to the
+earlier of the newest checkpoint's time and the collector's clock. So one wrong clock, fast or slow, can only make
 checkpoints look younger. Checkpoints of an ended run do not age further.
 """
 

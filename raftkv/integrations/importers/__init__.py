@@ -17,7 +17,7 @@ Invariants
 
 1. Nothing is unpickled, and no archive is unpacked: steps are read from names, from JSON, or from single numbers in
    the bytes of a pickle.
-2. Reads of a file are bounded, whatever its header says; a link out of the directory is refused.
+2. Reads of a file are bounded, even if its header names a larger size; a link out of the directory is refused.
 3. A checkpoint is registered only if all files that its tool's index or numbering names exist and are not truncated.
 
 For tools that write neither a step nor an index, pass ``step`` and ``kind``.

@@ -66,7 +66,7 @@ class Retention:
     Attributes:
         snapshot_entries: number of applied entries after which the log is marked and cut.
         snapshot_bytes: size of the log, beyond the entries kept for slow followers, after which it is cut too.
-        catchup_entries, catchup_bytes: entries kept before the marker for slow followers, whichever are fewer.
+        catchup_entries, catchup_bytes: entries kept before the marker for slow followers; the lower limit applies.
     """
 
     snapshot_entries: int

@@ -113,7 +113,7 @@ class WatchService:
         return noted
 
     def _limited(self, call: StreamCall, refusal: Refusal) -> Refusal:
-        """Also apply the operator's limits."""
+        """Apply the operator's limits too."""
 
         def limited(key: bytes, range_end: bytes) -> str:
             reason, throttle = refusal(key, range_end), self._admission.throttle

@@ -434,7 +434,7 @@ def _peek(watched: _Watched) -> End | None:
 
 
 def _children(proc: Path) -> Iterator[int]:
-    """Children of this process, whichever of its threads started them."""
+    """Children of this process, started by any of its threads."""
     if not (proc / "self" / "task" / str(os.getpid()) / "children").exists():
         yield from _children_by_parent(proc)  # a kernel without CONFIG_PROC_CHILDREN
         return

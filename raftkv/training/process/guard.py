@@ -4,8 +4,8 @@ It is the last resort of ``supervisor.Workers``, and defines the mark by which w
 alone (``python -I -S guard.py MARK DIRECTORY``), and imports nothing of raftkv:
 
 1. it leads the process group of all workers, so that the kernel does not reuse the group's number;
-2. it reads its standard input, a pipe whose other end only the agent holds; at the end of the input, whatever the
-   reason, it kills the group;
+2. it reads its standard input, a pipe whose other end only the agent holds; at the end of the input it kills
+   the group, for any reason;
 3. a copy of it outside the group kills processes that have left the group (such as the children of torchrun) but
    still have the mark in their environment, and removes the directory.
 """

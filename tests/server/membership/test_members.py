@@ -338,7 +338,7 @@ def _put_snapshot_in_place(lost: Member, snapshot: Path) -> None:
 
 
 def test_a_snapshot_restored_beside_running_members_is_refused(tmp_path: Path) -> None:
-    """It took part: entries that the snapshot holds already were applied a second time, to other revisions."""
+    """The member took part, and applied entries of the snapshot a second time, to other revisions."""
     with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints) as wire:
         must_put(wire, "k")
         wait_for(lambda: all(found.clientURLs for found in members_of(wire).values()), "all members to be known")

@@ -269,7 +269,7 @@ def test_a_new_state_keeps_the_limits_and_the_generation() -> None:
     assert new_state(seen, phase=BROKEN, reason="x") == State(7, BROKEN, reason="x", min_nodes=2, max_nodes=4)
 
 
-# ---- whatever it sees
+# ---- any view
 
 NAMES = "abcdefg"
 

@@ -329,7 +329,7 @@ def test_many_arbiters_and_lost_answers(seed: int) -> None:
         hosts = [f"h{number}" for number in range(4)]
         finished: list[str] = []
 
-        running: Counter[str] = Counter()  # what runs believe that they may use, whatever the ledger says
+        running: Counter[str] = Counter()  # what runs believe that they may use, apart from the ledger
 
         async def live(number: int) -> None:
             mine = rng.sample(hosts, rng.randint(1, 4))

@@ -305,7 +305,7 @@ def test_arbiter_key_without_a_lease_is_taken_over(play):
 
 @pytest.mark.parametrize("name", [b"\xff" * 10_000, "the daemon's own"])
 def test_arbiter_key_under_a_lease_that_is_no_daemons_is_taken_over(play, name):
-    """No daemon decided for as long as a stranger kept its lease alive, whatever name it wrote."""
+    """No daemon decided for as long as a stranger kept its lease alive, under any name."""
 
     async def story(stage: Stage) -> None:
         arbiter = JobKeys(JOB).arbiter

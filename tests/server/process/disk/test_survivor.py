@@ -64,7 +64,7 @@ def test_survivor_continues_alone_and_accepts_members(lost: Cluster) -> None:
 
 
 def test_member_never_continues_alone_beside_quorum() -> None:
-    """It told the two that run that they were removed, and both stopped for good."""
+    """The survivor told the two that run that they were removed, and both stopped for good."""
     with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
         must_put(wire, "k")
         forced = cluster.members[2]
