@@ -52,9 +52,18 @@ def start() -> Iterator[Starter]:
 
 
 def shows_its_environment(pid: int) -> bool:
-    """Popen returns while the kernel is still making the new process image: its environment is empty until then."""
-    has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    return has_ended or b"RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    """Popen returns while the kernel is still making the new process image: its environment is empty until then.
+
+    A process that is ending has no environment any more (ESRCH), some time before it can be waited for.
+    """
+    try:
+        return b"RANK=" in Path(f"/proc/{pid}/environ").read_bytes() or _has_ended(pid)
+    except ProcessLookupError:
+        return _has_ended(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def let_go(worker: subprocess.Popen[bytes]) -> None:
@@ -117,8 +126,9 @@ def test_a_worker_that_was_started_by_others_can_be_added(
     assert ends.get(timeout=WAIT_S).worker == Worker(worker.pid, 4)
 
 
-def test_worker_reaped_by_the_agent_is_not_reported(ends: queue.Queue[End], start: Starter) -> None:
-    watch = WorkerWatch(ends.put, run_id=RUN)
+def test_worker_reaped_by_the_agent_is_not_reported(
+    watch: WorkerWatch, ends: queue.Queue[End], start: Starter
+) -> None:
     gone, stays = start("pass", rank=0), start(rank=1)
     gone.wait()
     watch.add(gone.pid, rank=0)
