@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report import finish, keep, machine, markdown, medians, parser_of, plot_bars
+from bench.report import finish, keep, machine, markdown, medians, parser_of, plot_bars, write_table
 from bench.stage import alternate, load, progress
 from tests.procs import ROOT, Cluster, Program
 from tests.secure import Files, secured
@@ -155,9 +155,10 @@ def main() -> None:
         one = partial(run_round, rows=rows, scale=given.scale, files=files)
         results = compare(given.rounds, rows, one)
     if given.write:
-        plot(results)
         keep(RESULTS, results)
-    finish(table(results), table="bench" if given.write else "")
+        write_table(table(results), "bench")
+        plot(results)  # the last, because it fails without matplotlib
+    finish(table(results))
 
 
 if __name__ == "__main__":

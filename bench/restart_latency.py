@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.report import INK, finish, keep, machine, markdown, names_of, parser_of, plot_bars
+from bench.report import INK, finish, keep, machine, markdown, names_of, parser_of, plot_bars, write_table
 from bench.restart_job import BACKENDS, FAULTS, NODES, Backend, Fault, Job, Outcome, Unrecovered, run_trial
 from bench.stage import progress
 from tests.procs import ETCD, RAFTKV, ROOT, Cluster, data_directory, free_port
@@ -106,11 +106,10 @@ def plot(lines: Sequence[Line]) -> None:
 
 
 def write(lines: Sequence[Line], facts: dict[str, Any]) -> list[Line]:
-    """Replace the stored results of the measured lines, and draw the plot; return all stored lines."""
+    """Replace the stored results of the measured lines; return all stored lines."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8"))["lines"] if RESULTS.exists() else []
     merged = {(line.fault, line.backend): line for line in [*(Line(**one) for one in kept), *lines]}
     keep(RESULTS, {"machine": facts, "lines": [asdict(line) for line in merged.values()]})
-    plot(list(merged.values()))
     return list(merged.values())
 
 
@@ -215,7 +214,9 @@ def main() -> None:
     lines, problems = [line for line, _ in found], [text for _, texts in found for text in texts]
     if options.write:
         lines = write(lines, facts)
-    finish(table(lines, facts), problems, "restart" if options.write else "")
+        write_table(table(lines, facts), "restart")
+        plot(lines)  # the last, because it fails without matplotlib
+    finish(table(lines, facts), problems)
 
 
 if __name__ == "__main__":
