@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 # 1. After every wait, and before a contender is first, one txn reads the contender's key (it still exists, with the
 #    same create revision) *and* the keys before it.
 # 2. A step with an unknown outcome is repeated: the value or lease of a key shows its owner.
-# 3. The create revision is a fencing token. Loss of the lease, or of the key, is an error where it is used.
 # 3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
 
 
