@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from raftkv import __version__
 from raftkv.cli.program import API_VERSION, COMMANDS, ERROR, SUCCESS, CommandError, described, imported, leave
@@ -105,6 +106,7 @@ def _serve(words: list[str]) -> int:
 
         extend_http = extension(options.config.horovod_run)
     try:
+        Path(options.config.data_dir).absolute()  # fails if the current directory is gone: before ports are in use
         return run(options.config, extend_http)
     except OSError as error:
         raise CommandError(" ".join(described(error).split()), ERROR) from None

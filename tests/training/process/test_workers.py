@@ -126,9 +126,7 @@ def test_a_worker_that_was_started_by_others_can_be_added(
     assert ends.get(timeout=WAIT_S).worker == Worker(worker.pid, 4)
 
 
-def test_worker_reaped_by_the_agent_is_not_reported(
-    watch: WorkerWatch, ends: queue.Queue[End], start: Starter
-) -> None:
+def test_worker_reaped_by_the_agent_is_not_reported(watch: WorkerWatch, ends: queue.Queue[End], start: Starter) -> None:
     gone, stays = start("pass", rank=0), start(rank=1)
     gone.wait()
     watch.add(gone.pid, rank=0)
