@@ -253,7 +253,7 @@ class Operator:
             what: description for the report.
             change: path, request and response class; None: only wait.
         """
-        deadline, last = time.monotonic() + CHANGE_S, "nobody was asked"
+        deadline, last = time.monotonic() + CHANGE_S, "no member was asked"
         while time.monotonic() < deadline:
             listed = await self._listed()
             if listed is not None and done(listed):

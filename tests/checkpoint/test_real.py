@@ -163,7 +163,7 @@ def test_a_program_without_a_loop(member: Cluster, tmp_path: Path, caplog: pytes
             registry.set_metrics(8, KIND, {"loss": 0.5})
         with registry.watch(start_revision=1) as commits:
             assert next(commits).checkpoint.id == checkpoint.id
-        registry.watch()  # and the client is closed while somebody watches
+        registry.watch()  # and the client is closed during a watch
     assert caplog.text == ""
 
 

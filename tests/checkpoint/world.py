@@ -34,7 +34,7 @@ class World(StoreWorld):
 
     Attributes:
         files: manifests, by uri.
-        lost: uris of attempts whose files somebody has deleted.
+        lost: uris of attempts whose files were deleted.
     """
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ def test_two_that_begin_at_once_do_not_both_take_the_ports():
     ports = [free_port(), free_port()]
     text = f"cannot listen on 127.0.0.1:{ports[1]}: another `raftkv cluster` does"
     with claimed(ports), pytest.raises(CommandError, match=text), claimed([free_port(), ports[1]]):
-        pass  # nobody listens yet
+        pass  # not listening yet
     with claimed(ports):
         pass
 

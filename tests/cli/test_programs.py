@@ -117,7 +117,7 @@ from raftkv.cli.program import leave
 
 def body():
     report = os.open(sys.argv[1], os.O_WRONLY)
-    print("nobody reads this: \\xe4")
+    print("not read: \\xe4")
     print("nor this", file=sys.stderr)
     os.write(2, b"the log writes to numbers")
     os.write(report, b"above 2" if report > 2 else b"%d" % report)

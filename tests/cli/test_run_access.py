@@ -149,7 +149,7 @@ def test_a_grant_is_put_right_and_taken_back(teams):
     with connect(teams, "root") as root:
         root.users.add("dora", "dora-pw")
         root.roles.add("run:own-1")
-        root.roles.grant("run:own-1", "read", "", prefix=True)  # what somebody had added by hand
+        root.roles.grant("run:own-1", "read", "", prefix=True)  # added by hand
     for _ in range(2):
         assert ctl(teams, "run grant dora own-1").code == 0
     with connect(teams, "dora") as dora:

@@ -268,7 +268,7 @@ def test_on_a_terminal_there_are_frames_and_colour(raftkv_cluster, raftkv_client
             while chunk := os.read(master, 65536):
                 shown += chunk
         except OSError:
-            pass  # how a terminal says that nobody is on the other side any more
+            pass  # a terminal reports so that its other side is closed
         assert process.wait(TIMEOUT_S) == 0
     os.close(master)
     assert "│" in shown.decode()

@@ -1,7 +1,7 @@
 """The container file, read: what it copies is there, what it installs has a hash, and no process is root in the end.
 
 What no test here does is build it: no registry of images is reached from everywhere. Built by hand it was, with buildah
-on a base that debootstrap made, and run by rootless podman with a root file system that nobody writes to.
+on a base that debootstrap made, and run by rootless podman with a read-only root file system.
 """
 
 from __future__ import annotations

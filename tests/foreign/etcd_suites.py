@@ -79,7 +79,7 @@ INTEGRATION_LEFT_OUT: Final = {
     r"LeaseCheckpoint$": "sets an interval that has no flag",
     r"TestV3LeasePrmote$": "a lease keeps its time over a change of leader; etcd begins it anew",
     r"TestV3LeaseFailover$": "wants a leader that is cut off to keep a lease alive; raftkv's asks a quorum first",
-    r"LeaseRevokeWithRoot": "asks for a lease without a user; raftkv answers nobody who is not named",
+    r"LeaseRevokeWithRoot": "asks for a lease without a user; raftkv requires a user",
     r"TestV3AuthRestartMember$": "looks for the leader without a user",
     r"WatchRestoreSnapshotUnsync$": "wants a snapshot for ten entries; raftkv keeps more of its log",
     r"TestWatchFragment": "counts answers; raftkv divides them between revisions unasked",

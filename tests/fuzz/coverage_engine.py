@@ -1,6 +1,6 @@
 """python -m tests.fuzz.coverage_engine TARGET SECONDS SEED: inputs guided by coverage, with Google's atheris.
 
-Atheris is no dependency: ``pip install atheris`` (3.0.0 has a wheel for Python 3.11) where somebody wants to use it,
+Atheris is no dependency: ``pip install atheris`` (3.0.0 has a wheel for Python 3.11) to use it,
 for hours rather than minutes. Findings are those of the other engine, and go into ``regressions.txt`` alike.
 """
 

@@ -123,7 +123,7 @@ BAD = {
         "incompatible order",
     ),
     "aborted read": ([aborted(1, x=1), txn(2, (5, 6), {"x": [1]})], "aborted read"),
-    "element of nobody": ([txn(1, (0, 1), {"x": [7]})], "phantom element"),
+    "element without a writer": ([txn(1, (0, 1), {"x": [7]})], "phantom element"),
     "element twice in a list": ([txn(1, (0, 1), {}, x=1), txn(2, (2, 3), {"x": [1, 1]})], "duplicate element"),
     "element appended by two": ([txn(1, (0, 1), {}, x=1), txn(2, (2, 3), {}, x=1)], "duplicate element"),
     "lost append": ([txn(1, (0, 1), {}, x=1), txn(2, (2, 3), {"x": []})], "lost append"),

@@ -150,8 +150,8 @@ BAD_REPLAY = {
     ),
     "applied twice": (twice(), "applied twice"),
     "lost put applied twice": (Story(Put("k", "a"), Put("k", "a")).lost(Put("k", "a"), 0, 10), "applied twice"),
-    "write of nobody": (Story(Put("k", "a")).read("k", 2, 0, 10), "phantom write"),
-    "delete of nobody": (Story(Put("k", "a"), Delete("k")).write(2, 0, 10), "phantom write"),
+    "write without a client": (Story(Put("k", "a")).read("k", 2, 0, 10), "phantom write"),
+    "delete without a client": (Story(Put("k", "a"), Delete("k")).write(2, 0, 10), "phantom write"),
     "lost delete of another key": (
         Story(Put("k", "a"), Delete("k")).write(2, 0, 10).lost(Delete("j"), 20, 30),
         "phantom write",
@@ -248,7 +248,7 @@ BAD_LINEAR = {
     "read of an old value": three().write(2, 0, 1).write(3, 2, 3).read("k", 2, 4, 5),
     "read of a future value": Story(Put("k", "a")).read("k", 2, 0, 1).write(2, 2, 3),
     "read of nothing after put": Story(Put("k", "a")).write(2, 0, 1).read("k", 1, 2, 3),
-    "value of nobody": Story(Put("k", "a")).write(2, 0, 1).answered(Range("k"), value("z"), 2, 2, 3),
+    "value without a writer": Story(Put("k", "a")).write(2, 0, 1).answered(Range("k"), value("z"), 2, 2, 3),
     "new, then old again": three().write(2, 0, 1).write(3, 2, 90).read("k", 3, 10, 20).read("k", 2, 30, 40),
     "two readers disagree on order": three()
     .write(2, 0, 90)
@@ -337,7 +337,7 @@ SETS = {
     "refused and not there": ([added(0, "fail"), read_of()], set()),
     "lost": ([added(0), added(1), read_of(1)], {"lost element"}),
     "refused and there": ([added(0, "fail"), read_of(0)], {"refused but done"}),
-    "of nobody": ([added(0), read_of(0, 1)], {"phantom element"}),
+    "without a writer": ([added(0), read_of(0, 1)], {"phantom element"}),
     "never read": ([added(0)], {"no final read"}),
     "read too early": ([added(0), read_of(0, at=-5)], {"no final read"}),
 }

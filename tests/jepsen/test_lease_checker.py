@@ -186,7 +186,7 @@ BAD = {
     "given a key after its end": (born().ended().read(2.2).keyed(3, "b"), "L5 after its end"),
     "granted twice": (Life().grant(0).grant(1), "L6 granted twice"),
     "granted while renewed": (Life().grant(0).renew(1.5).grant(3), "L6 granted twice"),
-    "refused though nobody has it": (Life().ask(0, Grant(ID, 2), EXISTS), "L6 refused"),
+    "refused though it is free": (Life().ask(0, Grant(ID, 2), EXISTS), "L6 refused"),
     "refused again": (Life().grant(0, lease_id=8).ask(1, Grant(ID, 2), EXISTS), "L6 refused"),
 }
 

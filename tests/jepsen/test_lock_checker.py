@@ -185,7 +185,10 @@ BAD = {
     ),
     "old leader": (led().elected("a", 0.5, 1.5, 2).leads(V1, 3.2), "E1 wrong leader"),
     "old value": (led().elected("a", 0.5, 1.5, 2).leads(V1, 4.1), "E1 wrong leader"),
-    "leader of nobody": (led().elected("a", 0.5, 1.5, 2).leads(KeyValue("x", "y", 2, 2, 1), 1.2), "E1 wrong leader"),
+    "leader without a candidate": (
+        led().elected("a", 0.5, 1.5, 2).leads(KeyValue("x", "y", 2, 2, 1), 1.2),
+        "E1 wrong leader",
+    ),
     "proclaimed after the leadership": (
         led().elected("a", 0.5, 1.5, 2).proclaimed("a", 2, "v3", 3.2),
         "E2 not the leader",

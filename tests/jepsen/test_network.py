@@ -223,7 +223,7 @@ def leader_cut_off(system: str) -> Callable[[Path], None]:
         options = Options(settings, "register", "cut-leader", seed=3, faults=1, time_s=None, runs=runs)
         report = asyncio.run(run(options))
         assert report.verdict.lines() == []
-        # Somebody else had to be elected, for the leader heard and reached nobody.
+        # Another member had to be elected, because the leader was cut off both ways.
         assert report.figures["terms"] > FIRST_TERM[system]
 
     return go

@@ -219,7 +219,7 @@ BAD: dict[str, tuple[History, str]] = {
         history(stream(ALL[0], ALL[1]), stream(ALL[0], sent(Event("delete", KeyValue("a", "", 0, 3, 0))), member=2)),
         "W12 members differ",
     ),
-    "nobody watched": (history(), "nothing watched"),
+    "no watch": (history(), "nothing watched"),
 }
 
 

@@ -42,7 +42,7 @@ async def test_answering_twice_is_a_bug_and_answering_too_late_is_not() -> None:
         await until(lambda: len(echo.hanging) == 2)
         gone.cancel()
         await until(lambda: echo.hanging[1].cancelled)
-        echo.hanging[1].reply(b"nobody hears this")
+        echo.hanging[1].reply(b"lost")
         echo.hanging[1].fail(1)
 
 
@@ -378,7 +378,7 @@ async def test_a_handler_that_only_sends_pauses_when_its_call_is_over() -> None:
         call.cut()
         for _ in range(10_000):
             sent += 1
-            await call.send(b"to nobody")
+            await call.send(b"lost")
 
     async with s.echo_server() as echo:
         echo.server.stream("/test.Echo/Endless", endless)

@@ -234,7 +234,7 @@ async def test_guard_may_begin_a_call_later() -> None:
         left.cancel()
         await until(lambda: calls[1].done)
         calls[1].begin(handlers[0])
-        assert len(here.echoes) == 1, "of a call that is over nobody wants to know"
+        assert len(here.echoes) == 1, "an ended call is not reported"
 
 
 @on_loop

@@ -112,7 +112,7 @@ def test_a_name_of_several_machines_leads_to_one_that_answers(
     with socket.socket() as silent, ExitStack() as stack:
         silent.bind(("127.0.0.9", port))
         silent.listen(0 if not is_frozen else 100)
-        while not is_frozen:  # until its queue is full: from then on it lets nobody in, and says so to nobody
+        while not is_frozen:  # until its queue is full: from then on it silently accepts no connection
             filler = stack.enter_context(socket.socket())
             filler.settimeout(0.2)
             try:

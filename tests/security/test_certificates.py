@@ -1,7 +1,7 @@
 """Attacks with certificates on each listener of a member: client port, peer port, metrics; in etcd too.
 
 GHSA-3wh4-j44w-pg92: a list of revoked certificates was not looked at on one of two listeners. CVE-2018-16886: the name
-in a certificate made a user of whoever came over plain HTTP.
+in a certificate made a user of each caller over plain HTTP.
 """
 
 from __future__ import annotations

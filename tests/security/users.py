@@ -89,12 +89,12 @@ def _open_to(stage: Stage, user: str) -> list[str]:
     return [method for method, request in requests if stage.call(method, request, user).code == "OK"]
 
 
-def calls_of_nobody(stage: Stage) -> bool:
+def calls_without_user(stage: Stage) -> bool:
     """Members, alarms, leases and the history, for any client that reaches the port."""
     return bool(_open_to(stage, ""))
 
 
-def alarm_by_anybody(stage: Stage) -> bool:
+def alarm_without_user(stage: Stage) -> bool:
     """An alarm that stops all writes, raised by any client that reaches the port."""
     alarm = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc_pb2.NOSPACE)
     raised = stage.call("etcdserverpb.Maintenance/Alarm", alarm).code == "OK"
@@ -238,7 +238,7 @@ def watch_from_one_key(stage: Stage) -> bool:
     return _sees(stage, rpc_pb2.WatchCreateRequest(key=MINE, range_end=b"\0"), "alice")
 
 
-def watch_of_nobody(stage: Stage) -> bool:
+def watch_without_user(stage: Stage) -> bool:
     """A watch of everything without a token."""
     return _sees(stage, rpc_pb2.WatchCreateRequest(key=b"\0", range_end=b"\0"), "")
 
@@ -300,8 +300,8 @@ def lock_of_others(stage: Stage) -> bool:
 ATTACKS = (
     Attack("control", "plain requests for another's key", control, RESISTS),
     Attack("CVE-2023-32082", "names of keys by LeaseTimeToLive", keys_of_a_lease, FALLS),
-    Attack("CVE-2026-33413", "MemberList, Alarm, LeaseGrant, Compact of nobody", calls_of_nobody, FALLS),
-    Attack("CVE-2026-33413 (alarm)", "an alarm of nobody", alarm_by_anybody, FALLS),
+    Attack("CVE-2026-33413", "MemberList, Alarm, LeaseGrant, Compact without a user", calls_without_user, FALLS),
+    Attack("CVE-2026-33413 (alarm)", "an alarm without a user", alarm_without_user, FALLS),
     Attack("CVE-2026-33413 (compaction)", "a compaction of a user with one key", compaction_by_a_user, FALLS),
     Attack("CVE-2026-33343", "a read in a nested txn", nested_read, FALLS),
     Attack("CVE-2026-33343 (write)", "a write in a nested txn", nested_write, FALLS),
@@ -312,10 +312,10 @@ ATTACKS = (
     Attack("leases with a grace", "a broken connection ends a lease that got another's key", grace_of_another, RESISTS),
     # Came into etcd after 3.5.1.
     Attack("GHSA-xg4h-6gfc-h4m8", "a watch from one key on", watch_from_one_key, RESISTS),
-    Attack("control (watch)", "a watch of nobody", watch_of_nobody, RESISTS),
+    Attack("control (watch)", "a watch without a user", watch_without_user, RESISTS),
     Attack("CVE-2020-15115", "a password of one character", short_password, FALLS),
     Attack("Ada 2022 (bcrypt)", "two passwords that are alike for 72 bytes", long_password, FALLS),
-    Attack("control (token)", "tokens that nobody gave out", forged_token, RESISTS),
+    Attack("control (token)", "forged tokens", forged_token, RESISTS),
     Attack("etcd (token's index)", "a token of an entry far ahead", token_of_the_future, FALLS),
     Attack("control (lock)", "locks below another's prefix", lock_of_others, RESISTS),
 )

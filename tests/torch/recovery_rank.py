@@ -42,7 +42,7 @@ def main(endpoints: str, stop: Path) -> None:
             with step:
                 said = torch.tensor([1.0, float(stop.exists())])
                 dist.all_reduce(said)
-                weight += said[0] / group.world_size  # one more, whatever the number of ranks
+                weight += said[0] / group.world_size  # one more, for any number of ranks
             if step.failure is None and said[1]:
                 break
             pause.wait(0.002)

@@ -1,4 +1,4 @@
-"""Whose state a group goes on with, whichever ranks are lost in whichever sync."""
+"""The state that a group goes on with after any ranks are lost in any sync."""
 
 from __future__ import annotations
 

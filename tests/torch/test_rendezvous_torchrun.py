@@ -86,7 +86,7 @@ def test_a_job_continues_after_the_loss_of_any_node(cluster: Cluster, kv: raftkv
         first = job.wait_world(3, 0.0, cap_s=PATIENCE_S)
         assert first.generation == 1
 
-        node = job.of_rank(first, 2)  # a worker: one new generation, and everybody learns why
+        node = job.of_rank(first, 2)  # a worker: one new generation, and all nodes learn why
         wait_for(lambda: watched(node.process.pid) >= set(node.workers), "the agent to watch its worker", PATIENCE_S)
         struck_at = time.monotonic()
         node.kill_worker()
@@ -106,7 +106,7 @@ def test_a_job_continues_after_the_loss_of_any_node(cluster: Cluster, kv: raftkv
         assert world(job, 3, struck_at) == 4, timeline(cluster)
         for name in {"a", "b", "c"} - {lost.name}:
             used = restarts(job, name)
-            assert used[4] == used[3], "whoever joins costs nobody a restart"
+            assert used[4] == used[3], "a newcomer costs no other node a restart"
 
         struck_at = time.monotonic()  # an agent that gets SIGTERM does not end the run
         job.agents["d"].process.send_signal(signal.SIGTERM)

@@ -89,7 +89,7 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
         await asyncio.gather(*map(until_waiting, nodes))
         after = await asyncio.gather(*(node.next_world() for node in nodes))
         assert {world.generation for world in after} == {3}
-        assert await kv.get(RunKeys("job").boot(1)) is None, "what nobody is in any more goes"
+        assert await kv.get(RunKeys("job").boot(1)) is None, "records of a boot without members are deleted"
         assert {member.id for member in after[0].members} == {node.node.id for node in nodes}
         await nodes[0].report(Fault(3, nodes[0].node.id, "here", cause="exit"))
         await asyncio.gather(*map(until_waiting, nodes))

@@ -393,7 +393,7 @@ def test_a_rank_that_missed_the_end_writes_nothing(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         old = runs[0].world
-        zombie = Generation(runs[0].kv, old, 0)  # nobody tells it
+        zombie = Generation(runs[0].kv, old, 0)  # it is not told
         await runs[0].put("mine", b"1")
         await runs[2].leave()
         await in_all(runs[:2], lambda run: run.rejoin())
@@ -487,7 +487,7 @@ def test_closing_the_client_ends_waits_of_its_run(play):
         waits = [
             run.wait_change(),
             run.published(),
-            run.barrier("a"),  # opens: nobody else is in it
+            run.barrier("a"),  # opens: no other node is in it
             join(job.run_id, **alone),  # as a standby
             join(meeting, kv=kv, min_nodes=2),
         ]

@@ -26,7 +26,7 @@ SHORT_SEEDS_COUNT = 25
 CHUNK_SIZE = 25
 
 REGRESSIONS = {
-    70: "a worker wrote after the run was closed, and nobody deleted it",
+    70: "a worker wrote after the run was closed, and its keys stayed",
     869: "a declaration that was applied late undid a later one, and the run waited for the node for ever",
     2045: "two registrations at once: the arbiter's key hung on a lease that the node had forgotten and kept alive",
     3493: "the same, before the first generation",
@@ -317,7 +317,7 @@ def calls(run: Directed) -> int:
 def test_a_generation_takes_few_calls_and_an_idle_run_none() -> None:
     with scenario(8, habits=None) as run:
         for agent in run.agents:
-            agent.random.random = lambda: 1.0  # nobody writes
+            agent.random.random = lambda: 1.0  # no agent writes
         run.forms(8)
         run.require(calls(run) <= CALLS_PER_GENERATION * 8, f"{calls(run)} calls for the first generation")
         before = calls(run)
@@ -513,7 +513,7 @@ def test_a_node_that_stands_still_while_it_registers_has_one_lease_afterwards() 
             late.link.reset()  # so that the lease is asked for, and told to be gone, while the node registers with it
             run.pass_time(30.0, lambda run=run: bool(run.members))
             run.pass_time(5.0)
-            run.require(bool(run.members), "nobody runs")
+            run.require(bool(run.members), "no node runs")
             assert len(run.cluster.leases) == 1
 
 

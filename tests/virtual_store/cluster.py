@@ -5,7 +5,7 @@ Owns the server's clock of leases, outages and elections. Keys are ``store.py``'
 
 Invariants, as of raftkv and etcd:
 1. A lease ends when its TTL has passed since the last keep-alive that *arrived*, or its grace since its connection
-   broke; never while nobody leads, and never earlier than a whole TTL after an outage or an election.
+   broke; never without a leader, and never earlier than a whole TTL after an outage or an election.
 2. What arrives during an election waits for its end; what arrives during an outage is lost.
 """
 
@@ -43,7 +43,7 @@ class Cluster:
 
     Attributes:
         up: it can be reached at all.
-        electing: it can, but nobody leads.
+        electing: it can, but there is no leader.
         breaks: outages so far: each breaks every connection.
     """
 

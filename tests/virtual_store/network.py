@@ -83,7 +83,7 @@ class Link:
 
     @property
     def connection(self) -> int:
-        """Number of the present connection: another after each break, on whichever side."""
+        """Number of the present connection: another after each break, on either side."""
         return self.breaks + self.cluster.breaks
 
     def delay_s(self) -> float:

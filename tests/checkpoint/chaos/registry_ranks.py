@@ -116,7 +116,7 @@ class RegistryRank:
         tried: dict[str, Callable[[], object]] = {}
         if attempt is not None:
             step = attempt.record.step
-            file = self._write(attempt, rank)  # its bytes are its own: they must not be anybody's checkpoint
+            file = self._write(attempt, rank)  # its bytes are its own: they must not be in another checkpoint
             tried["prepare"] = lambda: attempt.prepare(rank, [file])
             tried["commit"] = lambda: attempt.commit(timeout_s=5.0)
             tried["abort"] = lambda: attempt.abort("a zombie")

@@ -76,7 +76,7 @@ def test_uncommittable_attempt_is_aborted_with_its_reason() -> None:
         lost = await prepared(registry, old, 450)
         world.lost.add(lost.uri)
         odd = await prepared(registry, old, 500, but=(1,))
-        world.put(f"{KEYS.attempt(KIND, odd.record.id).ranks}000000x", b"{}")  # counted, but nobody's
+        world.put(f"{KEYS.attempt(KIND, odd.record.id).ranks}000000x", b"{}")  # counted, but of no rank
         taken = await registry.take_over(await registry.claim())
         assert [each.checkpoint for each in taken] == [None] * 6
         reasons = [each.reason for each in taken]

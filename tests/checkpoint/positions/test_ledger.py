@@ -261,7 +261,7 @@ def test_impossible_ledgers_are_refused_in_one_line() -> None:
             await ledger.take(claim, 0)
         with pytest.raises(ConfigError, match="at least one sample"):
             await ledger.open(claim, Used.begin(10), range_size=0)
-        with pytest.raises(TypeError, match="range_size is a whole number"):  # which nobody could read then
+        with pytest.raises(TypeError, match="range_size is a whole number"):  # which could not be read then
             await ledger.open(claim, Used.begin(10), range_size=6.0)
         with pytest.raises(TypeError, match="used is a Used"):
             await ledger.open(claim, Position.begin(10), range_size=6)

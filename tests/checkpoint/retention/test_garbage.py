@@ -36,7 +36,7 @@ def test_the_bytes_of_an_attempt_that_was_given_up_go(tmp_path: Path) -> None:
         await whole.prepare(0, [file])
         half, file = await world.begin(2, world_size=2)
         await half.prepare(0, [file])
-        assert (await world.collect()).given_up == []  # nobody has decided them yet
+        assert (await world.collect()).given_up == []  # not decided yet
         await world.next_generation()
         live, _ = await world.begin(3)
         done = await world.collect()

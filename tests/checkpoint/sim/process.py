@@ -89,7 +89,7 @@ class ProcessControl(SimControl):
             try:
                 apply()
             except StatusError:
-                pass  # nobody hears the answer
+                pass  # the answer is lost
 
         if link.random.random() < process.simulation.settings.copies:
             link.cluster.scheduler.after(link.random.uniform(0.0, LATE_COPY_MAX_S), copy)

@@ -41,7 +41,7 @@ class Generation:
     Attributes:
         number, revision: of it.
         size: ranks.
-        step: which is being saved now; -1: nobody knows yet.
+        step: which is being saved now; -1: unknown.
     """
 
     number: int
@@ -209,7 +209,7 @@ async def descend(process: Process) -> None:
         await attempt.abort("the parent is gone")
 
 
-# ---- everybody else
+# ---- the other programs
 
 
 async def collect(process: Process) -> None:

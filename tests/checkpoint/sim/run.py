@@ -169,7 +169,7 @@ class Simulation:
     def violation(self) -> str | None:
         """The first, if any."""
         for text in self.scheduler.failures:
-            self.checker.violations.append(f"P0: an exception that nobody handled: {text}")
+            self.checker.violations.append(f"P0: an unhandled exception: {text}")
         self.scheduler.failures.clear()
         return self.checker.violations[0] if self.checker.violations else None
 

@@ -122,7 +122,7 @@ def test_links_are_read_through_and_never_walked_into(tmp_path: Path) -> None:
     assert found == {"own": False, "directory": True, "file": True, "broken": True}
     assert there.read("file") == b"precious"
     with pytest.raises(StorageError, match="cannot write"):
-        there.open_writer("file")  # nobody else's file is overwritten through a link
+        there.open_writer("file")  # another program's file is not overwritten through a link
     with pytest.raises(StorageError, match="leads out"):
         there.delete("directory/precious")
     there.delete_tree()

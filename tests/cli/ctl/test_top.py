@@ -207,7 +207,7 @@ def read_all(master: int) -> bytes:
     try:
         while select.select([master], [], [], TIMEOUT_S)[0] and (data := os.read(master, 65536)):
             seen += data
-    except OSError:  # how a terminal says that nobody is there any more
+    except OSError:  # a terminal reports so that its other side is closed
         pass
     return seen
 

@@ -146,7 +146,7 @@ class OddRequests:
         match rpc.partition("/")[2]:
             case "LeaseGrant":  # it would end, or have an id of its own
                 return not message.ID or message.TTL < LONG_S  # also none, or less: the shortest
-            case "Lock" | "Campaign":  # a lease of its own, or a wait for somebody else
+            case "Lock" | "Campaign":  # a lease of its own, or a wait for another holder
                 is_new = message.name not in self._names
                 self._names.add(message.name)
                 return not message.lease or not is_new

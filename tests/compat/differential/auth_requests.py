@@ -56,15 +56,15 @@ STATUS_ONLY: Final = frozenset((MAINTENANCE + "Status", CLUSTER + "MemberList", 
 """Answers of which only the status is compared: the rest differs between two clusters."""
 
 HOLES: Final = {
-    "compact": "3.5.1 lets anybody compact; root only from 3.6.9 on",
-    "lease without user": "3.5.1 grants and revokes leases for nobody; a user is asked for in 3.6",
-    "alarms without user": "3.5.1 lists alarms for nobody, and raises them for any; 3.6 asks for a user, and for root",
+    "compact": "3.5.1 lets all users compact; only root from 3.6.9 on",
+    "lease without user": "3.5.1 grants and revokes leases without a user; 3.6 requires one",
+    "alarms without user": "3.5.1 lists alarms without a user, and any user raises them; 3.6 requires a user, and root",
     "txn": "3.5.1 looks into no nested txn, and at no prev_kv and no lease of a put in a txn (CVE-2026-33343, -44283)",
     "interval": "3.5.1 takes intervals that hold no key",
-    "reads without user": "3.5.1 shows status and members to nobody (CVE-2026-33413)",
-    "keys of leases": "3.5.1 shows leases and their keys to whoever may not read them (CVE-2023-32082)",
+    "reads without user": "3.5.1 shows status and members without a user (CVE-2026-33413)",
+    "keys of leases": "3.5.1 shows leases and their keys to users who may not read them (CVE-2023-32082)",
     "lease of another": "etcd, 3.6 too, lets any user revoke it without keys, or attach what its owner may not write",
-    "user without name": "etcd, 3.6 too, takes nobody for the user without a name, whom it may ask for",
+    "user without name": "etcd, 3.6 too, takes a call without a user for the user with an empty name",
     "no password": "etcd says which users have no password",
     "maintenance": "3.5.1 refuses maintenance as UNKNOWN 'auth: permission denied'",
 }

@@ -69,7 +69,7 @@ ALLOWED = {
 What is left out of the programs instead, with the reason:
 - progress requests while a watcher waits for a future revision: 3.5.1 always answers, 3.6 and raftkv only if that is
   true for every watcher;
-- Resign and Proclaim with lease 0: etcd grants a lease that nobody uses;
+- Resign and Proclaim with lease 0: etcd grants an unused lease;
 - when a waiter hears that its key is gone: etcd tells it when its turn comes, raftkv at once (the text is the same);
 - ids of watchers that a compaction ended, given by the client: etcd takes them for in use as long as the stream lasts;
 - txns that make two keys of one queue: about which is first, etcd's Leader (by key) and Observe (by the txn) disagree;
@@ -221,7 +221,7 @@ class Player:
     def _reset(self) -> None:
         """Close everything, and begin at one revision of two empty stores without leases."""
         for side in self.sides:
-            # Whoever waits in a queue is the first now, or not in it any more.
+            # A waiter in a queue is the first now, or has left it.
             side.call(KV + "DeleteRange", rpc_pb2.DeleteRangeRequest(key=b"\0", range_end=b"\0"), 0)
         for waiting in self._waiting:
             for call in waiting.calls:
@@ -456,7 +456,7 @@ class Player:
         older = mirror.oldest(prefix)
         found = mirror.create_revision(key)
         if found and older is not None and older.create_revision != found:
-            return  # it would wait, and nobody could see from outside since when
+            return  # it would wait, from a moment that is not visible outside
         value = request.value if op.kind == "campaign" else mirror.state.get(key, kv_pb2.KeyValue()).value
         one, other = (self._start(side, op) for side in self.sides)
         for side, call in zip(self.sides, (one, other), strict=True):
@@ -495,7 +495,7 @@ class Player:
     def _do_give_up(self, op: Op) -> None:
         """Cancel a waiting call; its key goes.
 
-        Not if that is gone already: etcd, sometime later, deletes the key whoever made it meanwhile.
+        Not if that is gone already: etcd later deletes the key, even if another client has made it meanwhile.
         """
         waiting = [waiting for waiting in self._waiting if not waiting.has_lost(self.sides[0])]
         if not waiting:

@@ -162,7 +162,7 @@ class WatchSession:
         if watched.is_ended:
             watched.items.append(("events after the end",))
         if message.fragment and not watched.request.fragment:
-            watched.items.append(("fragment that nobody asked for",))
+            watched.items.append(("fragment that was not requested",))
         watched.part.extend(message.events)
         if not message.fragment:
             events, watched.part = watched.part, []

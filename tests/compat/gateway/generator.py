@@ -73,7 +73,7 @@ class Generator:
     """Makes what the module's text says. The same seed and the same answers give the same stream.
 
     Attributes:
-        users: whose tokens are sent; empty: nobody's.
+        users: whose tokens are sent; empty: none.
         members: learners come, which never run, and users do not change: raftkv waits with that for their versions.
     """
 

@@ -1,7 +1,7 @@
 """Plays the same HTTP requests to etcd 3.5.1 and to one member of raftkv, and compares the answers. Also a command:
 
     python -m tests.compat.gateway.requests --count 5000 --seed 3             # all paths but those that stream
-    python -m tests.compat.gateway.requests --count 5000 --seed 3 --users     # as root, as carol, as nobody
+    python -m tests.compat.gateway.requests --count 5000 --seed 3 --users     # as root, as carol, without a user
     python -m tests.compat.gateway.requests --count 5000 --seed 3 --members   # learners come and go
     python -m tests.compat.gateway.requests --count 5000 --seed 3 --tls       # encrypted
 

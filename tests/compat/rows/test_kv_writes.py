@@ -200,7 +200,7 @@ def test_a_deleted_key_is_gone_after_compaction(store: Store) -> None:
     assert store.ask(get(b"a")) == store.range_answer(5, [store.kv(b"a", b"1", create=5)])
 
 
-# --- a store nobody ever wrote to ---------------------------------------------------------------------------
+# --- a store without a write --------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=PROGRAMS)

@@ -1,6 +1,6 @@
 """What strangers show to be let in: simple tokens, signed tokens, names in certificates, and the flag that says which.
 
-The oracle of tokens is that nobody is let in whom the samples do not name.
+The oracle of tokens: only users that the samples name are let in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Users and roles: entries that name who caused them, sets of keys, and records of users and roles.
 
-The entries have an oracle of their own: whatever bytes follow the name of a user who may touch ``foo`` alone, nothing
+The entries have an oracle of their own: for all bytes after the name of a user who may touch ``foo`` alone, nothing
 else changes.
 """
 

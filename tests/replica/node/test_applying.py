@@ -140,7 +140,7 @@ def test_the_end_of_a_member_in_the_middle_leaves_the_entry_before(end: str) -> 
         assert isinstance(deletion.outcome, errors.StoppedError)
         again = world.machine.reopened()
         assert again.store.applied_index <= applied
-        # Whatever of the log was in the database by then, nothing of the deletion is.
+        # The database may have some of the log by then, but nothing of the deletion.
         assert again.store.range(b"\0", b"\0", count_only=True).count in (0, KEYS)
         assert again.store.revision <= KEYS + 1
 
@@ -190,9 +190,7 @@ def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize(
-    "error", [None, errors.MapFullError("it grows when nobody reads"), errors.SpaceError("no room")]
-)
+@pytest.mark.parametrize("error", [None, errors.MapFullError("it grows without readers"), errors.SpaceError("no room")])
 def test_entries_wait_for_a_database_that_is_far_behind(
     error: errors.SpaceError | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

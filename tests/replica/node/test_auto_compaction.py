@@ -122,7 +122,7 @@ def test_followers_sample_and_do_not_compact() -> None:
 def test_a_failure_is_tried_again_at_the_next_sample() -> None:
     member = FakeMember(PeriodicPolicy(10 * MINUTE_S, 0.0), refusal=errors.RequestTimeoutError())
     assert [now for now, _ in member.run(13 * MINUTE_S)] == [11 * MINUTE_S, 12 * MINUTE_S, 13 * MINUTE_S]
-    member.refusal = errors.CompactedError()  # somebody else did it
+    member.refusal = errors.CompactedError()  # another member did it
     assert len(member.run(20 * MINUTE_S)) == 1
 
 

@@ -275,7 +275,7 @@ def test_the_loop_tries_again_later_and_later_while_syncs_stay_slow_now_and_then
         assert not times.is_fast(now + found[-1] / 2)
         now += found[-1] + 1.0  # it was fast for a second
     assert found == pytest.approx([SLOW_S * 2**doubled for doubled in range(6)], abs=0.02)
-    # Slow ones beside the loop hold nobody: each begins the spell anew, and none doubles it.
+    # Slow ones beside the loop delay no call: each begins the spell anew, and none doubles it.
     beside = [_slow_at(times, now), _slow_at(times, now + 1.0), _slow_at(times, now + 2.0)]
     assert beside == pytest.approx([SLOW_MAX_S] * 3, abs=0.02)
     # Once it has been fast for a while, the next slow one is the first of its kind.

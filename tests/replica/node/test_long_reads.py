@@ -382,7 +382,7 @@ def test_compares_that_would_keep_all_members_busy_are_refused(
         assert len(node.proposed) == is_taken
         refusal = (errors.INVALID_ARGUMENT, "raftkv: the compares of the txn look at too many keys")
         assert call.error == (None if is_taken else refusal)
-        # What only one member would answer keeps nobody waiting.
+        # A request to one member delays no other.
         reads = rpc_pb2.TxnRequest(compare=[_interval(b"l%d" % number) for number in range(128)])
         reads.success.add().request_range.CopyFrom(ALL)
         world.txn(other, reads)

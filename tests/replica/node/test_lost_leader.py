@@ -46,7 +46,7 @@ def test_unreachable_leader_is_forgotten_and_an_election_starts_a_tick_later() -
         go_off()
         await world.turns()
         assert {message.to for message in world.sender.take(MessageType.PRE_VOTE)} == {2, 3}
-        # A question and no more: whoever hears from the leader says no.
+        # Only a question: members that hear from the leader say no.
         assert world.node.term == 1
 
     asyncio.run(scenario())

@@ -90,7 +90,7 @@ def test_a_round_is_asked_again_under_a_fresh_id(queue: ReadQueue, asked: list[b
     assert queue.rounds_retried == 1
     queue.confirm(asked[0], index=1, applied=1, now=1.0)
     assert reader.outcome == "served", "an answer to any question of the round will do"
-    queue.confirm(asked[1], index=1, applied=1, now=1.1)  # the second answer finds nobody
+    queue.confirm(asked[1], index=1, applied=1, now=1.1)  # the second answer finds no reader
 
 
 def test_an_answer_to_another_round_serves_no_read(queue: ReadQueue, asked: list[bytes]) -> None:

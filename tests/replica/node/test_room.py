@@ -170,7 +170,7 @@ def test_the_log_is_held_for_a_lagging_member_up_to_a_limit(
 @pytest.mark.parametrize(
     ("retention", "kept_max", "marks_max"),
     [
-        # By count alone; by bytes alone: 20 entries between markers and 8 behind; whichever comes first.
+        # By count alone; by bytes alone: 20 entries between markers and 8 behind; the first limit counts.
         ({}, 15, 20),
         ({"snapshot_entries": 1 << 40, "snapshot_bytes": 20 * ENTRY_BYTES, "catchup_bytes": 8 * ENTRY_BYTES}, 28, 20),
         ({"snapshot_bytes": 1, "catchup_bytes": 0}, 1, 200),

@@ -415,7 +415,7 @@ def test_an_identity_with_many_connections_that_read_gives_way_to_another() -> N
     assert honest.account.room_bytes() >= 3 * MIB
     assert honest.answer(4 * MIB) is None
     assert [one.ended for one in greedy] == [b""] * 7 + [GREEDIEST]
-    assert honest.answer(8 * MIB) is not None, "it would hold more than anybody"
+    assert honest.answer(8 * MIB) is not None, "it would hold more than any other"
     assert not honest.ended
     assert budget.used_bytes <= 16 * MIB
 

@@ -439,7 +439,7 @@ async def test_a_peer_that_reads_nothing_is_not_read_for_ever_either() -> None:
         )
         attacker.send(raw.headers(1, raw.grpc_headers(s.FLOOD)))
         await until(lambda: any(map(_is_blocked, echo.server.connections)))
-        ignored = raw.frame(0xFA, 0, 0, bytes(16_000))  # an extension nobody knows: read and dropped
+        ignored = raw.frame(0xFA, 0, 0, bytes(16_000))  # an unknown extension: read and dropped
         while attacker.writer.transport.get_write_buffer_size() == 0:
             attacker.send(ignored * 100)
             await asyncio.sleep(0)

@@ -102,5 +102,5 @@ async def test_a_client_that_does_not_answer_pings() -> None:
         client = await raw.RawClient.connect(echo.target)
         client.send(raw.headers(1) + raw.message(1, bytes(5), raw.END_STREAM))
         await until(lambda: echo.cancelled)
-        assert not echo.hanging[0].severed, "nobody knows whether it lives"
+        assert not echo.hanging[0].severed, "it is unknown whether it lives"
         client.close()

@@ -384,12 +384,12 @@ def reason(actions: Sequence[Action], ours: Step, theirs: Step, difference: str)
     if 7 in kinds and difference == "answers":
         return "what comes with a GOAWAY and after it, when no stream is left: nghttp2 looks at nothing more"
     if 7 in kinds and theirs.failed == 1:
-        return "a GOAWAY that names a stream which nobody has opened: there is no rule (6.8)"
+        return "a GOAWAY that names a stream that was never opened: there is no rule (6.8)"
     if not is_closed and kinds & {1, 9} and not ours.resets and 1 in theirs.resets.values():
         fields = last_fields(actions)
         return _interim(action) or ("" if _is_head(fields) else _of_trailers(fields))
     if kinds == {4} and difference == "taken / connection 1" and _has_foreign_setting(action):
-        return "a setting of an extension, which we leave alone whatever it says (6.5.2)"
+        return "a setting of an extension, which is ignored (6.5.2)"
     if kinds & {*EXTENSIONS} and ours.failed is None:
         return "a frame of an extension that we leave alone (5.5)"
     if len(frames_of(action)) > 1 and difference == "heard" and ours.resets:
@@ -506,7 +506,7 @@ class Differential:
             return False
         for event in mine.heard:
             if event[0] == "goaway":
-                return False  # what comes after it is looked at by nobody but us
+                return False  # the others ignore what comes after it
             if event[0] == "request":
                 said[event[1]] = ""
             if event[-1] is True:

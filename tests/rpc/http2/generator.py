@@ -184,7 +184,7 @@ class Generator:
             if (name, value) in _PLACES and rng.random() < 0.8:
                 out.append(bytes((0x81 + _PLACES[name, value],)))
             elif rng.random() < self._wild / 4 or (self._entries > 8 and rng.random() < 0.05):
-                out.append(number(62 + rng.randrange(4), 0x7F, 0x80))  # whatever the table has there
+                out.append(number(62 + rng.randrange(4), 0x7F, 0x80))  # any entry of the table
             else:
                 pattern = rng.choice((0x40, 0, 0x10))
                 self._entries += pattern == 0x40

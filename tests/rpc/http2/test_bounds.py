@@ -50,7 +50,7 @@ ATTACKS: dict[str, tuple[float, bytes]] = {
             for n in range(100)
         ),
     ),
-    "frames of nobody's kind": (3, frame(0x77, 0, 0) * 300),
+    "frames of an unknown kind": (3, frame(0x77, 0, 0) * 300),
     "PINGs": (3, frame(PING, 0, 0, bytes(8)) * 300),
     "DATA of one octet": (5, frame(DATA, 0, 1, b"x") * 300),
     "DATA of padding": (5, frame(DATA, 8, 1, b"\1\0") * 300),
@@ -158,7 +158,7 @@ def _reset(stream_id: int, rest: bytes) -> bytes:
 
 KEPT: dict[str, tuple[int, list[bytes]]] = {
     "nothing": (20_000, []),
-    "settings that nobody knows": (
+    "unknown settings": (
         20_000,
         [settings(*[(32 * n + one, 7) for one in range(10, 42)]) for n in range(1000)],
     ),

@@ -44,7 +44,7 @@ COMPRESSION, CALM = "connection COMPRESSION_ERROR", "connection ENHANCE_YOUR_CAL
 PRIORITY_UPDATE = 16
 
 EITHER = [
-    Row("4.1: a kind that nobody knows is left alone", frame(0x77, 0xFF, 0, b"any"), "taken", ()),
+    Row("4.1: an unknown kind is left alone", frame(0x77, 0xFF, 0, b"any"), "taken", ()),
     Row("4.1: so on a stream", frame(0xFE, 0, 1, bytes(100)), "taken", ()),
     Row("4.1: so on a stream that is idle", frame(0xFE, 0, 999, b""), "taken", ()),
     Row("4.1: the reserved bit is left alone", frame(PING, 0, 1 << 31, bytes(8)), "taken", (("ping",),)),

@@ -71,7 +71,7 @@ async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
         await until(lambda: owner.readable > before[0] and owner.writable > before[1])
         poller.watch(near.fileno(), owner, 0)
         before = (owner.readable, owner.writable)
-        far.close()  # a broken connection is named whatever one asks for
+        far.close()  # a broken connection is reported for any requested event
         for _ in range(5):
             await asyncio.sleep(0)
         assert (owner.readable, owner.writable) == before

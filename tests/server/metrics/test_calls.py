@@ -119,7 +119,7 @@ def test_calls_that_are_no_longer_awaited() -> None:
     range_ = ("Range", "etcdserverpb.KV", "unary")
     assert found["grpc_server_started_total", *range_] == 2
     codes = {key[1] for key in found if key[0] == "grpc_server_handled_total"}
-    # The client gives up when its deadline passes, and so does the server: whichever is heard of first.
+    # The client gives up when its deadline passes, and so does the server: the first of them counts.
     assert codes <= {"Canceled", "DeadlineExceeded"}
     assert sum(value for key, value in found.items() if key[0] == "grpc_server_handled_total") == 2
 

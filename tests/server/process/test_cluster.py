@@ -237,7 +237,7 @@ def test_the_quota(three: Three) -> None:
     for member in range(3):
         assert (put(three.wire, "more", b"", member).code, put(three.wire, "more").text) == NO_SPACE
         assert "alarm:NOSPACE " in str(status_of(three.wire, member).errors)
-        assert "the NOSPACE alarm of member " in log_of(three.cluster.members[member]), "whichever log is looked at"
+        assert "the NOSPACE alarm of member " in log_of(three.cluster.members[member]), "each log names it"
     assert value_of(three.wire, "full0", follower) == value
     deleted = three.wire.call(DELETE, rpc_pb2.DeleteRangeRequest(key=b"full", range_end=b"fulm"))
     assert deleted.message.deleted == len(answers) - 1

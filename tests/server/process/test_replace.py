@@ -125,7 +125,7 @@ def test_a_new_member_is_added_and_takes_the_place_once_it_is_started_and_in_syn
         fresh = Member("fresh", single.directory, client_port=free_port(), peer_port=free_port(), server=RAFTKV)
         words = [f"{old:x}", "fresh", f"--peer-urls={fresh.peer_url}"]
 
-        # What can never be is refused before anybody is added.
+        # An impossible replacement is refused before a member is added.
         for wrong, reason in (
             ([*words[:2], f"--peer-urls={voter.peer_url}"], "with this peer URL is a voter already"),
             (["7", *words[1:]], "etcdserver: member not found"),
@@ -154,7 +154,7 @@ def test_a_new_member_is_added_and_takes_the_place_once_it_is_started_and_in_syn
             'ETCD_INITIAL_CLUSTER_STATE="existing"',
         ]
 
-        # Run again, it goes on with the same learner, in whatever state it finds it.
+        # When run again, it goes on with the same learner, in any state.
         program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", single.endpoints[0], "member", "replace"]
         with subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
             assert waiting.stderr is not None

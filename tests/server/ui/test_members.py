@@ -122,7 +122,7 @@ async def _figures_come_and_go(members: list[Member]) -> None:
         assert 0 < row["write_s"][0] <= row["write_s"][1] < 60
         assert second._everybody._figures._timer is not None
         writer.close()
-        # Nobody looks: the members measure nothing, and no record is made.
+        # Without a viewer the members measure nothing and make no record.
         for member in members:
             await _until(lambda member=member: member._everybody._figures._timer is None)
             assert not member._dashboard.live.is_running
@@ -140,7 +140,7 @@ async def _users_are_asked(members: list[Member]) -> None:
         _, reader, writer = await _open(first, "/ui/live")
         await _row(reader, "a")
         await client.users.enable_auth()
-    # Whoever looked without a user is cut off, and learns no more.
+    # A viewer without a user is cut off, and learns no more.
     assert [record async for record in _records(reader)][1:] == []
     writer.close()
     for target in ("/ui/live", "/ui/watchers"):

@@ -85,7 +85,7 @@ def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch:
                 await until(lambda: _value(exporter, "raftkv_checkpoint_attempts_aborted_total") == 1)
                 assert _value(exporter, "raftkv_checkpoint_last_step") == 100
                 assert _value(exporter, "raftkv_run_exporter_errors_total") == 0
-                # Who may not see clusters sees runs all the same; a value that nobody can read hides nothing else.
+                # A user without the right to see clusters still sees runs; an unreadable value hides nothing else.
                 monkeypatch.setattr("raftkv.training.metrics.list_clusters", _refused)
                 await exporter.look()
                 assert _value(exporter, "raftkv_run_exporter_errors_total") == 0

@@ -55,8 +55,8 @@ def test_a_run_that_never_had_a_world() -> None:
     found = _after(SCRIPT[:4], 160.0)
     assert found[f"run_without_world_seconds/{RUN}"] == 60, "since its first node came"
     assert found[f"run_lost_seconds_total/{RUN}"] == 0
-    nobody = _after(SCRIPT[:3][1:], 160.0)
-    assert nobody[f"run_without_world_seconds/{RUN}"] == 0, "nobody waits"
+    idle = _after(SCRIPT[:3][1:], 160.0)
+    assert idle[f"run_without_world_seconds/{RUN}"] == 0, "no node waits"
 
 
 def test_lost_time_never_goes_back() -> None:

@@ -189,7 +189,7 @@ class Away:
     """A node's part in a run whose cluster is out of reach: who closes the run waits for it.
 
     Attributes:
-        closing: set when somebody does.
+        closing: set when the supervisor closes.
         left: the node has left.
     """
 

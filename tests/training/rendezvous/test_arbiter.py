@@ -330,7 +330,7 @@ def test_remaining_members_precede_newcomers_in_order(seen: View, arbiter: Arbit
     stayed = [node_id for node_id in ids if node_id in before]
     assert stayed == [node_id for node_id in before if node_id in ids]
     may = {one.id for one in seen.survivors()}
-    assert may <= set(ids), "nobody who may stay is evicted for a newcomer"
+    assert may <= set(ids), "no survivor is evicted for a newcomer"
 
 
 @given(views(), ARBITERS)

@@ -118,7 +118,7 @@ def test_a_host_of_which_nothing_is_known_serves_one_run_at_a_time() -> None:
 def test_slots_of_the_host_key_override_declared_slots() -> None:
     ledger = claim(Ledger(), "a", nodes("a", "h", "i"), 1, 2, declared={"h": 4, "i": 4})
     assert capacity(ledger, {"h": 8}) == {"h": 8, "i": 4}
-    assert release(ledger, "a") == Ledger(arrivals=1), "hosts that nobody names are forgotten"
+    assert release(ledger, "a") == Ledger(arrivals=1), "hosts without a node are forgotten"
 
 
 def test_a_preferred_node_that_is_too_big_does_not_keep_a_run_waiting() -> None:

@@ -1,12 +1,12 @@
 """The checker: what must be true of a run, checked at every change of the store and whenever workers start.
 
     P1  generations grow by one and never go back, also across close and reopen; their record is never deleted
-    P2  ranks are a permutation, nobody is a member twice, survivors keep their order; newcomers come behind
+    P2  ranks are a permutation, no node is a member twice, survivors keep their order; newcomers come behind
         them, unless the policy says otherwise
     P3  one world at a time: when a generation begins no member of it, and no member of the last one that has held its
-        lease all the time since, runs anything; nobody starts a world that is not recorded, or twice; no write with the
+        lease all the time since, runs anything; no agent starts an unrecorded world, or one twice; no write with the
         fence of a generation is accepted after the next began, or from a node without a lease
-    P5  whoever is in a generation that is over, and is connected, learns so in bounded time
+    P5  a connected member of a generation that is over learns so in bounded time
     P10 a run is closed as a success only if the workers of all members of its last generation ended well
     P8  no generation has fewer than the minimum or more than the maximum
 
@@ -52,7 +52,7 @@ class RunChecker:
 
     Attributes:
         generations: all of the run, oldest first.
-        reopened: how often a closed run that everybody had left was taken over by somebody who came late.
+        reopened: how often a late node took over a closed run that all had left.
         state: the last that was recorded.
         violations: the first is what counts: what follows may be its consequence.
     """

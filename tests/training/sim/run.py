@@ -7,7 +7,7 @@
     outcome.violation                            # None, or which property did not hold, and when
 
 Owns what of the properties is about whole runs. P6: in bounded time all agents that are left, up to the maximum, are in
-one running generation, or the run is closed and everybody has gone. P9: nothing is asked or written while nothing
+one running generation, or the run is closed and all nodes have gone. P9: nothing is asked or written while nothing
 happens.
 """
 
@@ -133,7 +133,7 @@ class Simulation:
     def violation(self) -> str | None:
         """The first, if any."""
         for text in self.scheduler.failures:
-            self.checker.violations.append(f"P0: an exception that nobody handled: {text}")
+            self.checker.violations.append(f"P0: an unhandled exception: {text}")
         self.scheduler.failures.clear()
         return self.checker.violations[0] if self.checker.violations else None
 
@@ -258,7 +258,7 @@ class Simulation:
             return
         if not everybody_goes:
             self.checker.fail("P6", f"the run was closed, but some are still there: {self.describe()}")
-        # Whoever could not tell the cluster that it has gone is gone with its lease.
+        # A node that could not deregister is gone when its lease ends.
         is_clean = self.pass_time(LEASE_MAX_S, lambda: not self.left_behind())
         if self.violation is None and not is_clean:
             self.checker.fail("P6", f"keys are left behind: {self.left_behind()}")

@@ -60,7 +60,7 @@ class Directed(Simulation):
         """The arbiter."""
         agent = self.faults.arbiter()
         if agent is None:
-            raise Broken("nobody is the arbiter")
+            raise Broken("there is no arbiter")
         return agent
 
     @contextlib.contextmanager

@@ -40,7 +40,7 @@ def draw(seed: int) -> Settings:
         fault_limit=0,
         slots=source.choice((1, 1, 2)),
     )
-    # Drawn apart, as whatever is added later should be: the seeds that found bugs must stay what they were.
+    # Drawn separately, as later additions should be: the seeds that found bugs must keep their stories.
     later = random.Random(f"{seed} later")
     config = replace(
         config,

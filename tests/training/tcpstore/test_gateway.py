@@ -394,7 +394,7 @@ def test_an_item_wakes_one_of_those_who_wait_for_it(raftkv_cluster: LocalCluster
             taken.append(woken.ask(Op.QUEUE_POP, b"q"))
             waiting.remove(woken)
             woken.close()
-            # Nobody else was: a cancelled wait is answered by 1, one that came true by 0 before it.
+            # No other waiter was answered: a cancelled wait is answered by 1, one that came true by 0 before it.
             for client in waiting:
                 assert client.ask(Op.CANCEL_WAIT) == b"\1"
                 client.send(encode(Op.WAIT, [b"q"]) + encode(Op.PING, 3))

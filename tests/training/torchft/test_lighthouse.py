@@ -410,7 +410,7 @@ def test_a_lost_lease_is_replaced_and_steps_go_on(play):
         first = await together(a, b)
         for lease in await stage.kv.leases():
             await stage.kv.revoke(lease)
-        # Whoever is there gets it again, though nobody has asked for anything.
+        # Those present get it again without a new request.
         while await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) < 2:  # noqa: ASYNC110  as above
             await asyncio.sleep(0.01)
         last = await together(a, b)

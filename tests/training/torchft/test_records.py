@@ -10,7 +10,7 @@ from raftkv.client.records import RecordError
 from raftkv.integrations.torchft.rules import MEMBER_BYTES_MAX, Ask, JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.pb import torchft_pb2
 
-UNKNOWN_FIELD = bytes([0xFA, 0x3F, 2]) + b"hi"  # number 1023: of a torchft that nobody has seen yet
+UNKNOWN_FIELD = bytes([0xFA, 0x3F, 2]) + b"hi"  # number 1023: of a future torchft
 
 
 def ask(name: str, number: str = "d/1", **fields: object) -> Ask:

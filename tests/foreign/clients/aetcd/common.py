@@ -52,7 +52,7 @@ async def until(condition: Callable[[], Awaitable[bool]], client: aetcd.Client, 
         if await condition():
             return
         try:
-            await client.watch_once(key(report, "nobody writes this"), timeout=0.1)
+            await client.watch_once(key(report, "never written"), timeout=0.1)
         except aetcd.WatchTimeoutError:
             pass
     raise TimeoutError("the condition never came true")

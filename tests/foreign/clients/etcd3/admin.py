@@ -61,7 +61,7 @@ def users(report: Report) -> None:
     )
     report.fails("half a login", lambda: connect(report, user="root"), failure)
     report.step("without", connect(report).get(report.key("a")))
-    report.fails("nobody there", lambda: etcd3.client(host=report.host, port=1, timeout=1).get("a"), failure)
+    report.fails("no server", lambda: etcd3.client(host=report.host, port=1, timeout=1).get("a"), failure)
 
 
 if __name__ == "__main__":

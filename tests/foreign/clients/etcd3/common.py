@@ -75,7 +75,7 @@ def until(condition: Callable[[], bool], client: etcd3.Etcd3Client, report: Repo
         if condition():
             return
         try:
-            client.watch_once(report.key("nobody writes this"), timeout=0.1)
+            client.watch_once(report.key("never written"), timeout=0.1)
         except etcd3.exceptions.WatchTimedOut:
             pass
     raise TimeoutError("the condition never came true")

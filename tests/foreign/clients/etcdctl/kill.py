@@ -11,7 +11,7 @@ from report import Report, run
 
 
 def watch_goes_on(report: Report) -> None:
-    """No event is lost, doubled or out of order, whichever member the watch was on."""
+    """No event is lost, doubled or out of order, on any member."""
     start = begin(report)
     with running(report, "watch", "--prefix", "--rev", start, report.prefix) as watch:
         for member in range(3):

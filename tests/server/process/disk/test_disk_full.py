@@ -96,7 +96,7 @@ def test_a_full_disk(cluster: Cluster) -> None:
             assert deleted.message.deleted == 1
         assert value_of(wire, "a0") is None
         assert wire.call(COMPACT, rpc_pb2.CompactionRequest(revision=deleted.revision)).code == "OK"
-        # With the ballast gone, only the alarm is in the way; it stays until somebody says so.
+        # With the ballast gone, only the alarm is in the way; it stays until it is disarmed.
         ballast.unlink()
         assert put(wire, "b").text == NO_SPACE[1]
         assert [name for _, name in alarms_of(wire)] == ["NOSPACE"]
