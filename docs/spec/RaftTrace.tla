@@ -37,21 +37,27 @@ TraceInit ==
                         [term |-> 0, vote |-> 0, log |-> NoLog, conf |-> NoMembers, held |-> {}])
     /\ held = [j \in Server |-> {}] /\ writes = [j \in Server |-> <<>>] /\ messages = {}
 
-(* What others send is not looked into: each member's own window says whether it may. *)
-Handle(i, e) ==
-    LET m == Message(e.m) IN
-    \/ /\ m.from = i => m \in messages       \* a member's own promises count once they are on its disk
-       /\ \/ HandleRequestVote(i, m) \/ HandlePreVote(i, m) \/ LearnCommit(i, m) \/ HandleAppend(i, m)
-          \/ AnswerOldTerm(i, m) \/ HandleAppendResponse(i, m) \/ HandleHeartbeat(i, m)
-          \/ HandleHeartbeatResponse(i, m) \/ HandleSnapshot(i, m)
-    \/ UNCHANGED vars
-
-CountVote(i, m) ==
-    /\ m.from = i => m \in messages
-    /\ HandleVoteResponse(i, m) \/ UNCHANGED vars
+(* What others send is not looked into: each member's own window says whether it may. A member's own promises count     *)
+(* once they are on its disk. An answer that counts may not be ignored: more votes, matches and acknowledgements forbid *)
+(* nothing, and to try both would double the states at each answer.                                                     *)
+Arrived(i, m) == m.from = i => m \in messages
+Counts(i, m) == m.success /\ m.term = currentTerm[i] /\ role[i] = "Leader" /\ m.from \in Members(config[i]) /\ m.index <= LastIndex(log[i])
+CountMatch(i, m) == IF Arrived(i, m) /\ Counts(i, m) THEN HandleAppendResponse(i, m) ELSE UNCHANGED vars
+CountRead(i, m) ==
+    IF m.term = currentTerm[i] /\ role[i] = "Leader" /\ \E n \in 1..Len(reads[i]) : reads[i][n].ctx = m.ctx
+    THEN HandleHeartbeatResponse(i, m) ELSE UNCHANGED vars
+Handle(i, m) ==
+    CASE m.type = "AppendResponse" -> CountMatch(i, m)
+      [] m.type = "HeartbeatResponse" -> CountRead(i, m)
+      [] OTHER ->
+           \/ /\ Arrived(i, m)
+              /\ \/ HandleRequestVote(i, m) \/ HandlePreVote(i, m) \/ LearnCommit(i, m) \/ HandleAppend(i, m)
+                 \/ AnswerOldTerm(i, m) \/ HandleHeartbeat(i, m) \/ HandleSnapshot(i, m)
+           \/ UNCHANGED vars
+CountVote(i, m) == IF Arrived(i, m) /\ ENABLED HandleVoteResponse(i, m) THEN HandleVoteResponse(i, m) ELSE UNCHANGED vars
 
 Step(i, e) ==
-    CASE e.a = "receive" -> Handle(i, e) /\ held'[i] = held[i] \cup All(e.answers) /\ messages' = messages \cup All(e.sent)
+    CASE e.a = "receive" -> Handle(i, Message(e.m)) /\ held'[i] = held[i] \cup All(e.answers) /\ messages' = messages \cup All(e.sent)
       [] e.a = "updateTerm" -> UpdateTerm(i, Message(e.m))
       [] e.a = "stepDown" -> StepDown(i)
       [] e.a = "preCandidate" -> BecomePreCandidate(i)
