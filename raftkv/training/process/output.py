@@ -6,6 +6,7 @@ Invariants:
    then in an unnamed temporary file (``FILE_MAX_BYTES``); the rest is dropped, and a line says how much.
 2. Bytes are written in the order of the calls; the bytes of one ``write`` stay together.
 3. If the reader is gone, only its output is lost.
+4. A lack of memory costs output and closes no pipe: a worker that writes to a closed pipe dies.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import select
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +32,8 @@ MEMORY_MAX_BYTES: Final = 1024 * 1024
 FILE_MAX_BYTES: Final = 1024 * 1024 * 1024
 PATIENCE_S: Final = 5.0
 """How long ``close`` waits for a reader that reads nothing."""
+STARVED_S: Final = 0.1
+"""How long a thread pauses after a lack of memory before it tries again."""
 _CHUNK_BYTES: Final = 64 * 1024
 
 
@@ -49,13 +53,13 @@ class Backlog:
 
     def put(self, data: bytes) -> None:
         """Append bytes; those without room are counted in ``dropped_bytes``."""
-        if self._written == self._read and self._memory_bytes + len(data) <= self._memory_max_bytes:
-            self._memory.append(data)
-            self._memory_bytes += len(data)
-            return
         try:
-            self._put_in_file(data)
-        except OSError:  # no room on the disk either
+            if self._written == self._read and self._memory_bytes + len(data) <= self._memory_max_bytes:
+                self._memory.append(data)
+                self._memory_bytes += len(data)
+            else:
+                self._put_in_file(data)
+        except (OSError, MemoryError):  # no room on the disk either
             self.dropped_bytes += len(data)
 
     def _put_in_file(self, data: bytes) -> None:
@@ -122,6 +126,11 @@ class Writer:
                 self._backlog.put(data)
                 self._changed.notify_all()
 
+    def leave_out(self, size_bytes: int) -> None:
+        """Count bytes that were lost before they came here."""
+        with self._changed:
+            self._backlog.dropped_bytes += size_bytes
+
     def _tell_dropped(self) -> None:
         dropped = self._backlog.dropped_bytes
         if dropped:
@@ -151,19 +160,26 @@ class Writer:
 
     def _next(self) -> bytes:
         with self._changed:
-            while not (data := self._backlog.take()) and not self._closing:
-                self._changed.wait()
-            return data
+            while True:
+                try:
+                    if (data := self._backlog.take()) or self._closing:
+                        return data
+                    self._changed.wait()
+                except MemoryError:
+                    self._changed.wait(STARVED_S)
 
     def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
+        at = 0
+        while at < len(data):
             try:
-                count = os.write(self._descriptor, view[:_CHUNK_BYTES])
+                count = os.write(self._descriptor, memoryview(data)[at : at + _CHUNK_BYTES])
             except BlockingIOError:  # the parent has made the descriptor non-blocking
                 select.select((), (self._descriptor,), ())
                 continue
-            view = view[count:]
+            except MemoryError:
+                time.sleep(STARVED_S)
+                continue
+            at += count
             self._moved += count
 
 
@@ -437,15 +453,27 @@ class _Pump(threading.Thread):
     def run(self) -> None:
         """Read until the end."""
         try:
-            while data := os.read(self._source, READ_BYTES):
-                self._moved += len(data)
-                self._keep(data)
-                self._show(self._lines.feed(data))
-            self._show(self._lines.rest())
+            while self._pass_on():
+                pass
         finally:
             os.close(self._source)
             if self._log is not None:
                 self._log.close()
+
+    def _pass_on(self) -> bool:
+        """Read and pass on what the pipe holds; False: the pipe has ended. What memory does not hold is left out."""
+        data = None
+        try:
+            data = os.read(self._source, READ_BYTES)
+            self._moved += len(data)
+            self._keep(data)
+            self._show(self._lines.feed(data) if data else self._lines.rest())
+        except MemoryError:
+            self._console.errors.leave_out(len(data or b""))
+            if not data:
+                time.sleep(STARVED_S)
+            return True
+        return bool(data)
 
     def wait(self) -> None:
         """Wait for the end while output arrives, but not for ever, because a process that is not a worker may hold the

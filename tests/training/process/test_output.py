@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -220,6 +221,29 @@ def test_a_log_that_cannot_be_written_is_told_once_and_costs_nothing_else(tmp_pa
     output, errors = node.end(node.start("print('one'); print('two')", 0, 0))
     assert output == b"[rank0]: one\n[rank0]: two\n"
     assert errors.decode() == f"raftkvctl: cannot write {folder / 'stdout.log'}: no space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "read"), (Lines, "feed"), (Backlog, "put"), (Backlog, "take"), (os, "write")]
+)
+def test_a_lack_of_memory_costs_no_worker_its_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """The thread closed the pipe at the first one, and the worker's next line killed the worker."""
+    call, failures = getattr(owner, name), [MemoryError()] * 3
+
+    def starved(*arguments: Any) -> Any:
+        if failures and threading.current_thread() is not threading.main_thread():
+            raise failures.pop()
+        return call(*arguments)
+
+    monkeypatch.setattr(output, "STARVED_S", 0.001)
+    monkeypatch.setattr(owner, name, starved)
+    node = Node(tmp_path, Destinations())
+    worker = node.start(MANY, 0, 0)
+    printed, _ = node.end(worker)
+    assert (worker.returncode, failures) == (0, [])
+    assert printed.splitlines()[-1] == b"[rank0]: 19999 " + b"x" * 40
 
 
 def test_one_place_for_both_streams_gets_whole_lines(tmp_path: Path) -> None:
