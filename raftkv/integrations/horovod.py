@@ -291,8 +291,8 @@ class Scopes:
             revision = self._store.store.revision
             there = self._list(keys, prefix_end(keys), limit=SCOPE_KEYS_MAX + 1)
             ended = self._list(done, prefix_end(done), limit=SCOPE_KEYS_MAX + 1)
-            ranks = {_rank(scope, _last_part(key)) for key in there} - {None}
-            if max(len(there), len(ended)) > SCOPE_KEYS_MAX or not ranks <= set(map(_last_part, ended)):
+            ranks = {_rank(scope, _name_below(keys, key)) for key in there} - {None}
+            if max(len(there), len(ended)) > SCOPE_KEYS_MAX or not ranks <= {_name_below(done, key) for key in ended}:
                 return
             unchanged = [_unchanged(keys, revision), _unchanged(done, revision)]
             cleared = await self._txn(
@@ -306,8 +306,9 @@ def _rank(scope: str, key: str) -> str | None:
     return match[1] if match is not None else None
 
 
-def _last_part(key: bytes) -> str:
-    return key.rpartition(b"/")[2].decode()
+def _name_below(prefix: bytes, key: bytes) -> str:
+    """Return the name of a key; those that are not a worker's may have any bytes."""
+    return key.removeprefix(prefix).decode(errors="replace")
 
 
 def _put(key: bytes, value: bytes) -> rpc_pb2.RequestOp:

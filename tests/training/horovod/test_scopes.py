@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from raftkv.integrations.horovod import SCOPE_KEYS_MAX, Scopes
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.training.records import GenerationRecord, RunKeys
@@ -54,6 +56,17 @@ def _finish(ranks: int) -> _Recipe:
 
 def test_a_scope_whose_ranks_have_finished_is_deleted() -> None:
     assert len(_finish(3).txns[-1].success) == 2
+
+
+@pytest.mark.parametrize(
+    "name", [b"key/global/\xff", b"done/global/\xff\xfe", b"key/global/other/7", b"done/global/a/b"]
+)
+def test_a_key_that_no_worker_put_keeps_no_scope(name: bytes) -> None:
+    """The answer was 500 for a name that is not UTF-8; one that ended in a number was a rank that never finishes."""
+    recipe: Any = _Recipe(3)
+    recipe.keys.append(b"/raftkv/horovod/run/000000000000/" + name)
+    asyncio.run(Scopes(recipe, "run").finish(None, "global", "0"))
+    assert len(recipe.txns[-1].success) == 2
 
 
 def test_keys_of_a_run_below_outlive_the_generations_of_the_run() -> None:
