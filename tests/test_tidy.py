@@ -25,6 +25,7 @@ OWN_NAME = "tests/test_tidy.py"
 
 
 def _tracked(*patterns: str) -> list[str]:
+    """List tracked files. Patterns that begin with ``-`` are options of ``git ls-files``."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -76,6 +77,10 @@ def test_nothing_is_left_for_later_and_no_task_sleeps() -> None:
         "finish it, or write it down elsewhere"
     )
     assert not [name for name, text in others.items() if SLEEP.search(text)], "wait for a condition"
+
+
+def test_no_ignored_file_is_tracked() -> None:
+    assert _tracked("--cached", "--ignored", "--exclude-standard") == [], "a tool's own files: git rm --cached"
 
 
 def test_functions_stay_readable() -> None:
