@@ -28,6 +28,7 @@ from google_crc32c import value as crc32c
 from raftkv.errors import CorruptionError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.datadir import sync_directory
+from raftkv.storage.wal.disk import NO_FALLOCATE
 
 # -- seal -----------------------------------------------------------------------------------------------------------
 #
@@ -144,6 +145,8 @@ class SealedTxn:
 
 
 READERS_MAX: Final = 126
+READERS_BYTES: Final = 12288
+"""Size of the reader table: more than LMDB's header and ``READERS_MAX`` slots of a cache line (64 bytes) each."""
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
 GROWTH_MAX_BYTES: Final = 1 << 30
@@ -332,6 +335,8 @@ def _opened(path: Path, map_size_bytes: int, read_only: bool) -> lmdb.Environmen
             create=not read_only,
         )
 
+    if not read_only:
+        _allocate_readers(lock_path(path))
     try:
         return attempt()
     except lmdb.Error:
@@ -342,6 +347,27 @@ def _opened(path: Path, map_size_bytes: int, read_only: bool) -> lmdb.Environmen
         for closer in closers:
             closer.join()
         return attempt()
+
+
+def _allocate_readers(path: Path) -> None:
+    """Reserve the blocks of LMDB's reader table, whose holes would be a SIGBUS on a full disk: a map writes them.
+
+    Does not open an allocated table: closing the descriptor would drop the locks of this process on the file.
+
+    Raises:
+        OSError: the disk has no room.
+    """
+    found = path.stat() if path.exists() else None
+    if found is not None and found.st_blocks * 512 >= max(found.st_size, READERS_BYTES):
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        os.posix_fallocate(descriptor, 0, max(os.fstat(descriptor).st_size, READERS_BYTES))
+    except OSError as error:
+        if error.errno not in NO_FALLOCATE:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def lock_path(path: Path) -> Path:

@@ -92,7 +92,8 @@ class WALSpaceError(SpaceError):
 
 
 FILE_MODE: Final = 0o600
-_NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+"""Errors of file systems that cannot reserve space."""
 _ZEROS: Final = bytes(1 << 20)
 
 
@@ -228,7 +229,7 @@ class RealDisk:
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
-            if error.errno not in _NO_FALLOCATE:
+            if error.errno not in NO_FALLOCATE:
                 raise
             for offset in range(0, size, len(_ZEROS)):
                 self.write(fd, [_ZEROS[: size - offset]], offset)

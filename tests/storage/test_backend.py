@@ -134,6 +134,17 @@ def test_the_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> No
     assert lock_path(tmp_path / "db") == tmp_path / "db-lock"
 
 
+def test_the_table_of_readers_has_all_its_blocks(tmp_path: Path) -> None:
+    """LMDB writes the table through a map: on a full disk, a hole there would end the process with SIGBUS."""
+    path = tmp_path / "db"
+    LMDBBackend(path, MAP_SIZE_BYTES).close()
+    lock_path(path).write_bytes(b"")
+    os.truncate(lock_path(path), 8192)
+    LMDBBackend(path, MAP_SIZE_BYTES).close()
+    found = lock_path(path).stat()
+    assert found.st_blocks * 512 >= found.st_size > environment_module.READERS_MAX * 64
+
+
 def test_a_full_map_is_a_declared_error_and_not_the_end(tmp_path: Path) -> None:
     backend = LMDBBackend(tmp_path / "db", 1 << 20)
     big = WriteBatch()

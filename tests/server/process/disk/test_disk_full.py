@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,10 @@ from tests.server.process.process import (
 
 pytestmark = pytest.mark.xdist_group("process-disk-full")
 
+NO_PORTS = (
+    *("--listen-client-urls", "http://127.0.0.1:0", "--advertise-client-urls", "http://127.0.0.1:1"),
+    *("--listen-peer-urls", "http://127.0.0.1:0"),
+)
 MOUNT_THEN_RUN = 'mkdir -m 700 "$PWD/disk" && mount -t tmpfs -o {},mode=700 none "$PWD/disk" && exec "$@"'
 
 
@@ -72,6 +77,14 @@ def _fill(ballast: Path, leave_bytes: int = 0) -> None:
         while _free_bytes(ballast) > leave_bytes:
             file.write(chunk)
     assert _free_bytes(ballast) <= leave_bytes
+
+
+def test_first_start_on_a_full_disk_gives_the_reason(tmp_path: Path) -> None:
+    filled = Program("a", ("sh", "-c", 'head -c 4096 /dev/zero > disk/ballast && exec "$@"', "sh", *RAFTKV.command))
+    command = (*_on_a_small_disk(filled, "size=4k").command, "--data-dir", "disk/data", *NO_PORTS)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.startswith("raftkv: no room in the database disk/data/member/snap/db")
 
 
 @pytest.mark.long
