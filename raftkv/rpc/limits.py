@@ -25,7 +25,8 @@ class ServerLimits:
         connection_window_bytes: the same for a whole connection; bounds the memory held because of slow handlers.
         assembly_bytes: unfinished messages of a connection, all streams together.
         process_assembly_bytes: the same for all connections; above this the connection that holds most is ended. Both
-            limits count 8 KiB for each call of a connection beyond 16 that is open or has an unsent answer.
+            limits count 8 KiB for each call of a connection beyond 16 that is open or has an unsent answer, and the
+            headers of open calls that take more than 4 KiB.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
         connection_send_buffer_bytes: unread answers of a connection; above this a call fails, and no new call is
             accepted (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
@@ -43,12 +44,12 @@ class ServerLimits:
         continuations: CONTINUATION frames after one HEADERS (CVE-2024-27316 family).
         settings_entries: entries in one SETTINGS frame.
         outbound_acks: SETTINGS and PING acknowledgements waiting to be sent.
-        reset_burst: RST_STREAM frames accepted at once, and faults that make us send one (CVE-2023-44487,
+        reset_burst: RST_STREAM frames of open calls accepted at once, and faults that make us send one (CVE-2023-44487,
             CVE-2025-8671); a watch-heavy client cancels in bursts.
         reset_per_s: the same per second after the burst.
         reset_free_after_s: resets of calls that were open for this long are not counted: their deadline had passed.
         glitch_burst: useless but allowed frames accepted at once: of unknown types, for closed streams, priorities,
-            requests above the stream limit.
+            requests above the stream limit; also RST_STREAM frames of answered calls beyond one for each call.
         glitch_per_s: the same per second after the burst.
         control_burst: SETTINGS, PRIORITY_UPDATE, empty DATA frames and small ones of answered calls accepted at once;
             also WINDOW_UPDATE frames beyond one for each 32 bytes sent to the client and four for each call it began.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -252,3 +253,22 @@ async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:
         async with asyncio.TaskGroup() as both:
             both.create_task(answer())
             both.create_task(against(echo, use))
+
+
+@on_loop
+async def test_a_call_survives_the_common_deadline_of_a_thousand_others() -> None:
+    """Most of them wait for a stream until then: the channel sends them late, and resets them at once."""
+    async with s.echo_server(ServerLimits(max_concurrent_streams=100, reset_burst=10, reset_per_s=1)) as echo:
+        loop = asyncio.get_running_loop()
+
+        def use(channel: grpc.Channel) -> bytes:
+            hang = channel.unary_unary(s.HANG)
+            survivor = hang.future(b"survivor", timeout=60)
+            expiry_s = time.monotonic() + 1
+            others = [hang.future(b"", timeout=expiry_s - time.monotonic()) for _ in range(1_000)]
+            assert {call.code() for call in others} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            [call] = [one for one in echo.hanging if not one.done]
+            loop.call_soon_threadsafe(call.reply, b"answer")
+            return survivor.result()
+
+        assert await against(echo, use) == b"answer"

@@ -326,6 +326,9 @@ class ClientCore:
     def on_reset(self, stream_id: int) -> None:
         """Do nothing: ``on_closed`` follows."""
 
+    def on_stray_reset(self) -> None:
+        """Do nothing: the call has ended."""
+
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
         """Ignore the rest of the answer to a cancelled call."""
 

@@ -19,8 +19,8 @@ Invariants of input:
 - A header block is decoded even if its stream is refused or closed (section 4.3).
 - A peer can make us hold: a frame, a block of twice the header list limit, ``BLOCKS_MAX`` short blocks, a table.
 - The listener counts frames that cost the peer little and us more: ``on_reset`` (CVE-2023-44487, CVE-2025-8671),
-  ``on_settings`` (CVE-2019-9515), ``on_ping`` (CVE-2019-9512), ``on_window_update`` (CVE-2019-9517), ``on_priority``
-  and ``on_oddity`` (CVE-2019-9513).
+  ``on_stray_reset``, ``on_settings`` (CVE-2019-9515), ``on_ping`` (CVE-2019-9512), ``on_window_update``
+  (CVE-2019-9517), ``on_priority`` and ``on_oddity`` (CVE-2019-9513).
 
 Invariants of output:
 
@@ -104,7 +104,10 @@ class Listener(Protocol):
         """Take the answer to our ping."""
 
     def on_reset(self, stream_id: int) -> None:
-        """Note that the peer has reset a stream, or has made us reset one."""
+        """Note that the peer has reset an open stream, or has made us reset one."""
+
+    def on_stray_reset(self) -> None:
+        """Note that the peer has reset a stream that is closed."""
 
     def on_oddity(self) -> None:
         """Note an allowed but useless frame: many of them are an attack."""
@@ -938,9 +941,12 @@ class Connection(ABC):
             raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 octets")
         if not stream_id or self._is_idle(stream_id):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of a stream that was never open")
-        self._listener.on_reset(stream_id)
         stream = self._streams.get(stream_id)
-        if stream is not None:
+        if stream is None:
+            self._listener.on_stray_reset()
+            return
+        self._listener.on_reset(stream_id)
+        if stream_id in self._streams:
             self._remove(stream, _uint32(payload)[0])
 
     def _settings_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -1109,6 +1115,10 @@ SHAPE_BYTES_MAX: Final = 2048
 """Header lists without ``VARYING`` that a connection remembers, with their results; and their largest size, as counted
 in RFC 7541 section 4.1."""
 
+KEPT_BYTES_FREE: Final = 4096
+FIELD_OBJECTS_BYTES: Final = 120
+"""Memory of a usual request's fields, which callers need not count; and the memory of a field beyond its size."""
+
 
 def _headers(block: bytes, flags: int) -> tuple[bytes, bytes]:
     """Return the two parts of a HEADERS frame, before and after its stream id."""
@@ -1124,11 +1134,14 @@ class Request:
         malformed_timeout: invalid value of ``VARYING``; None: the value is valid.
         content_length: value of content-length; None: there is none.
         prepared: result of ``RequestListener.prepare`` for the fields.
+        kept_bytes: memory of the fields; 0: ``KEPT_BYTES_FREE`` or less.
     """
 
-    __slots__ = ("content_length", "fields", "malformed_timeout", "prepared", "timeout_s")
+    __slots__ = ("content_length", "fields", "kept_bytes", "malformed_timeout", "prepared", "timeout_s")
 
-    def __init__(self, fields: Headers, timeout: bytes | None, content_length: int | None, prepared: Any) -> None:
+    def __init__(
+        self, fields: Headers, timeout: bytes | None, content_length: int | None, prepared: Any, kept_bytes: int
+    ) -> None:
         self.fields = fields
         self.timeout_s: float | None = None
         self.malformed_timeout: bytes | None = None
@@ -1139,6 +1152,7 @@ class Request:
                 self.malformed_timeout = timeout[:64]
         self.content_length = content_length
         self.prepared = prepared
+        self.kept_bytes = kept_bytes
 
 
 SLICE_BYTES: Final = 16 * 1024
@@ -1179,7 +1193,7 @@ class ServerConnection(Connection):
         self._awaited = f.PREFACE
         self._answer_head = self._answer_tail = _headers(b"", 0)
         self._answer_changes = -1
-        self._shapes: dict[tuple[int, Headers], tuple[int | None, Any]] = {}
+        self._shapes: dict[tuple[int, Headers], tuple[int | None, Any, int]] = {}
 
     # ---- octets in
 
@@ -1232,8 +1246,11 @@ class ServerConnection(Connection):
         shape = (at, fields if at < 0 else fields[:at] + fields[at + 1 :])
         known = self._shapes.get(shape)
         if known is None:
-            known = check_request(fields), self._listener.prepare(fields)
-            if sum(len(name) + len(value) + FIELD_BYTES for name, value in fields) <= SHAPE_BYTES_MAX:
+            size_bytes = sum(len(name) + len(value) + FIELD_BYTES for name, value in fields)
+            kept_bytes = size_bytes + FIELD_OBJECTS_BYTES * len(fields)
+            kept_bytes = kept_bytes if kept_bytes > KEPT_BYTES_FREE else 0
+            known = check_request(fields), self._listener.prepare(fields), kept_bytes
+            if size_bytes <= SHAPE_BYTES_MAX:
                 if len(self._shapes) >= SHAPES_MAX:
                     self._shapes.clear()
                 self._shapes[shape] = known

@@ -60,12 +60,14 @@ _GOAWAY_PING = b"goawayok"
 _AGE_MASK: Final = 0x3F
 """The start time of one call in 32 is noted: streams of clients have odd ids."""
 
+LATE_S: Final = 1e-5
+"""A call with less time is answered at once: it was longer on its way."""
 OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
 """How long the requests of one read may take in one turn; the rest waits (``backlog``)."""
 CALL_BYTES: Final = 8 * 1024
-"""Approximate memory of an open call: engine, headers, call, task, and the part of its answer that is neither sent nor
-counted elsewhere. The first ``OPEN_CALLS_FREE`` calls of a connection are not counted."""
+"""Approximate memory of an open call: engine, usual headers, call, task, and the part of its answer that is neither
+sent nor counted elsewhere. Of the first ``OPEN_CALLS_FREE`` calls of a connection only large headers are counted."""
 
 
 class ServerCore(Carrier):
@@ -79,9 +81,12 @@ class ServerCore(Carrier):
         self.settled = False
         self.held_bytes = self._kept_bytes = 0
         self._calls_bytes = self._unread_bytes = 0
+        self._heads: dict[int, int] = {}
+        """Memory of the large headers of open calls."""
+        self._heads_bytes = 0
         self._traffic = environment.traffic
         self._uses = environment.answers.uses
-        self._begun = self._charged_bytes = 0
+        self._begun = self._charged_calls = self._charged_bytes = self._stray_resets = 0
         self._wake: Callable[[], None] = nothing
         self._on_held: Callable[[], None] = nothing
         self._router = router
@@ -142,14 +147,14 @@ class ServerCore(Carrier):
                 h2.go_on()
         if h2.unread_bytes != self._unread_bytes:
             self._count_unread(h2.unread_bytes)
-        if h2.open_streams > OPEN_CALLS_FREE or self._calls_bytes:
+        if h2.open_streams > OPEN_CALLS_FREE or self._calls_bytes or self._heads_bytes:
             self._count_calls()
         if self.closing or h2.want_write:
             self.wake()
         # The bytes that the client has taken since the last time count too.
         size_bytes = len(data) + account.left_bytes - self._charged_bytes
         self._charged_bytes = account.left_bytes
-        begun, self._begun = self._begun, 0
+        begun, self._charged_calls = self._begun - self._charged_calls, self._begun
         self._uses.charge(account.identity, self.clock() - began_s, begun, size_bytes)
 
     def _look_at_clock(self) -> None:
@@ -168,7 +173,7 @@ class ServerCore(Carrier):
 
     def _count_calls(self) -> None:
         """Count open calls with the unfinished messages: from before their first message until all is sent."""
-        size = CALL_BYTES * max(0, self.h2.open_streams - OPEN_CALLS_FREE)
+        size = CALL_BYTES * max(0, self.h2.open_streams - OPEN_CALLS_FREE) + self._heads_bytes
         counted, self._calls_bytes = self._calls_bytes, size
         self.hold(size - counted)
         budget = self._environment.answers
@@ -197,7 +202,7 @@ class ServerCore(Carrier):
             self._resets.begun(stream_id, self._environment.clock())
         route: Route | None = request.prepared
         if route is None or self._overloaded:
-            self._on_odd_request(stream_id, request.fields, end_stream)
+            self._on_odd_request(stream_id, request, end_stream)
             self._look_at_clock()
             return
         call: ServerCall
@@ -208,6 +213,8 @@ class ServerCore(Carrier):
             if call.done:
                 return  # refused by its handler
         self._calls[stream_id] = call
+        if request.kept_bytes:
+            self._keep_head(stream_id, request.kept_bytes)
         if request.timeout_s is not None:
             self._set_deadline(call, request.timeout_s)
         elif request.malformed_timeout is not None:
@@ -232,20 +239,29 @@ class ServerCore(Carrier):
             self._freeing += left_behind
         call = self._calls.pop(stream_id, None)
         if call is not None:
+            if self._heads:
+                self._heads_bytes -= self._heads.pop(stream_id, 0)
             call.closed()
 
+    def _keep_head(self, stream_id: int, size_bytes: int) -> None:
+        """Count the large header of an open call."""
+        self._heads[stream_id] = size_bytes
+        self._heads_bytes += size_bytes
+
     def _set_deadline(self, call: ServerCall, timeout_s: float) -> None:
-        if not timeout_s:
+        if timeout_s < LATE_S:
             call.expire()
             return
         now = self._environment.clock()
         self._environment.wheel.add(call, now + timeout_s, now)
 
-    def _on_odd_request(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
-        fields = dict(headers)
+    def _on_odd_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
+        fields = dict(request.fields)
         if self._router.http is not None and not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             http_route = self._router.http
-            self._calls[stream_id] = call = http_route.open(self, stream_id, headers, http_route)
+            self._calls[stream_id] = call = http_route.open(self, stream_id, request.fields, http_route)
+            if request.kept_bytes:
+                self._keep_head(stream_id, request.kept_bytes)
             if end_stream:
                 call.on_data(b"", True)
             return
@@ -340,9 +356,19 @@ class ServerCore(Carrier):
             self._count_control()
 
     def on_reset(self, stream_id: int) -> None:
-        """Count a stream that the client reset (CVE-2023-44487), or made us reset (CVE-2025-8671)."""
+        """Count an open stream that the client reset (CVE-2023-44487), or made us reset (CVE-2025-8671)."""
         if not self._resets.take(stream_id, self._environment.clock()):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+        self._look_at_clock()
+
+    def on_stray_reset(self) -> None:
+        """Count the reset of a call that is answered: no work is abandoned, and each call may be reset once.
+
+        After a common deadline gRPC's core sends the calls that waited for a stream, and resets each at once.
+        """
+        self._stray_resets += 1
+        if self._stray_resets > self._begun:
+            self.on_oddity()
         self._look_at_clock()
 
     def on_oddity(self) -> None:
@@ -462,7 +488,8 @@ class ServerCore(Carrier):
         self.hold(-self.held_bytes)
         self.keep(-self._kept_bytes)
         self._holds = False
-        self._calls_bytes = self._unread_bytes = 0
+        self._heads.clear()
+        self._calls_bytes = self._unread_bytes = self._heads_bytes = 0
         self.account.close()
         self.h2 = CLOSED
 
@@ -547,6 +574,8 @@ class ServerCore(Carrier):
     def finished(self, call: ServerCall) -> None:
         """Release a call: its whole answer is queued."""
         self._calls.pop(call.stream_id, None)
+        if self._heads:
+            self._heads_bytes -= self._heads.pop(call.stream_id, 0)
         if call.bucket is not None:
             forget(call)
         call.released()

@@ -88,6 +88,43 @@ async def test_a_client_may_take_back_all_the_calls_that_it_may_have() -> None:
         assert attacker.goaway is None
 
 
+def late(stream_id: int) -> bytes:
+    """Return a call whose deadline has passed before it is sent, and the reset that follows."""
+    fields = raw.grpc_headers(s.HANG, (b"grpc-timeout", b"1n"))
+    return raw.headers(stream_id, fields) + raw.message(stream_id, bytes(5), raw.END_STREAM) + raw.reset(stream_id)
+
+
+@on_loop
+async def test_calls_that_are_late_when_they_arrive_may_be_reset_at_once() -> None:
+    """gRPC's core sends the calls that waited for a stream after their common deadline, and resets each at once."""
+    async with under_attack() as (echo, attacker):
+        for first in range(1, 40_000, 4_000):
+            attacker.send(b"".join(map(late, range(first, first + 4_000, 2))))
+        attacker.send(raw.frame(raw.PING, 0, 0, bytes(8)))
+        assert (await attacker.until_frame(raw.PING))[1] == raw.ACK
+        assert attacker.goaway is None
+        assert not echo.hanging
+
+
+@on_loop
+async def test_late_calls_do_not_pay_for_the_resets_of_others() -> None:
+    async with under_attack() as (echo, attacker):
+        for first in range(1, 60_000, 8_000):
+            pairs = range(first, first + 8_000, 4)
+            attacker.send(b"".join(late(one) + raw.headers(one + 2) + raw.reset(one + 2) for one in pairs))
+            await asyncio.sleep(0)
+        await attacker.until_closed()
+        assert attacker.goaway is not None
+        assert len(echo.hanging) < 3000
+
+
+@on_loop
+async def test_a_call_is_reset_once() -> None:
+    async with under_attack() as (_, attacker):
+        attacker.send(raw.headers(1) + raw.reset(1) * 60_000)
+        await attacker.until_closed()
+
+
 @on_loop
 async def test_streams_above_the_limit_are_refused_while_the_client_need_not_know_it() -> None:
     async with under_attack(ServerLimits(max_concurrent_streams=1000)) as (echo, _):

@@ -143,7 +143,9 @@ class World:
     def _begin(self, client: Client) -> None:
         extra = [(b"grpc-encoding", b"gzip")] if self.rng.random() < 0.6 else []
         if self.rng.random() < 0.3:
-            extra.append((b"grpc-timeout", b"%dm" % self.rng.choice((1, 50, 500))))
+            extra.append((b"grpc-timeout", b"%dm" % self.rng.choice((0, 1, 50, 500))))
+        if self.rng.random() < 0.3:
+            extra.append((b"large", b"v" * self.rng.choice((5_000, 15_000))))
         client.receive(raw.headers(client.next_id, raw.grpc_headers(self.rng.choice(PATHS), *extra)))
         client.begun.append(client.next_id)
         client.open.append(client.next_id)

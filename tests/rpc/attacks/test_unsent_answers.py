@@ -56,6 +56,27 @@ async def test_calls_do_not_count_once_they_are_answered() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [((b"large", b"v" * 15_000),), tuple((b"x%d" % one, b"%d" % one) for one in range(110))],
+    ids=["large", "many"],
+)
+@on_loop
+async def test_the_header_of_a_call_counts_until_it_is_answered(fields: tuple[tuple[bytes, bytes], ...]) -> None:
+    """A call that waits keeps its header: 2,000 of 16 KB a connection were not counted."""
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        for one in range(1, 2 * CALLS, 2):
+            client.send(raw.headers(one, raw.grpc_headers(s.HANG, *fields, (b"number", b"%d" % one))))
+            client.send(raw.message(one, bytes(5), raw.END_STREAM))
+        await until(lambda: len(echo.hanging) == CALLS)
+        await until(lambda: echo.server.answers.held_bytes > COUNTED + CALLS * 15_000)
+        for call in echo.hanging:
+            call.reply(b"")
+        await until(lambda: echo.server.answers.held_bytes == 0)
+        client.close()
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         (b":path", b"/" + b"\xff" * 3900),

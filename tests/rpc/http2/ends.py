@@ -121,6 +121,9 @@ class Recorder:
         del stream_id
         self.resets += 1
 
+    def on_stray_reset(self) -> None:
+        self.resets += 1
+
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
         del size_bytes, end_stream
         self.oddities += 1
