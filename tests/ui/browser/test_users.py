@@ -68,6 +68,21 @@ def test_a_user_without_rights_sees_what_to_do(chromium: Chromium, guarded: Clus
         page.get_by_text("No lock is held and no election runs here.").wait_for()
 
 
+def test_who_uses_the_member_is_shown_to_root_alone(chromium: Chromium, guarded: Cluster) -> None:
+    with chromium.page(f"http://{guarded.endpoints[0]}", "#/cluster") as page:
+        page.allowed = REFUSED
+        sign_in(page, "alice", "wonder")
+        page.wait_text("leads in term")
+        with page.expect_response("**/debug/identities") as refused:
+            page.reload()
+        assert refused.value.status == 403
+        assert not page.get_by_role("heading", name="Who uses this member").is_visible()
+        page.locator("#tools").get_by_role("button", name="Sign out").click()
+        sign_in(page, "root", "secret")
+        page.wait_text("address 127.0.0.0/24")
+        page.check_accessible("users of the member")
+
+
 def test_a_member_that_was_killed_comes_back_without_a_reload(
     chromium: Chromium, guarded: Cluster, tmp_path: Path
 ) -> None:

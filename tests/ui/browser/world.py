@@ -38,7 +38,7 @@ LEASE_TTL_S = 3600
 
 CHECKPOINTS = f"#/checkpoints/{RUN}"
 VIEWS = {
-    "#/cluster": ["leads in term", "the dashboard of m1", "the dashboard of m2"],
+    "#/cluster": ["leads in term", "the dashboard of m1", "the dashboard of m2", "address 127.0.0.0/24"],
     "#/keys?prefix=/app/": ["config/", "log-level"],
     "#/keys?prefix=/app/&key=/app/log-level": ["2 changed lines", "- debug", "+ warning"],
     "#/leases": ["the time left is the leader's", "/app/instances/web-1"],

@@ -6,8 +6,8 @@ import {createInterface} from "node:readline";
 
 const root = new URL("../../../raftkv/ui/static/model/", import.meta.url);
 const load = (name) => import(new URL(`${name}.js`, root).href);
-const [records, words, contests, runs, timeline, progress, admission, checkpoints, drawings] = await Promise.all(
-  ["records", "words", "contests", "runs", "timeline", "progress", "admission", "checkpoints", "drawings"].map(load),
+const [records, words, contests, runs, timeline, progress, admission, checkpoints, drawings, identities] = await Promise.all(
+  ["records", "words", "contests", "runs", "timeline", "progress", "admission", "checkpoints", "drawings", "identities"].map(load),
 );
 
 const items = (kvs) => (kvs ?? []).map(records.itemOf);
@@ -44,6 +44,8 @@ function checkpointsOf({run, kvs, latest}) {
 }
 
 const scenarios = {
+  identities: ({before, after, seconds}) =>
+    identities.identityRows(before && identities.readFigures(before), identities.readFigures(after), seconds),
   history: (input) => {
     const history = historyOf(input);
     const roots = history.generations.map(timeline.rootFault);

@@ -130,11 +130,16 @@ function anyOf(...signals) {
   return controller.signal;
 }
 
-/** Read a plain JSON page of the member, such as "/ui/about". */
-export async function getJson(path, { signal, timeoutS = 10 } = {}) {
+function get(path, { signal, timeoutS = 10 } = {}) {
   const limit = AbortSignal.timeout(timeoutS * 1000);
-  return (await request(path, { signal: signal ? anyOf(signal, limit) : limit })).json();
+  return request(path, { signal: signal ? anyOf(signal, limit) : limit });
 }
+
+/** Read a plain JSON page of the member, such as "/ui/about". */
+export const getJson = async (path, options) => (await get(path, options)).json();
+
+/** Read a plain text page of the member, such as "/debug/identities". */
+export const getText = async (path, options) => (await get(path, options)).text();
 
 /** The lines of a streamed response, as they come. */
 export async function* lines(response) {

@@ -1,4 +1,4 @@
-// The cluster: members and who leads, how far each is, live rates and latencies, alarms, what happened.
+// The cluster: members and who leads, how far each is, live rates and latencies, alarms, users, what happened.
 
 import { call } from "../frame/call.js";
 import { isWeb, remember } from "../frame/connection.js";
@@ -9,6 +9,7 @@ import { badge, button, confirmed, empty, failure, figure, head, section, spark,
 import { view } from "../frame/router.js";
 import { editing } from "../frame/session.js";
 import { merged } from "../model/events.js";
+import { identities } from "./identities.js";
 
 const ADVICE = {
   NOSPACE: "writes are refused until there is space: compact, defragment, then disarm the alarm here",
@@ -180,7 +181,7 @@ view("cluster", {
     const store = h("dl", { class: "sheet" });
     const events = table({ columns: EVENTS, key: (one) => `${one.at} ${one.text}`, label: "Events", none: "Nothing has happened since the members started." });
     const trouble = h("div");
-    const content = h("div", { class: "stack", hidden: true }, alarms, numbers.element, section("Members", members.element), section("Store", store), section("Events", events.element));
+    const content = h("div", { class: "stack", hidden: true }, alarms, numbers.element, section("Members", members.element), identities(scope), section("Store", store), section("Events", events.element));
     root.append(header, trouble, content);
 
     function draw(next) {
