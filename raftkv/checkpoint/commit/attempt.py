@@ -681,7 +681,9 @@ async def _first(control: Control, start: bytes, end: bytes) -> KeyValue | None:
 # have prepared is complete: the next claim commits it, unless its files were deleted or truncated meanwhile. It aborts
 # any other attempt, whose files are then deleted.
 
-_UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, FilesChanged, PrepareConflict, StaleStep)
+_UNFIT: Final = (
+    AttemptOver, CheckpointExists, CheckpointNotFound, ConfigError, FilesChanged, PrepareConflict, StaleStep,
+)  # fmt: skip
 """Errors after which an attempt that all ranks have prepared can never be committed."""
 
 

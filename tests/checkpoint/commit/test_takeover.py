@@ -9,7 +9,8 @@ import pytest
 
 from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import FenceBroken
-from raftkv.checkpoint.keys import AttemptId
+from raftkv.checkpoint.keys import MEMORY, AttemptId
+from raftkv.checkpoint.records import CopyRecord
 from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
@@ -86,6 +87,41 @@ def test_uncommittable_attempt_is_aborted_with_its_reason() -> None:
         assert "0.bin, which rank 0 had prepared, is not there any more" in reasons[4]
         assert reasons[5] == "1 of 2 ranks had prepared when generation 1 ended"
         assert (await registry.latest()).step == 200
+
+    play(story())
+
+
+@pytest.mark.parametrize("why", ["metrics", "files"])
+def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generation(why: str) -> None:
+    """Every later generation failed to take it over, so the run never went on."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        ranks = 1 if why == "metrics" else 6
+        attempt = await registry.begin(await registry.claim(), 100, world_size=ranks, kind=MEMORY)
+        for rank in range(ranks):
+            (file,) = files_of(rank)
+            copy = CopyRecord(
+                MEMORY,
+                100,
+                1,
+                attempt.record.number,
+                file.name,
+                file.digest,
+                1,
+                "a",
+                "host-a",
+                "127.0.0.1:1",
+                "0" * 64,
+            )
+            world.put(KEYS.copy(MEMORY, attempt.record.id, file.name, "a"), copy.encode())
+            many = [replace(file, name=f"{rank}-{number}-{'x' * 1000}") for number in range(200)]
+            await attempt.prepare(rank, [file] if why == "metrics" else many, metrics={"loss": 1.0})
+        claim = await registry.claim()
+        (taken,) = await registry.take_over(claim)
+        assert taken.checkpoint is None
+        assert await registry.take_over(claim) == []
 
     play(story())
 
