@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -114,8 +116,16 @@ def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
     was_serving = bool(before) and all(row.role in SERVING for row in before)
     if not was_serving and after and all(row.role in SERVING for row in after):
         lines.append(f"dashboard: {dashboard(after)}")
-        lines.append(f"ready: raftkvctl --endpoints {','.join(row.endpoint for row in after)} endpoint status")
+        lines.append(f"ready: {_ctl()} --endpoints {','.join(row.endpoint for row in after)} endpoint status")
     return lines
+
+
+def _ctl() -> str:
+    """Return how to call the ``raftkvctl`` of this installation from the working directory."""
+    own = Path(sys.executable).with_name("raftkvctl")
+    if not own.exists() or shutil.which("raftkvctl") == str(own):
+        return "raftkvctl"
+    return shlex.quote(os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own))
 
 
 # -- the member processes --------------------------------------------------------------------------------------------

@@ -79,7 +79,9 @@ def process_of(directory: Path, name: str) -> int:
 
 def test_three_members_live_and_die():
     with local_cluster(3) as (process, ports, directory):
-        read_until(process, lambda line: line.startswith("ready: raftkvctl --endpoints "))
+        ready = read_until(process, lambda line: line.startswith("ready: "))[-1]
+        pasted = subprocess.run(ready.removeprefix("ready: "), shell=True, capture_output=True, text=True, check=True)
+        assert len(pasted.stdout.splitlines()) == 3, "the line is a command for this shell"
         endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
         assert run_ctl([f"--endpoints={endpoints}", "put", "k", "v"]).output == b"OK\n"
         assert len(member_processes(directory)) == 3
