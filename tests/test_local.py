@@ -83,7 +83,10 @@ def _state(cluster) -> str:
 def test_a_member_that_does_not_start_says_why_in_one_line(tmp_path):
     with pytest.raises(LocalClusterError) as caught, local(flags=["--nonsense=1"], directory=tmp_path):
         pass
-    assert str(caught.value) == "member node1 did not start: raftkv: flag provided but not defined: -nonsense"
+    assert (
+        str(caught.value)
+        == "member node1 did not start: raftkv: flag provided but not defined: -nonsense; see raftkv --help"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -168,7 +168,7 @@ def ordered(value: float) -> str:
 def from_ordered(text: str) -> float:
     """Decode a result of ``ordered``. Raises ValueError."""
     if not _ORDERED.fullmatch(text):
-        raise ValueError(f"{text!r} is no ordered number")
+        raise ValueError(f"{text!r} is not an ordered number")
     word = int(text, 16)
     (value,) = _DOUBLE.unpack(_WORD.pack(word ^ (1 << 63 if word >> 63 else 0xFFFFFFFFFFFFFFFF)))
     if not is_comparable(value):
@@ -204,7 +204,7 @@ class AttemptId:
         step, generation, number = map(int, text.split("."))
         found = cls(step, generation, number)
         if str(found) != text:
-            raise ValueError(f"{text!r} is no attempt")
+            raise ValueError(f"{text!r} is not an attempt")
         return found
 
     @property

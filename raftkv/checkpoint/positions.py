@@ -238,10 +238,10 @@ class _Ranges(Record):
         if kind != "Intervals":
             return super(_Ranges, cls).read_field(name, kind, value)
         if not isinstance(value, list) or len(value) > INTERVALS_MAX:
-            raise RecordError(cls.NAME, f"{name} are no intervals")
+            raise RecordError(cls.NAME, f"{name} are not intervals")
         found = [tuple(each) for each in value if isinstance(each, list)]
         if len(found) != len(value) or not all(_is_interval(each) for each in found) or overlaps(found):
-            raise RecordError(cls.NAME, f"{name} are no intervals that are apart")
+            raise RecordError(cls.NAME, f"{name} are not separate intervals")
         return united(found)
 
 

@@ -248,7 +248,7 @@ class Place:
                 directories.
         """
         if self._is_local and not self._fs.isdir(self._root):
-            why = "is no directory" if self._fs.exists(self._root) else "is not there"
+            why = "is not a directory" if self._fs.exists(self._root) else "does not exist"
             raise CommandError(f"{self.url} {why}")
 
     def names(self) -> list[str]:

@@ -93,7 +93,7 @@ class Folder:
 
     def __init__(self, path: str, *, is_new: bool) -> None:
         if not is_new and not Path(path).exists():
-            raise ConfigError(f"{path} is not there")
+            raise ConfigError(f"{path} does not exist")
         self._path = private_directory(path)
 
     def make(self, members: Mapping[str, Sequence[str]], clients: Sequence[str], days: int, ca_days: int) -> list[Made]:
@@ -351,8 +351,11 @@ def main(words: Sequence[str]) -> int:
     if found is None:
         return SUCCESS
     command, parsed = found
-    if not parsed.arguments or (command and len(parsed.arguments) > 1):
+    if not parsed.arguments:
         raise CommandError(f"certs {command}".strip() + " takes a directory; see raftkv certs --help", BAD_FLAGS)
+    if command and len(parsed.arguments) > 1:
+        names = "" if command == "list" else ": name members with --member, clients with --client"
+        raise CommandError(f"certs {command} takes only a directory{names}", BAD_FLAGS)
     members = _members(parsed.arguments[1:])
     for flag in ("member", "client"):
         for name, times in Counter(parsed.values.get(flag, ())).items():

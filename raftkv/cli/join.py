@@ -367,8 +367,9 @@ def _names(members: Iterable[rpc_pb2.Member]) -> str:
 
 
 def _reason(error: StatusError) -> str:
+    """Return why the only endpoint failed, without its URL, which the caller names."""
     failures = error.failures if isinstance(error, EndpointsFailed) else {}
-    return "; ".join(f"{where}: {why}" for where, why in failures.items()) or str(error)
+    return "; ".join(failures.values()) or str(error)
 
 
 def _say(text: str) -> None:

@@ -555,7 +555,8 @@ def _read_words(words: Sequence[str]) -> dict[str, str]:
         if not name or name.startswith("-"):
             raise CommandError(f"bad flag syntax: {word}", BAD_FLAGS)
         if name not in FLAGS and name not in ("version", "help", "h", "config-file"):
-            raise CommandError(f"flag provided but not defined: -{name}" + did_you_mean(name, FLAGS, "--"), BAD_FLAGS)
+            advice = did_you_mean(name, FLAGS, "--") or "; see raftkv --help"
+            raise CommandError(f"flag provided but not defined: -{name}{advice}", BAD_FLAGS)
         if not separator:
             if name in BOOLEANS:
                 value = "true"

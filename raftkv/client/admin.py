@@ -149,7 +149,7 @@ def _target(to: str | os.PathLike[str]) -> Path:
     with contextlib.suppress(OSError):
         mode = os.stat(to).st_mode
         if not stat.S_ISREG(mode):
-            why = "is a directory" if stat.S_ISDIR(mode) else "it is no file, and a file would take its place"
+            why = "is a directory" if stat.S_ISDIR(mode) else "not a regular file, which the snapshot would replace"
             raise StorageError(f"could not open {os.fspath(to)} ({why})")
     return target
 

@@ -112,7 +112,7 @@ def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
             raise OSError(f"{key_file} is encrypted: only keys without a password can be used") from None
         if error.reason == "KEY_VALUES_MISMATCH":
             raise OSError(f"{key_file} is not the key of {cert_file}") from None
-        raise OSError(f"{cert_file} and {key_file} are no certificate and its key in PEM") from None
+        raise OSError(f"{cert_file} and {key_file} are not a certificate and its key in PEM") from None
 
 
 def _stamp_of(files: tuple[str, ...]) -> _Stamp:

@@ -205,7 +205,7 @@ def decode(data: bytes) -> bytes:
         state = step[0]
         out.append(step[1])
     if state and state not in _tree()[1]:
-        raise HuffmanError("padding that is no beginning of the end of a string")
+        raise HuffmanError("invalid padding of a string")
     return b"".join(out)
 
 
@@ -267,7 +267,7 @@ class Decoder:
         try:
             fields, is_sound_, is_stable = self._decode(block)
         except IndexError:
-            raise _broken("it ends too early, or names an entry that is not there") from None
+            raise _broken("it ends too early, or names an unknown entry") from None
         except HuffmanError as error:
             raise _broken(str(error)) from None
         if len(fields) > self._count_max or len(fields) * self._longest_bytes > self._list_bytes_max:
@@ -541,9 +541,9 @@ def check_request(fields: Headers) -> int | None:
     elif not names >= _NEEDED:
         raise malformed("a request needs :method, :scheme and :path")
     elif not _is_token(pseudo[b":method"]) or not _is_scheme(pseudo[b":scheme"]) or not _is_target(pseudo):
-        raise malformed("a method, scheme or path that is none")
+        raise malformed("an invalid method, scheme or path")
     if not _is_authority(pseudo.get(b":authority", b"")):
-        raise malformed("an authority that is none")
+        raise malformed("an invalid authority")
     return _content_length(fields)
 
 

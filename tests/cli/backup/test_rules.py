@@ -113,7 +113,7 @@ def test_invalid_manifests(text: str, tmp_path: Path) -> None:
 def test_a_misspelled_directory_has_no_list(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for name, why in (("nowhere", "is not there"), ("file", "is no directory")):
+    for name, why in (("nowhere", "does not exist"), ("file", "is not a directory")):
         listed = run_server(["backup", "list", str(tmp_path / name)])
         assert (listed.code, listed.errors) == (1, f"raftkv: {tmp_path / name} {why}\n")
     assert run_server(["backup", "list", str(tmp_path / "empty")]).code == 0

@@ -56,7 +56,7 @@ def test_target_that_is_no_file_is_kept(tmp_path: Path, kind: str) -> None:
     before = os.lstat(place).st_mode, sorted(tmp_path.iterdir())
     with Cluster(RAFTKV) as cluster:
         ran = run_ctl(["snapshot", "save", str(shown), "--endpoints", cluster.endpoints[0]])
-    why = "is a directory" if kind == "directory" else "it is no file, and a file would take its place"
+    why = "is a directory" if kind == "directory" else "not a regular file, which the snapshot would replace"
     assert (ran.code, ran.output, ran.errors) == (5, b"", f"Error: could not open {shown} ({why})\n")
     assert (os.lstat(place).st_mode, sorted(tmp_path.iterdir())) == before
 

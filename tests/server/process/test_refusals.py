@@ -81,7 +81,7 @@ def test_the_data_directory_of_etcd_is_told_by_name(etcd_data: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "status", "line"),
     [
-        (["--colour", "blue"], 2, "raftkv: flag provided but not defined: -colour"),
+        (["--colour", "blue"], 2, "raftkv: flag provided but not defined: -colour; see raftkv --help"),
         (["--heartbeat-interval", "soon"], 2, 'invalid value "soon" for flag -heartbeat-interval: parse error'),
         (["--name", "other"], 1, 'raftkv: couldn\'t find local name "other" in the initial cluster configuration'),
         (["--initial-cluster", "default={peer},b={peer}"], 1, "has duplicate url"),
@@ -105,3 +105,9 @@ def test_flags(tmp_path: Path, flags: list[str], status: int, line: str) -> None
     assert line in ended.one_line(status)
     # Nothing is left of it: the ids of these flags would be those of a start with others.
     assert not (tmp_path / "data" / "member").exists()
+
+
+def test_joining_through_a_dead_member_names_it_once(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    ended = run_to_end("join", url, "--data-dir", str(tmp_path / "data"), "--insecure-peers")
+    assert ended.one_line(1) == f"raftkv: join: {url}: connect: connection refused"

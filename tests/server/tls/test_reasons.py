@@ -88,7 +88,7 @@ FILES = [
     ("a.key", "", "", "there is no certificate in PEM in {}/a.key"),
     ("", "a.crt", "none.key", "{}/none.key: No such file or directory"),
     ("", "a.crt", "b.key", "{0}/b.key is not the key of {0}/a.crt"),
-    ("", "a.key", "a.key", "{0}/a.key and {0}/a.key are no certificate and its key in PEM"),
+    ("", "a.key", "a.key", "{0}/a.key and {0}/a.key are not a certificate and its key in PEM"),
     ("", "a.crt", "locked.key", "{}/locked.key is encrypted: only keys without a password can be used"),
 ]
 
