@@ -106,7 +106,7 @@ class Lookup:
             kind: kind of the checkpoint; empty: the kind with the highest step, the first by name.
 
         Raises:
-            CheckpointNotFound: there is none.
+            CheckpointNotFound: no checkpoint exists.
         """
         before = -1
         while summaries := await self.summary(run_id, kind):
@@ -127,7 +127,7 @@ class Lookup:
             kind: kind of the checkpoint; empty: the first kind by name that has the step.
 
         Raises:
-            CheckpointNotFound: the checkpoint does not exist (any more).
+            CheckpointNotFound: the checkpoint does not exist, or was deleted.
             ConfigError: the step is not valid.
         """
         step = check_step(step)
@@ -393,13 +393,13 @@ class Commit:
 
 
 class Commits:
-    """The commits of a run, as they come; see the module. End it with ``cancel``.
+    """Iterate over the commits of a run as they happen. End it with ``cancel``.
 
     Arguments:
         control: the store.
         run_id: run id.
         kind: only this kind; empty: all kinds.
-        start_revision: the first that comes; 0: what is committed from now on, 1: all that there are.
+        start_revision: first revision; 0: only new commits, 1: all existing ones too.
     """
 
     def __init__(self, control: Control, run_id: str, kind: str = "", *, start_revision: int = 0) -> None:
@@ -411,8 +411,8 @@ class Commits:
         self._end: Exception | None = None
         prefix = keys.records_of(kind) if kind else keys.records
         self._unwanted = b"" if kind else keys.records_of(MEMORY).encode()
-        # It keeps no copy of the records: a watcher's memory does not grow with their number.
-        # After a restore the commits of before come again, or others in their revisions: the reader has to know.
+        # No copy of the records is kept: a watcher's memory does not grow with their number. A restore of the cluster
+        # ends the watch, because earlier commits would be repeated, or others would have their revisions.
         self._copy = Reflector(
             control, below(prefix), self._take, deletes=False, on_end=self._ended, outlives_restore=False
         )
@@ -422,22 +422,22 @@ class Commits:
             self._copy.start(news_only=not start_revision)
 
     async def ready(self) -> int:
-        """Wait until it watches; returns the revision up to which everything is known."""
+        """Wait until the watch runs. Returns the revision up to which all commits are known."""
         await self._copy.ready()
         return self._copy.revision
 
     def cancel(self) -> None:
-        """End it: what was not read yet is dropped."""
+        """End the watch and drop unread commits."""
         self._is_over = True
         self._copy.close()
         self._news.set()
 
     async def next_batch(self) -> list[Commit]:
-        """Wait for commits; empty: it was cancelled.
+        """Wait for commits and return them; empty: the watch was cancelled.
 
         Raises:
             StatusError: the client is closed.
-            CompactedError: the cluster was restored from a backup; look at what there is, and watch from there.
+            CompactedError: the cluster was restored from a backup; look up the existing commits, and watch from there.
         """
         while not self._told and not self._is_over:
             await self._wait()
@@ -470,9 +470,9 @@ class Commits:
 
     def _take(self, changes: Sequence[Event]) -> None:
         if self._seen is None:
-            self._seen = self._copy.revision  # the first list is what was there before
+            self._seen = self._copy.revision  # the first list contains the existing commits
             return
-        # Records come in the order of their commits, and a later change keeps the create revision: no commit twice.
+        # Records arrive in the order of their commits; a later change keeps the create revision: no repetition.
         fresh: dict[bytes, KeyValue] = {}
         for event in changes:
             if event.type == PUT and event.kv.create_revision > self._seen and self._is_wanted(event.kv.key):
@@ -484,10 +484,10 @@ class Commits:
             self._news.set()
 
 
-# ---- bests: the best checkpoint by a metric, each time it changes; a serving process follows it
+# ---- bests: the best checkpoint by a metric, each time it changes; for serving processes
 #
-# It looks again when the summary of the run changes: at commits, later metrics, deletions. A best one that was replaced
-# before the look is left out. The same checkpoint comes again only if another was the best meanwhile.
+# The lookup is repeated when the summary of the run changes: at commits, later metrics and deletions. A best checkpoint
+# that was replaced before the lookup is omitted. The same one is repeated only if another was the best meanwhile.
 
 
 class Bests:

@@ -10,10 +10,10 @@
     )
     def train(): ...
 
-The wrapper's own store is in rank 0: when that rank dies, the job ends. With this store no rank is critical.
+The wrapper's default store is in rank 0: when that rank dies, the job ends. With this store, any rank may die.
 
-Use a new prefix for every start of the job, for example with the scheduler's job id and restart count, so that it does
-not find keys of an earlier start. The wrapper also opens a store in a monitor process beside each rank. That process
+Use a new prefix for every start of the job, for example with the scheduler's job id and restart count, so that it finds
+no keys of an earlier start. The wrapper also opens a store in a monitor process beside each rank. That process
 changes its working directory, so paths of certificates must be absolute.
 
 nvidia-resiliency-ext is not installed with raftkv; importing this module without it raises ``ConfigError``.
@@ -39,7 +39,7 @@ else:
 
 
 class NvrxStore(_Mixin, Store):  # type: ignore[misc, unused-ignore]
-    """``Store`` with what the wrapper adds to a store; arguments as for ``Store``.
+    """``Store`` with the methods of the wrapper's mixin; arguments as for ``Store``.
 
-    The wrapper's part comes first: its ``barrier`` is another one than torch's.
+    The mixin is the first base, because its ``barrier`` differs from torch's.
     """

@@ -1,7 +1,7 @@
 """Settings of an agent: makes a client and a ``RunConfig`` from torchrun's flags and ``--rdzv-conf``.
 
 Defines the option names of this adapter (``CONNECTION``, ``STORE_PORT``); those of the run are in ``training.config``.
-It also guesses what torch does not pass: this node's address as others see it, and its number of workers.
+It also guesses two values that torch does not pass: this node's address for other nodes, and its number of workers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Settings:
         connection: arguments of ``raftkv.connect``.
         run: the run, and this node.
         store_port: port of a generation's store, if this node hosts it; 0: any free port.
-        exit_barrier_timeout_s: how long an agent whose workers ended well waits for the others; None: as torch does.
-        prefork: modules that the next workers have imported when they are needed.
+        exit_barrier_timeout_s: how long an agent whose workers succeeded waits for the others; None: torch's default.
+        prefork: modules to import in spare workers in advance.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -76,7 +76,7 @@ def read(params: RendezvousParameters) -> Settings:
     """Read the settings of an agent.
 
     Raises:
-        ConfigError: something is missing, unknown, or not of its kind; the text says which and what is valid.
+        ConfigError: a setting is missing, unknown or not valid; the text names it and the valid values.
     """
     if not params.endpoint.strip():
         raise ConfigError("no endpoint: give --rdzv-endpoint=HOST:2379, or several separated by commas")
@@ -154,7 +154,7 @@ def _seconds(name: str, value: object) -> float | None:
 def _slots_of_launch() -> int:
     """Return the number of workers of this agent: torch does not pass it to handlers, but its launcher is on the stack.
 
-    For people who look at the run: ranks of workers come from torch.
+    The number is only shown to users; torch assigns the ranks of workers.
     """
     frame = sys._getframe()
     while frame.f_back is not None:

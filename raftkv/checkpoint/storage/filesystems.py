@@ -28,7 +28,7 @@ _ADVICE: Final = {
 
 
 _SYNCS_NO_DIRECTORY: Final = frozenset((errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP))
-"""Errors of file systems that keep names by themselves, as some network ones."""
+"""Errors of file systems that cannot sync directories, such as some network file systems."""
 
 
 class Files(NamedTuple):
@@ -46,14 +46,14 @@ class Files(NamedTuple):
 
 
 def open_url(url: str, *, extra: str = "checkpoint") -> Files:
-    """Return the directory that a URL, or a path, names.
+    """Open the directory at a URL or path.
 
     Arguments:
         url: URL of the directory.
         extra: extra of raftkv to install if fsspec is missing.
 
     Raises:
-        ConfigError: it is empty; or fsspec, or what that needs for such a URL, is not installed; or no kind of URL.
+        ConfigError: the URL is empty or of an unknown kind; or fsspec, or its package for the URL, is not installed.
     """
     if not url:
         raise ConfigError("the URL of a directory is empty; name one")  # fsspec would take the working directory
@@ -63,12 +63,12 @@ def open_url(url: str, *, extra: str = "checkpoint") -> Files:
     except ImportError:
         raise ConfigError(f"files at a URL need fsspec: pip install 'raftkv[{extra}]'") from None
     if "://" not in url or url.startswith("file://"):
-        # fsspec would take a name with two colons for a chain of file systems, and leave out what is behind them.
+        # fsspec would treat a name with two colons as a chain of file systems, and drop the text after them.
         path = os.path.abspath(url.removeprefix("file://"))
         return Files(LocalFileSystem(), path.rstrip("/"), is_local=True)
     try:
         fs, root = url_to_fs(url)
-    except Exception as error:  # each kind of URL has errors of its own
+    except Exception as error:  # each kind of URL has different errors
         raise ConfigError(f"cannot use {url}: {describe(error)}") from None
     if "::" in url and not str(root).rstrip("/").endswith(url.rstrip("/").rpartition("/")[2]):
         raise ConfigError(f"cannot use {url}: :: separates file systems in a URL; use a name without it")
@@ -106,7 +106,7 @@ def open_file(path: str) -> IO[bytes]:
     """Open a local file for reading, without blocking on a pipe or device in its place.
 
     Raises:
-        OSError: it cannot be opened, or is no file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode

@@ -135,7 +135,7 @@ class Writer(io.BufferedIOBase):
         """Name, size and digest of the finished file; for ``Attempt.prepare``.
 
         Raises:
-            StorageError: it is not finished, or could not be.
+            StorageError: the file is not finished, or could not be finished.
         """
         if self._record is None:
             raise StorageError(f"{self.name} is not finished; close it first, and use what close() left without error")
@@ -159,7 +159,7 @@ class Writer(io.BufferedIOBase):
         """Write bytes, or any buffer, which may be changed after the return.
 
         Raises:
-            StorageError: as on a full disk; the file cannot be finished any more.
+            StorageError: the write failed, as on a full disk; the file cannot be finished.
         """
         view = memoryview(data).cast("B")
         self._opened()
@@ -183,7 +183,7 @@ class Writer(io.BufferedIOBase):
         """Finish the file: make it durable and set ``record``. Idempotent.
 
         Raises:
-            StorageError: it could not be finished, and is no more.
+            StorageError: the file could not be finished, and is abandoned.
         """
         if self._file is None:
             return
@@ -319,14 +319,14 @@ class Place:
         uri: as given; a path is absolute.
 
     Raises:
-        ConfigError: fsspec is not installed, or knows no such URL.
+        ConfigError: fsspec is not installed, or does not support the URL.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = absolute(uri)
         self.fs, self.root, self.is_local = open_url(self.uri)
         self._durable: set[str] = set()
-        # Names below it are made durable: that of the root, and of what was made above it.
+        # Directory names below this path are made durable: the root, and parents created for it.
         self._top = os.path.dirname(self.root)
 
     def __repr__(self) -> str:
@@ -345,7 +345,7 @@ class Place:
         return bool(self.real_name_below(uri))
 
     def real_name_below(self, uri: str) -> str:
-        """Return the name below this one that a directory has when all links are followed; empty: it lies elsewhere.
+        """Return the name of a directory below this place with all links followed; empty: it is elsewhere.
 
         Raises:
             ConfigError: the uri is not valid.
@@ -360,7 +360,7 @@ class Place:
         return ""
 
     def name_below(self, uri: str) -> str:
-        """Return the name that a directory has below this one; empty: it lies elsewhere.
+        """Return the name of a directory below this place; empty: it is elsewhere.
 
         Raises:
             ConfigError: the uri is not valid.
@@ -376,10 +376,10 @@ class Place:
     # ---- writing
 
     def write(self, name: str, data: bytes) -> FileRecord:
-        """Write a whole file durably; on a local disk, an existing one is replaced atomically.
+        """Write a complete file durably; on a local disk, an existing one is replaced atomically.
 
         Raises:
-            StorageError: it could not be written.
+            StorageError: the file could not be written.
         """
         if not self.is_local:
             with self.open_writer(name) as file:
@@ -394,12 +394,12 @@ class Place:
         return FileRecord(name, file.record.size_bytes, file.record.digest)
 
     def write_new(self, name: str, data: bytes) -> bool:
-        """Write a whole file durably unless it exists; False: it exists.
+        """Write a complete file durably unless it exists; return False if it exists.
 
-        On an object store, and on a disk that knows no links, of two who do so at the same moment both may write.
+        On object stores and file systems without hard links, two concurrent callers may both write.
 
         Raises:
-            StorageError: it could not be written.
+            StorageError: the file could not be written.
         """
         if self.exists(name):
             return False
@@ -430,8 +430,8 @@ class Place:
             digest: digest algorithm, one of ``digest.ALGORITHMS``.
 
         Raises:
-            StorageError: it cannot be written.
-            ConfigError: no such name or algorithm can be.
+            StorageError: the file cannot be written.
+            ConfigError: the name or the algorithm is not valid.
         """
         path, own = self.path(name), Digest(digest)
         with self.named("write", name):
@@ -451,7 +451,7 @@ class Place:
         os.makedirs(directory, exist_ok=True)
 
     def _open_remote(self, path: str) -> IO[bytes]:
-        # Directories are made only where they are missed: on an object store that would make a bucket of a wrong name.
+        # Create directories only after a failure: on an object store, this would create a bucket with a misspelt name.
         try:
             return cast("IO[bytes]", self.fs.open(path, "wb"))
         except FileNotFoundError:
@@ -575,7 +575,7 @@ class Place:
 
         Raises:
             StorageError: something could not be deleted; another call continues.
-            ConfigError: the directory is none that an attempt has made: nothing else is ever deleted whole.
+            ConfigError: the directory does not have the name of an attempt; no other is deleted.
         """
         if AttemptId.of_directory(self.root.rpartition("/")[2]) is None:
             raise ConfigError(f"{self.uri} is not deleted: its name is not that of the directory of a checkpoint")
@@ -590,7 +590,7 @@ class Place:
                     sync(os.path.dirname(self.root))
 
     def _delete_objects(self) -> None:
-        # One by one: ``rm`` takes a name with a star for a pattern, and would delete what others have.
+        # One by one: ``rm`` treats a name with a star as a pattern, and would delete other files too.
         with ThreadPoolExecutor(DELETES_AT_ONCE, "raftkv-delete") as threads:
             for _ in threads.map(self.delete, [found.name for found in self._find()]):
                 pass
@@ -614,12 +614,12 @@ class Place:
 
     @contextmanager
     def named(self, what: str, name: str = "") -> Iterator[None]:
-        """Convert all errors of a file system to a StorageError that says what was done, and where."""
+        """Convert all errors of a file system to a StorageError with the operation and the URI."""
         try:
             yield
         except (StorageError, ConfigError):
             raise
-        # Each file system has errors of its own, and most say nothing of the URL.
+        # Each file system has different errors, and most do not contain the URL.
         except Exception as error:
             where = f"{self.uri}/{name}" if name else self.uri
             raise StorageError(f"cannot {what} {where}: {describe(error)}") from error

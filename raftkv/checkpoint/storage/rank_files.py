@@ -28,10 +28,10 @@ class RankFiles:
 
     Arguments:
         uri: directory of the attempt.
-        digest: algorithm for what ``open`` writes, of ``digest.ALGORITHMS``.
+        digest: digest algorithm for files written by ``open``, of ``digest.ALGORITHMS``.
 
     Raises:
-        ConfigError: fsspec is not installed, or knows no such URL.
+        ConfigError: fsspec is not installed, or does not support the URL.
     """
 
     def __init__(self, uri: str, *, digest: str = SHA256) -> None:
@@ -42,7 +42,7 @@ class RankFiles:
         self._written: dict[str, FileRecord] = {}
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file durably.
+        """Write a complete file durably.
 
         Arguments:
             name: file name below the checkpoint, different on each rank.
@@ -50,16 +50,16 @@ class RankFiles:
 
         Raises:
             ConfigError: the name is not valid, or was used before.
-            StorageError: it could not be written.
+            StorageError: the file could not be written.
         """
         self._check_new(name)
         self._written[name] = self.place.write(name, data)
 
     def open(self, name: str) -> Writer:
-        """Open a new file, which is digested while it is written; closed by ``finish`` at the latest.
+        """Open a new file, which is digested while it is written; ``finish`` closes it.
 
         Arguments:
-            name: as for ``write``; so are the errors.
+            name: as for ``write``, with the same errors.
         """
         self._check_new(name)
         writer = self.place.open_writer(name, digest=self._digest)
@@ -70,8 +70,8 @@ class RankFiles:
         """Return a local path to write to: a file, or a directory that only this rank uses.
 
         Raises:
-            ConfigError: the name is not valid, or the checkpoint does not lie on a local disk.
-            StorageError: its directory could not be made.
+            ConfigError: the name is not valid, or the checkpoint is not on a local disk.
+            StorageError: its directory could not be created.
         """
         if not self.place.is_local:
             raise ConfigError(f"{self.place.uri} is not a local disk: use write(name, data), or open(name)")
@@ -96,8 +96,8 @@ class RankFiles:
         """Make all files durable; return them with their digests.
 
         Raises:
-            StorageError: a file that ``path`` was asked for is not there, or could not be read or synced; or a link to
-                a directory is there.
+            StorageError: a file at a path of ``path`` does not exist, could not be read or synced, or is a link to a
+                directory.
         """
         for writer in self._writers:
             writer.close()
@@ -111,7 +111,7 @@ class RankFiles:
         path = self.place.path(name)
         if not os.path.isdir(path):
             return [name]
-        if os.path.islink(path):  # what lies behind it is not the checkpoint's, and would be looked for in vain
+        if os.path.islink(path):  # its target does not belong to the checkpoint, and readers would not find it
             raise StorageError(f"cannot add {path} to the checkpoint: it is a link to a directory; put the files there")
         found = Place(path).list()
         return [f"{name}/{file.name}" for file in found]

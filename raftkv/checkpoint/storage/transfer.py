@@ -59,11 +59,11 @@ def list_files(place: Place, *, without: Sequence[str] = ()) -> list[FileRecord]
 
     Arguments:
         place: place of the directory.
-        without: names that are left out.
+        without: names to omit.
 
     Raises:
-        ConfigError: there are none, or one has a name that cannot be used.
-        StorageError: the place cannot be read, or has a link to a directory.
+        ConfigError: there are no files, or a name is not valid.
+        StorageError: the place cannot be read, or contains a link to a directory or to nothing.
     """
     found = [each for each in place.list() if each.name not in without]
     for each in found:
@@ -81,15 +81,15 @@ def digest_files(
     on_progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> list[FileRecord]:
-    """Digest files in place and return them; local ones are made durable.
+    """Digest files in place and return them; local files are made durable.
 
     Arguments:
         place, files: files to digest.
         on_progress: called with numbers of bytes.
-        stop: set to give it up.
+        stop: set to cancel.
 
     Raises:
-        StorageError: one could not be read, has changed meanwhile, or ``stop`` was set.
+        StorageError: a file could not be read or has changed meanwhile, or ``stop`` was set.
     """
 
     def one(file: FileRecord, counter: Callable[[int], None]) -> FileRecord:
@@ -115,16 +115,16 @@ def copy_files(
 
     Arguments:
         source: location of the files.
-        files: which; a digest is checked, unless it is ``UNKNOWN``.
-        target: where the lines go.
-        resume: keep files there that are right already.
+        files: files to copy; each digest is checked unless it is ``UNKNOWN``.
+        target: place of the copies.
+        resume: keep correct files of the target.
         on_progress: called with numbers of bytes.
-        stop: set to give it up.
+        stop: set to cancel.
 
     Raises:
-        DigestMismatch: a file is not what it should be.
-        NotWhole: one has another length by now, as of a job that still writes it.
-        StorageError: one could not be read or written, or ``stop`` was set.
+        DigestMismatch: a file does not match its digest.
+        NotWhole: the length of a file has changed, for example because a job still writes it.
+        StorageError: a file could not be read or written, or ``stop`` was set.
     """
     there = {found.name: found.size_bytes for found in target.list()} if resume else {}
 
@@ -176,9 +176,9 @@ def _each(
             raise
 
 
-# ---- checkpoints as directories of this machine, for tools that read and write nothing else
+# ---- checkpoints as local directories, for tools that use only paths
 #
-# A directory that is taken in is renamed where that is possible: no byte is copied, and its old name is gone.
+# ``taken_in`` renames a directory where possible: no byte is copied, and the old name disappears.
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def make_directory(uri: str) -> None:
     """Create the directory of an attempt if it is local, because programs open files in it by path.
 
     Raises:
-        StorageError: it could not be made.
+        StorageError: it could not be created.
     """
     place = Place(uri)
     if place.is_local:
@@ -203,14 +203,14 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
     """Move a local directory to the directory of an attempt, for a block that commits its files.
 
     Arguments:
-        directory: it is gone afterwards. If it could not be moved or read, or the block raises ConfigError or
-            StorageError, by which nothing was committed, it is as it was: what lies below the uri of a failed attempt
-            is deleted. After any other error, as one of the cluster, a commit may have what was moved.
+        directory: directory to move. If it could not be moved or read, or if the block raises ConfigError or
+            StorageError (nothing was committed), it is restored, because files below the uri of a failed attempt are
+            deleted. After other errors, such as those of the cluster, the moved files may have been committed.
         uri: directory of the attempt, which does not exist yet.
 
     Raises:
-        StorageError: it could not be moved or read.
-        ConfigError: a file has a name that cannot be used; or the directory is a link.
+        StorageError: the directory could not be moved or read.
+        ConfigError: a file name is not valid, or the directory is a link.
     """
     if os.path.islink(
         os.fspath(directory).rstrip("/")
@@ -233,7 +233,7 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
         if is_moved and (not is_given or isinstance(error, ConfigError | StorageError)):
             if is_given and all(record.name != MANIFEST for record in records):
                 with suppress(OSError):
-                    os.unlink(f"{place.root}/{MANIFEST}")  # this attempt's: it would be in the way of the next
+                    os.unlink(f"{place.root}/{MANIFEST}")  # of this attempt: the next one could not write its own
             with suppress(OSError):
                 os.rename(place.root, directory)
         raise
@@ -264,11 +264,11 @@ def digest_tree(uri: str) -> list[FileRecord]:
     """Make all files below a uri durable, and return them with their digests.
 
     Raises:
-        StorageError: one could not be read or synced; the directory is gone, or nothing lies there.
+        StorageError: a file could not be read or synced, or the directory is missing or empty.
     """
     files = RankFiles(uri)
     if files.place.is_local:
-        with files.place.named("read"):  # a directory that has been deleted is no checkpoint without files
+        with files.place.named("read"):  # a deleted directory is an error, not an empty checkpoint
             names = sorted(os.listdir(files.place.root))
         for name in names:
             files.path(name)
@@ -332,9 +332,9 @@ Stamps = Mapping[str, tuple[int, ...]]
 class HandedOut:
     """Local directories of checkpoints whose paths were given to another program's loader, which reads them itself.
 
-    The last one is pinned until ``check``. Digests are verified before a path is given out. A write between that and
-    the load is detected by ``check``, which costs one ``stat`` per file. Writes of another machine to a network file
-    system are detected only when this machine refreshes its cached attributes.
+    The last checkpoint is pinned until ``check``. Digests are verified before a path is returned. ``check`` detects
+    a write between the verification and the load; it costs one ``stat`` per file. Writes of another machine to a
+    network file system are detected only when this machine refreshes its cached attributes.
 
     Arguments:
         registry: registry of the checkpoints.
@@ -348,10 +348,10 @@ class HandedOut:
         self._finalizer: weakref.finalize[..., HandedOut] | None = None
 
     def pinned(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-        """Find and pin the next checkpoint, and unpin the previous one; None: there is none.
+        """Find and pin the next checkpoint, and unpin the previous one; return None if ``find`` returns None.
 
         Arguments:
-            find: called again if what it found is deleted before it is pinned.
+            find: lookup; called again if its result is deleted before it is pinned.
         """
         while (found := find()) is not None:
             with suppress(CheckpointNotFound):
@@ -385,7 +385,7 @@ class HandedOut:
         """Check the last path just before it is read, because a pickle may run code.
 
         Raises:
-            DigestMismatch: a file is not the one that was compared any more.
+            DigestMismatch: a file has changed since it was verified.
         """
         if self._last and (name := self._changed(self._last)):
             raise DigestMismatch(self._last, name, "was changed or deleted after it was compared; it is not loaded")
@@ -394,7 +394,7 @@ class HandedOut:
         """Check the last path after all processes have read it.
 
         Raises:
-            DigestMismatch: a file is not the one that was compared any more: it is not known what was read.
+            DigestMismatch: a file has changed since it was verified, so the loaded bytes are unknown.
         """
         path, self._last = self._last, ""
         self._release()
@@ -419,10 +419,12 @@ def _lock(path: str) -> tuple[TextIO, bool]:
     """Open and lock a file, waiting for other processes; the end of a process releases the lock.
 
     Returns:
-        the file, and whether the file system knows locks, so that no other process has it open.
+        the file, and whether the file system supports locks, so that this process is alone.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC  # what a link leads to would be cut
+    flags = (
+        os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    )  # the target of a link would be truncated
     descriptor = os.open(path, flags, 0o666)
     is_locked = True
     try:
@@ -436,7 +438,7 @@ def _lock(path: str) -> tuple[TextIO, bool]:
 
 
 def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
-    # Not by the number of the process alone: without locks another container may have one of the same number.
+    # The process id does not suffice: without locks, another container may use the same one.
     partial = f"{target}.{os.getpid()}-{os.urandom(4).hex()}.part"
     local, fetched = Place(target), Place(partial)
     try:

@@ -7,9 +7,9 @@
     with open_verified(checkpoint, "model.bin") as file: ...     # DigestMismatch before the first byte
     check_there(place, manifest)                                 # before a commit: sizes only
 
-The record has the digest of the manifest, and the manifest those of all files. So a change of the files by a process
-without write access to the store is always detected. Digests are computed on several threads, one piece of a file at a
-time, so memory does not depend on the size of files.
+The record has the digest of the manifest, and the manifest has the digests of all files. So a change of the files by a
+process without write access to the store is always detected. Digests are computed on several threads, one piece of a
+file at a time, so memory does not depend on the size of files.
 
 Blocking, like ``place``.
 """
@@ -51,10 +51,10 @@ class Report:
     Attributes:
         checkpoint: checkpoint.
         file_count, size_bytes: number and total size of the files with the right digest.
-        missing: files that are not there.
-        wrong_size, wrong_digest: files that are not what was committed.
+        missing: files that do not exist.
+        wrong_size, wrong_digest: files that differ from the committed ones.
         unreadable: files that could not be read, with the error.
-        extra: files that are there and belong to no rank: the readers here pass them over, other loaders may take them.
+        extra: files of no rank: the readers of this module ignore them, other loaders may read them.
     """
 
     checkpoint: Checkpoint
@@ -76,11 +76,11 @@ class Counter:
     """Sums up bytes from several threads and reports progress.
 
     Arguments:
-        total: bytes in all.
-        on_progress: told; None: no function is.
+        total: total number of bytes.
+        on_progress: called with each sum; None: no calls.
 
     Attributes:
-        given_up: set where the threads are to end with their next piece, as after Ctrl-C.
+        given_up: set to make the threads end with their next piece, for example after Ctrl-C.
     """
 
     def __init__(self, total: int, on_progress: Progress | None) -> None:
@@ -94,7 +94,7 @@ class Counter:
         """Report more bytes.
 
         Raises:
-            StorageError: the work was given up.
+            StorageError: the work was cancelled.
         """
         if self.given_up:
             raise StorageError("it was given up")
@@ -108,11 +108,11 @@ def require_below(checkpoint: Checkpoint, uri: str) -> None:
     """Refuse a checkpoint that is not below the registry's uri, before its files are loaded as code.
 
     Arguments:
-        checkpoint: checkpoint; any user who may write its key may have written the directory that it names.
+        checkpoint: checkpoint; any user who may write its key may have chosen its directory.
         uri: URI of the registry.
 
     Raises:
-        ConfigError: it does not lie below.
+        ConfigError: the checkpoint is not below the uri.
     """
     if not uri or not Place(uri).contains(checkpoint.uri):
         raise ConfigError(
@@ -125,8 +125,8 @@ def load_manifest(checkpoint: Checkpoint) -> Manifest:
     """Return the list of a checkpoint's files, verified against the record.
 
     Raises:
-        DigestMismatch: it is not the one that was committed.
-        StorageError: it cannot be read; ``CheckpointNotFound`` of a new lookup says if the checkpoint was deleted.
+        DigestMismatch: the list is not the committed one.
+        StorageError: the list cannot be read. If the checkpoint was deleted, a lookup raises ``CheckpointNotFound``.
     """
     return decode_manifest(checkpoint.uri, read_manifest(checkpoint), checkpoint.manifest)
 
@@ -146,12 +146,12 @@ def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:
     """Decode and verify a manifest.
 
     Arguments:
-        uri: where the files come from.
+        uri: directory of the files.
         data: content of the file.
-        wanted: digest that they must have.
+        wanted: expected digest of the data.
 
     Raises:
-        DigestMismatch: they have another, or are no manifest.
+        DigestMismatch: the digest differs, or the data is not a manifest.
     """
     found = Digest.like(wanted)
     found.update(data)
@@ -168,17 +168,17 @@ def check_there(place: Place, manifest: Manifest) -> None:
 
     Arguments:
         place: place of the attempt.
-        manifest: manifest of what the ranks have prepared.
+        manifest: manifest of the files that the ranks have prepared.
 
     Raises:
-        FilesChanged: one is not.
+        FilesChanged: a file is missing or has another size.
         StorageError: the place cannot be read.
     """
     there = {found.name: found.size_bytes for found in place.list()}
     for rank, file in manifest.files:
         if there.get(file.name) == file.size_bytes:
             continue
-        # A list may be older than the file on a network file system. Opening the file shows its present size.
+        # On a network file system, a listing may be older than the file. Opening the file gives its current size.
         size_bytes = place.size_now(file.name)
         if size_bytes is None:
             raise FilesChanged(place.uri, file.name, rank, "is not there any more")
@@ -195,7 +195,7 @@ def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threa
         threads: number of threads that read and digest in parallel.
 
     Raises:
-        DigestMismatch: the manifest is not the one that was committed, so nothing can be said of the rest.
+        DigestMismatch: the manifest is not the committed one, so the files cannot be verified.
         StorageError: the place cannot be read.
     """
     place = Place(checkpoint.uri)
@@ -206,7 +206,7 @@ def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threa
         try:
             outcomes = list(pool.map(lambda file: _check(place, file, there.get(file.name), counter), files))
         except BaseException:
-            counter.given_up = True  # the block waits for files under way
+            counter.given_up = True  # the end of the block waits for files in progress
             raise
     named = {name: tuple(file.name for file, outcome in zip(files, outcomes, strict=True) if outcome == name)
              for name in (_MISSING, _SIZE, _DIGEST)}  # fmt: skip
@@ -226,10 +226,10 @@ _DIGEST: Final = "differs in contents from what was committed"
 
 
 def _check(place: Place, file: FileRecord, found: Found | None, counter: Counter) -> str:
-    """Return what is wrong with a file; empty: nothing."""
+    """Return the fault of a file; empty: none."""
     try:
         size_bytes = None if found is None else found.size_bytes
-        if size_bytes != file.size_bytes:  # a list may be older than the file, see above
+        if size_bytes != file.size_bytes:  # a listing may be older than the file, see above
             size_bytes = place.size_now(file.name)
         if size_bytes != file.size_bytes:
             counter.add(file.size_bytes)
@@ -246,10 +246,10 @@ def digest_of(place: Place, name: str, *, like: str = digest.SHA256, on_bytes: C
     Arguments:
         place, name: place and name of the file.
         like: algorithm, or a digest of the same algorithm.
-        on_bytes: told of each piece.
+        on_bytes: called with the size of each piece.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
         ConfigError: the algorithm is unknown.
     """
     found = Digest.like(like)
@@ -260,7 +260,7 @@ def digest_of(place: Place, name: str, *, like: str = digest.SHA256, on_bytes: C
 
 
 def find_file(manifest: Manifest, checkpoint: Checkpoint, name: str) -> FileRecord:
-    """Return the committed record of a file. Raises DigestMismatch if there is none with that name."""
+    """Return the committed record of a file. Raises DigestMismatch if no file has the name."""
     for _, file in manifest.files:
         if file.name == name:
             return file
@@ -268,11 +268,10 @@ def find_file(manifest: Manifest, checkpoint: Checkpoint, name: str) -> FileReco
 
 
 def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> IO[bytes]:
-    """Open a verified file: no byte is returned before the whole file was verified.
+    """Open a verified file: no byte is returned before the complete file was verified.
 
-    A file up to 64 MiB is read into memory and checked there. A larger one is read twice: first to check it, then by
-    the caller. The first time each piece is digested too, and the second time the piece has to be the same.
-    ``stream_verified`` reads once.
+    A file up to 64 MiB is read into memory and checked there. A larger one is read twice: first to check it and
+    to digest each piece, then by the caller, with each piece compared. ``stream_verified`` reads once.
 
     Arguments:
         checkpoint: result of a lookup.
@@ -280,9 +279,9 @@ def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None 
         file: its entry in the manifest; None: the manifest is read.
 
     Raises:
-        DigestMismatch: the file, or the manifest, is not what was committed. A read raises it too, if the file was
+        DigestMismatch: the file or the manifest is not the committed one. A read raises it too if the file was
             changed after it was opened.
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     wanted = file or find_file(load_manifest(checkpoint), checkpoint, name)
     place = Place(checkpoint.uri)
@@ -306,10 +305,10 @@ class _Pieces(io.RawIOBase):
 
     Arguments:
         file: open file, closed with this object.
-        place, wanted: what it is.
+        place, wanted: place and committed record of the file.
 
     Raises:
-        DigestMismatch: it is not what was committed.
+        DigestMismatch: the file is not the committed one.
     """
 
     def __init__(self, file: IO[bytes], place: Place, wanted: FileRecord) -> None:
@@ -381,8 +380,8 @@ def stream_verified(place: Place, file: FileRecord) -> Iterator[bytes]:
         file: committed record of the file.
 
     Raises:
-        DigestMismatch: at the end: what was handed out is not what was committed.
-        StorageError: it cannot be read.
+        DigestMismatch: at the end, if the returned bytes are not the committed ones.
+        StorageError: the file cannot be read.
     """
     found, size_bytes = Digest.like(file.digest), 0
     for chunk in place.chunks(file.name):

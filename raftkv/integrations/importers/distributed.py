@@ -47,7 +47,7 @@ def check_shards(candidate: Candidate, source: Source) -> None:
     """Check each directory with shards: all shards named by its metadata exist, and none is truncated.
 
     Raises:
-        NotWhole: one is not; says which.
+        NotWhole: a file is missing or incomplete; the text names it.
     """
     shards = [name for name in candidate.files if name.endswith(".distcp")]
     metadata = [name for name in candidate.files if name.endswith(METADATA)]

@@ -28,7 +28,7 @@ def check_safetensors(source: Source, name: str) -> dict[str, Any]:
     """Check that a safetensors file has the length in its header; return its metadata.
 
     Raises:
-        NotWhole: it is not, or is no such file.
+        NotWhole: the file is truncated, or not of this format.
         StorageError: it could not be read.
     """
     size = source.listing.files[name]

@@ -110,8 +110,8 @@ def _detect_in(here: Listing) -> list[Candidate]:
 #
 # Files that name the newest checkpoint of a directory: DeepSpeed's, Megatron's and TensorFlow's.
 #
-# They are the reason why a directory is worth a look: written before what they name is whole, truncated before they are
-# written, or left behind by a deletion. The importer compares the named checkpoint with the files that exist.
+# A tracker may be wrong: written before its checkpoint is complete, truncated by a crash, or left by a deletion. The
+# importer compares the named checkpoint with the existing files.
 
 TRACKERS: Final = {
     "latest": re.compile(r"(?P<name>[\w.-]{1,255})\s*"),

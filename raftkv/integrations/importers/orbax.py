@@ -33,7 +33,7 @@ def inspect(candidate: Candidate, source: Source) -> Facts:
     """Check that the step was finished, and return its metrics.
 
     Raises:
-        NotWhole: it was not, or an item is missing; says which.
+        NotWhole: the save did not end, or an item is missing; the text names it.
     """
     if TEMPORARY in candidate.path:
         raise NotWhole(source.uri, f"{candidate.path} is temporary: the save was stopped before its end")

@@ -61,11 +61,11 @@ class Source:
         uri: path or URL.
 
     Attributes:
-        bad: names of the listing that cannot be taken, and why: those that no checkpoint can have, links that lead out
+        bad: names of the listing that cannot be imported, with the reason: invalid file names, and links that lead out
             of the directory, to a directory or to nothing. Pipes, devices and a registry's own files are not listed.
 
     Raises:
-        ConfigError: fsspec is not installed, or knows no such URL, or nothing is there.
+        ConfigError: the URI does not exist or has too many files; or fsspec is missing, or does not support the URL.
         StorageError: it could not be listed.
     """
 
@@ -145,7 +145,7 @@ class Source:
         """Return the content of a JSON file.
 
         Raises:
-            NotWhole: it is no JSON, as one that was cut off, or is too long.
+            NotWhole: it is not JSON, for example because it is truncated, or it is too long.
             StorageError: it could not be read.
         """
         data = self.head(name, JSON_MAX_BYTES + 1)

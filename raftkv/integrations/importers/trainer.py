@@ -53,7 +53,7 @@ def inspect(candidate: Candidate, source: Source) -> Facts:
     """Check that the folder is complete, and return its metrics.
 
     Raises:
-        NotWhole: something is missing; says what.
+        NotWhole: a file is missing; the text names it.
     """
     if STATE not in candidate.files:
         raise NotWhole(source.uri, f"{candidate.base}{STATE} is missing: the Trainer writes it last, so it was stopped")
