@@ -547,6 +547,17 @@ class UnimplementedError(StatusError, code=UNIMPLEMENTED):
     """A request that this service does not support; the text says which."""
 
 
+def printable(text: str) -> str:
+    """Escape a text from another program: one line, without control sequences for the terminal.
+
+    >>> printable("caf\\u00e9 \\x1b[2J")
+    'caf\u00e9 \\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def explain(error: BaseException) -> str:
     """Return the cause of an error as one line that is never empty.
 

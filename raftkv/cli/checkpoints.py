@@ -37,10 +37,10 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.maintenance import parse_size
 from raftkv.cli.ctl.session import open_library, remark, use_library
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals
-from raftkv.cli.table import Rows, byte_bar, clock, count, out, printable, tell
+from raftkv.cli.table import Rows, byte_bar, clock, count, out, tell
 from raftkv.client.library import Client
 from raftkv.client.records import number_in
-from raftkv.errors import ConfigError, RaftKVError
+from raftkv.errors import ConfigError, RaftKVError, printable
 
 LATEST = "latest"
 WORDS = "latest, a step, tag:NAME, min:METRIC or max:METRIC"

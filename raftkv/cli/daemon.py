@@ -20,6 +20,7 @@ from raftkv.cli import pflag
 from raftkv.cli.pflag import BOOL, INT, LIST, Flag, Parsed
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals, refused
 from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.server.logs.outputs import stderr_handler
 from raftkv.urls import join_address, split_address
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def lighthouse(words: Sequence[str]) -> int:
     parsed = parse(LIGHTHOUSE_FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", usage)
     if parsed is None:
         return SUCCESS
-    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(handlers=[stderr_handler("%(asctime)s %(message)s")])
     logging.getLogger("raftkv").setLevel(logging.DEBUG if parsed.values["verbose"] else logging.INFO)
     try:
         return asyncio.run(_serve_lighthouse(parsed.values))
@@ -324,9 +325,8 @@ def gateway(words: Sequence[str]) -> int:
     parsed = parse(GATEWAY_FLAGS, words, "tcpstore-gateway", GATEWAY_USAGE)
     if parsed is None:
         return SUCCESS
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s raftkv tcpstore-gateway: %(message)s", stream=sys.stderr
-    )
+    handler = stderr_handler("%(asctime)s raftkv tcpstore-gateway: %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     return asyncio.run(_serve_gateway(parsed.values, gateway_config(parsed.values, parsed.changed)))
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.cli.table import Rows, clock, count, out, printable
+from raftkv.cli.table import Rows, clock, count, out
 from raftkv.client.records import RecordError
-from raftkv.errors import PermissionDeniedError
+from raftkv.errors import PermissionDeniedError, printable
 from raftkv.training.history import Change, Fold, GenerationHistory, RunHistory, RunSummary, read_history
 from raftkv.training.records import (
     BROKEN,

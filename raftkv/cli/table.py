@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from raftkv.errors import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -124,17 +126,6 @@ class Rows:
     header: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     styles: Sequence[str] = ()
-
-
-def printable(text: str) -> str:
-    """Escape a text from another program: one line, without control sequences for the terminal.
-
-    >>> printable("caf\\u00e9 \\x1b[2J")
-    'caf\u00e9 \\\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def out(rows: Rows) -> None:

@@ -18,12 +18,18 @@ from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, ask_password, failed, ope
 from raftkv.cli.pflag import text_bytes
 from raftkv.cli.printer import write_line
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
-from raftkv.cli.table import printable, progress_bar
+from raftkv.cli.table import progress_bar
 from raftkv.client import Client, Method
 from raftkv.client.admin import KINDS, SavedSnapshot, interval, save
 from raftkv.client.errors import explain_failures
 from raftkv.client.rpc import methods
-from raftkv.errors import ContextDeadlineExceededError, RootRoleNotExistError, StatusError, StorageError
+from raftkv.errors import (
+    ContextDeadlineExceededError,
+    RootRoleNotExistError,
+    StatusError,
+    StorageError,
+    printable,
+)
 from raftkv.pb import admin_pb2, auth_pb2, rpc_pb2
 
 _Action = rpc_pb2.DowngradeRequest

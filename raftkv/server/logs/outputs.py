@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
 
 from raftkv.config import ServerConfig
+from raftkv.errors import printable
 from raftkv.server.logs.files import open_output
 from raftkv.server.logs.handler import ThreadedHandler
 
@@ -101,6 +103,27 @@ _LEVELS: Final = {
 _NAMES: Final = {level: name for name, level in _LEVELS.items()}
 
 
+class LineFormatter(logging.Formatter):
+    """A format for people: a text from another program neither begins a line nor controls the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, and the lines of its traceback."""
+        shown = logging.makeLogRecord({**record.__dict__, "msg": printable(record.getMessage()), "args": None})
+        return "\n".join(map(printable, super().format(shown).split("\n")))
+
+
+def stderr_handler(line_format: str) -> logging.Handler:
+    """Return a handler for programs beside a member; their clients can cause as few lines as those of a member.
+
+    Arguments:
+        line_format: format of a line.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(f"{line_format}%(more)s"))
+    handler.addFilter(Repeats())
+    return handler
+
+
 class _JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)
@@ -121,7 +144,7 @@ def configure(config: ServerConfig) -> None:
     Raises:
         ConfigError: a file cannot be written.
     """
-    console = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s%(more)s", defaults={"more": ""})
+    console = LineFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s%(more)s", defaults={"more": ""})
     formatter = _JSONFormatter() if config.log_format == "json" else console
     root = logging.getLogger()
     close()

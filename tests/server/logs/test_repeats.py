@@ -103,3 +103,22 @@ def test_outputs_are_bounded(tmp_path: Path, log_format: str) -> None:
     texts = [json.loads(line)["msg"] if log_format == "json" else line.partition("test: ")[2] for line in lines]
     assert BURST <= len(texts) < 50 * BURST
     assert set(texts[:BURST]) == {"again"}
+
+
+def test_console_lines_neither_begin_lines_nor_control_the_terminal(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    path = tmp_path / "raftkv.log"
+    try:
+        outputs.configure(ServerConfig(log_outputs=(str(path),), log_format="console"))
+        try:
+            raise ValueError("\x1b[31mred")
+        except ValueError:
+            logging.getLogger("test").exception("from %s", "a\n2026-01-01 forged\x1b[2J\x9b")
+        outputs.close()
+    finally:
+        root.handlers[:], root.level = before
+    first, *traceback = path.read_text().splitlines()
+    assert first.endswith("test: from a\\n2026-01-01 forged\\x1b[2J\\x9b")
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-1] == "ValueError: \\x1b[31mred"

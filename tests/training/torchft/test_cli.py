@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from raftkv.cli import main as cli
+from raftkv.integrations.torchft.lighthouse import HEARTBEAT
+from raftkv.pb import torchft_pb2
+from raftkv.rpc import Channel
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -76,6 +80,28 @@ def test_jobs_have_ports_of_their_own_and_a_signal_ends_it_well(raftkv_cluster):
         assert process.wait(timeout=60) == 0
     with raftkv_cluster.connect() as kv:
         assert list(kv.range("/raftkv/", prefix=True)) == []
+
+
+def beat(address: str, *replica_ids: str) -> None:
+    """Send one heartbeat of each replica, and leave."""
+
+    async def send() -> None:
+        channel = Channel(address.removeprefix("http://"))
+        for replica_id in replica_ids:
+            request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id).SerializeToString()
+            await channel.unary(HEARTBEAT, request, 60.0)
+        await channel.close()
+
+    asyncio.run(send())
+
+
+def test_name_of_a_replica_neither_begins_a_line_nor_controls_the_terminal(raftkv_cluster):
+    with daemon("--listen=127.0.0.1:0", f"--endpoints={raftkv_cluster.endpoints[0]}") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        beat(process.stdout.readline().split()[-1], "a\n2026-01-01 forged\x1b[2J\x9b2J")
+        line = next(line for line in process.stderr if "replica" in line)
+        assert line.endswith("default: replica a\\n2026-01-01 forged\\x1b[2J\\x9b2J connected\n")
 
 
 def test_help_names_every_flag(capsys):
