@@ -33,7 +33,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from raftkv.client.values import KeyValue
-from raftkv.errors import ConfigError, RaftKVError
+from raftkv.errors import ConfigError, RaftKVError, printable
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class RecordError(RaftKVError):
     """A key does not contain a valid record of raftkv; ``why`` says what is wrong."""
 
     def __init__(self, record: str, why: str) -> None:
-        line = " ".join(why.split())
+        line = printable(" ".join(why.split()))
         self.why = line if len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]}..."
         super().__init__(f"not a {record} record: {self.why}")
 

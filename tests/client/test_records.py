@@ -153,3 +153,10 @@ def test_a_checkpoint_speaks_for_its_own_run_kind_and_step_alone() -> None:
     for change in ({"run_id": "other"}, {"run_id": "job/x"}, {"kind": "dcp"}, {"step": 8}, {"kind": "files/../dcp"}):
         with pytest.raises(RecordError):
             read(Checkpoint, item(sample.key, replace(sample.record, **change).encode()))
+
+
+def test_error_about_a_key_controls_no_terminal() -> None:
+    with pytest.raises(RecordError) as refusal:
+        read(State, item("/a\x1b[2J\x9b2J", b"{"))
+    assert "/a\\x1b[2J\\x9b2J: " in str(refusal.value)
+    assert str(refusal.value).isprintable()
