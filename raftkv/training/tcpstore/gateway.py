@@ -27,9 +27,11 @@ from typing import Any, Final
 
 from raftkv import aio
 from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.rpc.shares import Identity, Shares, identity_of_peer
 from raftkv.training.tcpstore import wire
 from raftkv.training.tcpstore.store import BATCH_BYTES_MAX, WATCHED_KEYS_MAX, OnTrouble, ReplicatedStore, persist
 from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
+from raftkv.urls import join_address
 
 # -- connection -----------------------------------------------------------------------------------------------------
 #
@@ -52,9 +54,9 @@ from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
 #
 # The memory limit for all connections of a gateway together: for pending requests, and for unread answers.
 #
-# Each connection has its own limits, but thousands of connections need one more. When a budget is exceeded, the
-# connection that holds most is closed; of equals, the one that has held bytes longest. So a client that requests little
-# and reads its answers never loses its connection.
+# Each connection has its own limits, but thousands of connections need one more. When a budget is exceeded, the address
+# that holds most (``rpc/shares``) loses the connection that holds most; of equals, the one that has held bytes longest.
+# So a client that requests little and reads its answers never loses its connection.
 
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -69,11 +71,15 @@ class Budget:
     """
 
     def __init__(self, limit_bytes: int, what: str) -> None:
-        self.total = 0
-        self._limit_bytes = limit_bytes
+        self._shares = Shares(limit_bytes)
         self._what = what
         self._held: dict[Connection, int] = {}
         """Bytes of each holder, in the order in which they began to hold some."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all holders together."""
+        return self._shares.used
 
     def hold(self, holder: Connection, size_bytes: int) -> None:
         """Set how much a connection holds now; 0: nothing. May close a connection, this one or another.
@@ -82,18 +88,22 @@ class Budget:
             holder: the connection.
             size_bytes: size of everything that waits for the client.
         """
-        self.total += size_bytes - self._held.get(holder, 0)
+        shares = self._shares
+        if held_bytes := self._held.get(holder, 0):
+            shares.give_back(holder.identity, held_bytes)
         if not size_bytes:
             self._held.pop(holder, None)
             return
         self._held[holder] = size_bytes
-        while self.total > self._limit_bytes:
-            greediest = max(self._held, key=self._held.__getitem__)
+        shares.take(holder.identity, size_bytes)
+        while shares.used > shares.limit:
+            whose = max(shares.held, key=shares.held.__getitem__)
+            greediest = max((one for one in self._held if one.identity == whose), key=self._held.__getitem__)
             held_bytes = self._held.pop(greediest)
-            self.total -= held_bytes
+            shares.give_back(whose, held_bytes)
             greediest.refuse(
-                f"it holds {held_bytes} bytes of {self._what}, more than any other, and all connections together more "
-                f"than the limit of {self._limit_bytes}"
+                f"it holds {held_bytes} bytes of {self._what}, more than any other of the {whose}, which holds most, "
+                f"and all connections together more than the limit of {shares.limit}"
             )
 
 
@@ -144,11 +154,22 @@ class Connection(asyncio.Protocol):
         store: store of all keys.
         on_end: called when it has ended.
         budgets: shared with all other connections of the gateway.
+        admit: called when it is open; False: there is no room for it.
+
+    Attributes:
+        identity: identity of the client's address, in whose shares it is.
     """
 
-    def __init__(self, store: ReplicatedStore, on_end: Callable[[Connection], None], budgets: Budgets) -> None:
+    def __init__(
+        self,
+        store: ReplicatedStore,
+        on_end: Callable[[Connection], None],
+        budgets: Budgets,
+        admit: Callable[[Connection], bool] = lambda connection: True,
+    ) -> None:
         self._store = store
         self._on_end = on_end
+        self._admit = admit
         self._budgets = budgets
         self._loop = asyncio.get_running_loop()
         self._reader = Reader()
@@ -163,7 +184,6 @@ class Connection(asyncio.Protocol):
         self._is_validated = False
         self._is_gone = False
         self._is_refused = False
-        self._is_open = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._speaking = asyncio.Lock()
@@ -171,6 +191,7 @@ class Connection(asyncio.Protocol):
         self._work: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
         self.peer = "a client"
+        self.identity: Identity = ""
 
     @property
     def is_validated(self) -> bool:
@@ -192,10 +213,9 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def give_way(self) -> None:
-        """Close the connection at once, or as soon as it is open, without logging."""
+        """Close the connection at once, without logging."""
         self._is_refused = True
-        if self._is_open:
-            self._transport.abort()
+        self._transport.abort()
 
     def check(self, now: float) -> None:
         """Close the connection if it has waited too long for its client; called every few seconds."""
@@ -211,11 +231,12 @@ class Connection(asyncio.Protocol):
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("the gateway serves streams")
         self._transport = transport
-        self._is_open = True
-        if self._is_refused:
-            transport.abort()
         name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a client"
+        if isinstance(name, tuple):
+            self.peer = join_address(*name[:2])
+            self.identity = identity_of_peer(self.peer)
+        if not self._admit(self):
+            self.give_way()
 
     def data_received(self, data: bytes) -> None:
         """Store bytes; requests are parsed in their turn."""
@@ -590,7 +611,8 @@ class Gateway:
         )
         self._connections: dict[Connection, None] = {}
         """Connections, oldest first."""
-        self._connections_max = connections_allowed()
+        self._shares = Shares(connections_allowed())
+        """Connections by address."""
         self._is_full = False
         self._budgets = Budgets()
         self._checking: asyncio.Task[None] | None = None
@@ -647,27 +669,40 @@ class Gateway:
             connection.close()
 
     def _forget(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
+        if self._connections.pop(connection, self) is None:
+            self._shares.give_back(connection.identity, 1)
 
-    def _make_room(self) -> bool:
-        """Close the oldest connection that has not sent the validation; False: all have."""
-        oldest = next((one for one in self._connections if not one.is_validated), None)
-        if oldest is None:
+    def _admit(self, connection: Connection) -> bool:
+        """Count a new connection; False: there is no room for it."""
+        if not self._has_room(connection.identity):
+            if not self._is_full:
+                _log.warning("refusing connections: %d are open, which is the limit", self._shares.limit)
+            self._is_full = True
             return False
-        self._forget(oldest)
-        oldest.give_way()
+        self._is_full = False
+        self._connections[connection] = None
+        self._shares.take(connection.identity, 1)
+        return True
+
+    def _has_room(self, identity: Identity) -> bool:
+        """Make room: the oldest connection that has not sent the validation goes, else one of the greediest address."""
+        if self._shares.used < self._shares.limit:
+            return True
+        silent = next((one for one in self._connections if not one.is_validated), None)
+        if silent is None:
+            return self._shares.make_room(identity, 1, self._end_newest)
+        self._forget(silent)
+        silent.give_way()
+        return True
+
+    def _end_newest(self, identity: Identity) -> bool:
+        newest = next(one for one in reversed(self._connections) if one.identity == identity)
+        self._forget(newest)
+        newest.refuse(f"all {self._shares.limit} connections are in use, most of them by the {identity}")
         return True
 
     def _connection(self) -> asyncio.Protocol:
-        if len(self._connections) >= self._connections_max and not self._make_room():
-            if not self._is_full:
-                _log.warning("refusing connections: %d are open, which is the limit", self._connections_max)
-            self._is_full = True
-            return _Refusal()
-        self._is_full = False
-        connection = Connection(self._store, self._forget, self._budgets)
-        self._connections[connection] = None
-        return connection
+        return Connection(self._store, self._forget, self._budgets, self._admit)
 
 
 def connections_allowed() -> int:
@@ -676,14 +711,6 @@ def connections_allowed() -> int:
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
     return max(1, min(CONNECTIONS_MAX, soft - DESCRIPTORS_RESERVED))
-
-
-class _Refusal(asyncio.Protocol):
-    """A connection above the limit, which is closed at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
-        transport.close()
 
 
 class _Trouble:

@@ -36,8 +36,8 @@ def encode(op: Op, *fields: bytes | int | Sequence[bytes]) -> bytes:
 class RawClient:
     """One connection."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S, (host, 0))
         self.send(VALIDATION)
 
     def close(self) -> None:

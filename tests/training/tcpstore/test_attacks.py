@@ -49,8 +49,8 @@ LARGE = b"x" * 200_000
 class Transport(asyncio.Transport):
     """A socket whose other end reads only when told to."""
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
+    def __init__(self, connection: Connection, host: str) -> None:
+        super().__init__({"peername": (host, 1)})
         self._connection = connection
         self.unread = bytearray()
         self.unread_max = 0
@@ -138,9 +138,9 @@ class World:
         self.budgets = Budgets(**budgets)
         self.ended: list[Connection] = []
 
-    def connect(self) -> tuple[Connection, Transport]:
+    def connect(self, host: str = "10.0.0.1") -> tuple[Connection, Transport]:
         connection = Connection(self.store, self.ended.append, self.budgets)
-        transport = Transport(connection)
+        transport = Transport(connection, host)
         connection.data_received(VALIDATION)
         return connection, transport
 
@@ -415,7 +415,7 @@ def test_a_connection_that_never_introduces_itself_is_closed(beginning: bytes) -
     async def story() -> None:
         world = World()
         connection = Connection(world.store, world.ended.append, world.budgets)
-        transport = Transport(connection)
+        transport = Transport(connection, "10.0.0.1")
         connection.data_received(beginning)
         await turns()
         connection.check(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S + 1)
@@ -449,6 +449,21 @@ def test_unfinished_requests_hold_so_much_together_and_no_more() -> None:
             await turns()
         assert world.budgets.requests.total <= 4_000_000
         assert sum(not transport.is_aborted for _, transport in clients) == 3
+
+    attack(story)
+
+
+def test_small_requests_of_one_address_end_no_large_one_of_another() -> None:
+    async def story() -> None:
+        world = World(request_bytes=4_000_000)
+        honest, stays = world.connect("10.0.0.2")
+        honest.data_received(encode(Op.SET, b"k", b"v" * 1_000_000)[:-1])
+        clients = [world.connect() for _ in range(20)]
+        for connection, _ in clients:
+            connection.data_received(encode(Op.SET, b"k", b"v" * 500_000)[:-1])
+            await turns()
+        assert not stays.is_aborted
+        assert sum(not transport.is_aborted for _, transport in clients) == 5
 
     attack(story)
 

@@ -110,6 +110,27 @@ def test_strangers_that_say_nothing_keep_no_client_out(raftkv_cluster: LocalClus
         process.communicate()
 
 
+def test_clients_of_one_address_keep_no_client_of_another_out(raftkv_cluster: LocalCluster) -> None:
+    process = start_gateway(raftkv_cluster.endpoints, before=("prlimit", "--nofile=160:160"))
+    clients: list[RawClient] = []
+    try:
+        port = gateway_port(process)
+        for _ in range(100):
+            clients.append(RawClient(port, "127.0.0.2"))
+            clients[-1].ask(Op.PING, 7)
+        honest = RawClient(port)
+        assert honest.ask(Op.PING, 7) == b"\7\0\0\0"
+        clients += [honest, RawClient(port, "127.0.0.2")]
+        assert clients[-1].ask(Op.PING, 7) == EOF
+        assert honest.ask(Op.PING, 7) == b"\7\0\0\0"
+        assert clients[0].ask(Op.PING, 7) == b"\7\0\0\0"
+    finally:
+        for client in clients:
+            client.close()
+        process.terminate()
+        process.communicate()
+
+
 # ---- writes
 
 
