@@ -142,7 +142,10 @@ class Supervisor:
 NEEDS_UPGRADE_STATUS: Final = 3
 """Exit status of a member whose log has entries that only a later version knows. Its data is unchanged."""
 
-_AFTER_DAMAGE: Final = "remove this member and add it again without data (raftkv join), or restore a backup"
+_AFTER_DAMAGE: Final = (
+    "remove this member and add it again (raftkv join) without the data in {}, "
+    "or restore a backup into another directory"
+)
 """Advice in the last line of a member with damaged data, which cannot be repaired in place."""
 
 SWITCH_INTERVAL_S: Final = 0.000_5
@@ -207,7 +210,7 @@ def serve(
         with asyncio.Runner(loop_factory=lambda: MemberLoop(selector)) as runner:
             received, failure = runner.run(_serve(config, selector, extend_http, on_ready))
     except CorruptionError as error:
-        return _complain(f"{error}; {_AFTER_DAMAGE}")
+        return _complain(f"{error}; {_AFTER_DAMAGE.format(config.data_dir)}")
     except (ConfigError, StorageError) as error:
         return _complain(str(error))
     except MemberRemovedError as error:
@@ -220,7 +223,9 @@ def serve(
             _log.critical("this member is stopping: %s", explain(error), exc_info=error)
     if isinstance(failure, UnknownEntryError):
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
-    return received if failure is None else _complain(f"stopped: {explain(failure)}; {_advice(failure)}")
+    return (
+        received if failure is None else _complain(f"stopped: {explain(failure)}; {_advice(failure, config.data_dir)}")
+    )
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
@@ -228,10 +233,10 @@ def _is_of_the_machine(error: BaseException) -> bool:
     return isinstance(error, OSError | MemoryError | StorageError)
 
 
-def _advice(failure: BaseException) -> str:
+def _advice(failure: BaseException, data_dir: str) -> str:
     """Return what to do about the error that stopped a member."""
     if isinstance(failure, CorruptionError):
-        return _AFTER_DAMAGE
+        return _AFTER_DAMAGE.format(data_dir)
     if isinstance(failure, SpaceError):
         return "free disk space, then start the member again"
     if isinstance(failure, MemoryError):

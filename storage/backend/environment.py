@@ -154,6 +154,8 @@ GROWTH_MAX_BYTES: Final = 1 << 30
 quota, and the resulting alarm of this member would stop the writes of all members."""
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes on the disk below which an input/output error is treated as a write that was cut short by a full disk."""
+_DAMAGE: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
+"""Errors of LMDB over what it finds in a file."""
 _closers: Final[set[threading.Thread]] = set()
 """Threads that are closing files after their last reader."""
 
@@ -175,8 +177,8 @@ class Environment:
         users: number of open read transactions and copies; changed under the backend's lock.
 
     Raises:
-        StorageError: the file cannot be opened or is not a database.
-        CorruptionError: the file is damaged, or opened read-only and truncated.
+        StorageError: the file cannot be opened.
+        CorruptionError: the file is damaged or is not a database, or is opened read-only and truncated.
     """
 
     def __init__(self, path: Path, map_size_bytes: int, *, read_only: bool = False) -> None:
@@ -208,6 +210,9 @@ class Environment:
             except BaseException:
                 self.raw.close()
                 raise
+        except _DAMAGE as error:
+            reason = str(error).removeprefix(f"{path}: ")
+            raise CorruptionError(f"the database {path} is damaged, or is no database: {reason}") from error
         except (lmdb.Error, OSError) as error:
             raise declared(error, path, f"cannot open the database {path}") from error
         self._page_bytes = int(self.raw.stat()["psize"])

@@ -226,8 +226,8 @@ class LMDBBackend:
             read_only: read a file that no process has open, without changing anything.
 
         Raises:
-            StorageError: the file cannot be opened or is not a database.
-            CorruptionError: the contents are damaged.
+            StorageError: the file cannot be opened.
+            CorruptionError: the contents are damaged, or are not a database.
         """
         self.path = path
         self._map_size_bytes = map_size_bytes
@@ -530,8 +530,7 @@ def check_copy(
         read_history: reads all records, a piece at a time.
 
     Raises:
-        CorruptionError: the copy is damaged; the message says where.
-        StorageError: the file is not a database.
+        CorruptionError: the copy is damaged, or is not a database; the message says where.
     """
     pace = Pace(rest)
     check_pages(path, pace)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend import environment as environment_module
 from raftkv.storage.backend.base import Backend, WriteBatch
@@ -218,7 +218,7 @@ def test_the_name_of_a_new_database_is_durable(tmp_path: Path, monkeypatch: pyte
 def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "db"
     path.write_bytes(b"not a database" * 1000)
-    with pytest.raises(StorageError, match=r"cannot open the database .*db"):
+    with pytest.raises(CorruptionError, match=r"the database .*db is damaged, or is no database: MDB_INVALID"):
         LMDBBackend(path, MAP_SIZE_BYTES)
     with pytest.raises(StorageError, match="cannot open the database"):
         LMDBBackend(tmp_path / "absent", read_only=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jepsen.db import free_port
+from raftkv.client.local import initial_cluster
 from raftkv.errors import DamagedError
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
@@ -30,7 +32,12 @@ from tests.server.process.process import (
 pytestmark = pytest.mark.xdist_group("process-damage")
 
 KEYS = 40
-ADVICE = "remove this member and add it again without data (raftkv join), or restore a backup"
+PAGE_BYTES = 4096
+
+
+def _advice(member: Member) -> str:
+    again = f"remove this member and add it again (raftkv join) without the data in {member.data_dir}"
+    return f"; {again}, or restore a backup into another directory"
 
 
 def _value(number: int) -> bytes:
@@ -111,7 +118,31 @@ def test_a_byte_of_a_stored_value_before_a_start(stopped: Member) -> None:
     database = stopped.data_dir / "member" / "snap" / "db"
     _flip(database, _value(7))
     reason = "record of revision 9.0 is corrupt: its checksum is wrong"
-    assert start_to_end(stopped).one_line() == f"raftkv: the database {database} is damaged: {reason}; {ADVICE}"
+    assert start_to_end(stopped).one_line() == f"raftkv: the database {database} is damaged: {reason}{_advice(stopped)}"
+
+
+def test_a_database_without_its_second_head(stopped: Member) -> None:
+    database = stopped.data_dir / "member" / "snap" / "db"
+    with database.open("r+b") as file:
+        file.seek(PAGE_BYTES)
+        file.write(bytes(PAGE_BYTES))
+    line = start_to_end(stopped).one_line()
+    assert line.startswith(f"raftkv: the database {database} is damaged, or is no database: MDB_INVALID: "), line
+    assert line.endswith(_advice(stopped))
+
+
+def test_a_log_that_is_older_than_the_database(stopped: Member, tmp_path: Path) -> None:
+    """The log is intact, so the error names no offset in it; the advice names the directory."""
+    first = Member(name="m0", directory=tmp_path, client_port=free_port(), peer_port=free_port())
+    first.initial_cluster = initial_cluster([first])
+    first.restart()
+    first.stop()
+    (new,) = (first.data_dir / "member" / "wal").glob("*.wal")
+    (segment,) = (stopped.data_dir / "member" / "wal").glob("*.wal")
+    subprocess.run(["cp", "--sparse=always", str(new), str(segment)], check=True)
+    line = start_to_end(stopped).one_line()
+    assert line.startswith("raftkv: the log ends at "), line
+    assert line.endswith(_advice(stopped))
 
 
 def test_a_page_that_ends_the_process(stopped: Member) -> None:
