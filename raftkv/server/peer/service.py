@@ -8,7 +8,10 @@ replaced would never catch up (etcd: AddRemote). Such a peer may lead and vote. 
 what a leader needs to bring this member up to date.
 
 Every message of a stream must carry the id of its sender, or the stream ends: one member cannot vote in the name of
-another. A removed member is refused with that reason, and its open streams end with the same text. One request needs no
+another. A process uses one stream to each member, so two streams of one sender that both carry messages for a while
+come from two processes with one member's data: the log says so.
+
+A removed member is refused with that reason, and its open streams end with the same text. One request needs no
 membership: the list of members, for hosts that are about to join.
 """
 
@@ -46,6 +49,27 @@ _PASSED_ON: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX, Mess
 from members."""
 _OF_LEADERS: Final = frozenset(_METHODS[name].path for name in ("SnapshotOffset", "HashKV"))
 """Requests allowed to a leader that is not known here yet."""
+
+
+TWINS_S: Final = 10.0
+"""How long two streams of one sender must carry messages: messages of a process that is gone may still arrive."""
+
+
+class _Stream:
+    """An open stream.
+
+    Attributes:
+        sender: id of the member that opened it.
+        remote: where it comes from.
+        over: set to end the stream.
+        batches: number of batches received.
+    """
+
+    def __init__(self, sender: int, remote: str) -> None:
+        self.sender = sender
+        self.remote = remote
+        self.over: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.batches = 0
 
 
 class PeerService:
@@ -90,7 +114,7 @@ class PeerService:
         self._heard_of = heard_of
         self._compares_names = compares_names
         self._decode = decode
-        self._streams: dict[asyncio.Future[object], int] = {}
+        self._streams: set[_Stream] = set()
         self._refused: set[tuple[str, str]] = set()
         self.received_bytes: dict[int, int] = {}
         self.received_failures: dict[int, int] = {}
@@ -106,13 +130,13 @@ class PeerService:
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
         """End the streams of removed members, after the time that they need to learn of it from the log."""
-        if any(sender in removed for sender in self._streams.values()):
+        if any(stream.sender in removed for stream in self._streams):
             asyncio.get_running_loop().call_later(LEAVING_S, self._end_of_removed)
 
     def _end_of_removed(self) -> None:
-        for over, sender in list(self._streams.items()):
-            if sender in self._membership.removed and not over.done():
-                over.set_exception(_refusal())
+        for stream in self._streams:
+            if stream.sender in self._membership.removed and not stream.over.done():
+                stream.over.set_exception(_refusal())
 
     async def _checked(
         self, handler: AsyncUnaryHandler, is_of_leader: bool, data: bytes, call: UnaryCall
@@ -134,9 +158,10 @@ class PeerService:
         if sender not in received:
             forget_oldest_unknown(received, self._membership.members)
             received[sender] = 0
-        membership = self._membership
+        membership, stream = self._membership, _Stream(sender, str(call.peer))
 
         def take(batch: bytes) -> None:
+            stream.batches += 1
             if sender in received:  # an unknown peer may be forgotten
                 received[sender] += len(batch)
             try:
@@ -152,14 +177,17 @@ class PeerService:
             self._receive(messages)
 
         call.deliver_to(take)
-        await self._until_removed(sender, call)
+        await self._until_removed(stream, call)
 
-    async def _until_removed(self, sender: int, call: StreamCall) -> None:
+    async def _until_removed(self, stream: _Stream, call: StreamCall) -> None:
         """Wait for the end of a stream, or for ``follow`` to end it."""
-        if sender in self._membership.removed:  # removed while the stream was opened, before ``follow`` knew the stream
-            raise _refusal()
-        over: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._streams[over] = sender
+        if stream.sender in self._membership.removed:
+            raise _refusal()  # removed while the stream was opened, before ``follow`` knew the stream
+        for other in self._streams:
+            if other.sender == stream.sender:
+                asyncio.get_running_loop().call_later(TWINS_S, self._compare, other, other.batches, stream)
+        self._streams.add(stream)
+        over = stream.over
         reader: asyncio.Future[object] = asyncio.ensure_future(call.receive())
         try:
             await asyncio.wait([reader, over], return_when=asyncio.FIRST_COMPLETED)
@@ -167,9 +195,23 @@ class PeerService:
                 over.result()
             await reader
         finally:
-            del self._streams[over]
+            self._streams.remove(stream)
             reader.cancel()
             over.cancel()
+
+    def _compare(self, old: _Stream, before: int, new: _Stream) -> None:
+        """Say that two processes run as one member if both streams are open and carried messages.
+
+        Arguments:
+            old, new: the streams.
+            before: number of batches of the old one when the new one was opened.
+        """
+        if {old, new} <= self._streams and new.batches and old.batches > before:
+            _log.error(
+                "two processes run as member %x, from %s and %s: their votes can lose what was acknowledged; stop "
+                "the one at an address that raftkvctl member list does not show, and delete its copy of the data",
+                *(new.sender, old.remote, new.remote),
+            )
 
     async def install_snapshot(self, call: StreamCall) -> None:
         """Take a database and its message."""

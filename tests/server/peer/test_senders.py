@@ -16,6 +16,7 @@ from raftkv.replica.snapshots.files import PEERS_MAX, Transfers
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import Code
+from raftkv.server.peer import service as service_module
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
 from tests.rpc.loop import failure, on_loop, until
 from tests.server.peer.test_members_at_run_time import ASKED, ASKED_BY_MEMBERS, CLUSTER, OTHER, OWN, Receiver
@@ -76,6 +77,31 @@ async def test_forwarded_messages_are_taken() -> None:
     await stream.send(_batch(VOTE, *(Message(kind, to=OTHER, from_=THIRD) for kind in kinds)))
     async with asyncio.timeout(90):
         await until(lambda: len(receiver.received) == 4)
+    await channel.close()
+    await receiver.server.close(0.0)
+
+
+@on_loop
+async def test_two_processes_of_one_member_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is silent since the next one began is what a restart leaves: only one that goes on counts."""
+    monkeypatch.setattr(service_module, "TWINS_S", 0.2)
+    receiver = Receiver()
+    channel, first = await _stream(receiver)
+    await first.send(_batch(VOTE))
+    second = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, OWN, OTHER))
+    assert await second.receive() == b""
+    await second.send(_batch(VOTE))
+    async with asyncio.timeout(90):
+        await until(lambda: len(receiver.received) == 2)
+        third = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, OWN, OTHER))
+        assert await third.receive() == b""
+        await second.send(_batch(VOTE))
+        await third.send(_batch(VOTE))
+        await until(lambda: any("two processes run as member 1," in line for line in caplog.messages))
+    (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "stop the one at an address" in line.getMessage()
     await channel.close()
     await receiver.server.close(0.0)
 
