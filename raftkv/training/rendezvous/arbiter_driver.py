@@ -324,10 +324,13 @@ class ArbiterDriver:
     def _on_nodes(self, changes: Sequence[Event]) -> None:
         for event in changes:
             if event.type == DELETE or not event.kv.lease:  # without one it is no node's, and would stay for ever
-                self._nodes.pop(_name(event.key), None)
+                self._nodes.pop(self._name(event.key), None)
             else:
                 self._put_node(event.kv)
         self.look()
+
+    def _name(self, key: bytes) -> str:
+        return key.decode(errors="surrogateescape").removeprefix(self._keys.nodes)
 
     def _on_faults(self, changes: Sequence[Event]) -> None:
         for event in changes:
@@ -342,7 +345,7 @@ class ArbiterDriver:
             node = read(Node, item)
         except RecordError:
             return  # not written by a node, so it cannot be in a generation
-        self._nodes[_name(item.key)] = Present(node, item.create_revision, item.mod_revision)
+        self._nodes[self._name(item.key)] = Present(node, item.create_revision, item.mod_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
         try:
@@ -564,10 +567,6 @@ class ArbiterDriver:
         state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
         result = await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])
         self._last_progress = (now, news if result.succeeded else None)
-
-
-def _name(key: bytes) -> str:
-    return key.decode(errors="backslashreplace").rsplit("/", 1)[1]
 
 
 # -- arbiter_election -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout
-from raftkv.training.records import OUT_OF_MEMORY, Fault, Node, RunKeys
+from raftkv.training.records import OUT_OF_MEMORY, Fault, Node, RunKeys, State
 from raftkv.training.rendezvous.participant import Participant
 from tests.long import long_except
 from tests.virtual_store.direct import FakeControl, StoreWorld
@@ -168,6 +168,29 @@ def test_key_of_a_node_without_a_lease_is_no_node() -> None:
             world = await first.next_world(20.0)
         await first.close()
         await first.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_key_that_ends_like_a_nodes_takes_no_node_away() -> None:
+    """The arbiter took the node for lost, and began a generation for every write of the stranger."""
+
+    async def main() -> None:
+        store = StoreWorld()
+        control, keys = store.control(), RunKeys("job")
+        config = replace(CONFIG, min_nodes=2, max_nodes=3)
+        nodes = list(await asyncio.gather(*(Participant.start(control, config) for _ in range(2))))
+        await asyncio.gather(*(node.next_world(20.0) for node in nodes))
+        for node in nodes:
+            await control.txn((), [Put(f"{keys.nodes}x/{node.node.id}", b"")])
+        nodes.append(await Participant.start(control, config))
+        worlds = await asyncio.gather(*(node.next_world(20.0) for node in nodes))
+        assert [(world.generation, world.node_count) for world in worlds] == [(2, 3)] * 3
+        written = [State.decode(event.value) for event in store.store.history if event.key == keys.state.encode()]
+        assert {state.cause for state in written} == {"", "scale up"}
+        await nodes[0].close()
+        for node in nodes:
+            await node.leave()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
