@@ -168,13 +168,13 @@ def delete(invocation: Invocation) -> None:
         record = await kv.get_many([key for key, _ in keys.record.parts])
         if not any(record) and not await kv.count(keys.nodes, prefix=True):
             raise UnknownRun(run_id)
-        return await kv.count(keys.nodes, prefix=True)
+        return await _count_nodes(kv, run_id)
 
     async def forget(kv: Client) -> int:
         # Each arriving node ensures that there is an arbiter. So if there is none, no node has arrived since ``alive``.
         deleted = await _delete(kv, run_id, [] if invocation["force"] else [lease_of(RunKeys(run_id).arbiter) == 0])
         if deleted is None:
-            raise CommandError(_in_use(run_id, await kv.count(RunKeys(run_id).nodes, prefix=True)), ERROR)
+            raise CommandError(_in_use(run_id, await _count_nodes(kv, run_id)), ERROR)
         return deleted
 
     nodes = use_library(session, alive)
@@ -186,6 +186,11 @@ def delete(invocation: Invocation) -> None:
     deleted = use_library(session, forget)
     told = f"run {run_id!r} is deleted: {count(deleted, 'key')}"
     tell(as_json, {"run": run_id, "deleted": deleted}, told)
+
+
+async def _count_nodes(kv: Client, run_id: str) -> int:
+    """Count the present nodes; a key without a lease is no node's."""
+    return sum([item.lease != 0 async for item in kv.scan(RunKeys(run_id).nodes, prefix=True)])
 
 
 def _in_use(run_id: str, nodes: int) -> str:

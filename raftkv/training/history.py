@@ -40,6 +40,7 @@ from raftkv.training.records import (
     RunKeys,
     State,
     check_run_id,
+    reads_of_nodes,
     to_json,
 )
 from raftkv.training.rendezvous.world import first_ranks
@@ -470,6 +471,9 @@ async def list_runs(kv: Client) -> list[RunSummary]:
     """List all runs, by id."""
     found = [item.key async for item in kv.scan(ROOT, prefix=True, keys_only=True)]
     nodes = count_nodes([key.decode("utf-8", "backslashreplace").removeprefix(ROOT) for key in found])
+    for part, reads in reads_of_nodes([run_id for run_id, count in nodes.items() if count]):
+        _, results = await kv.txn().then(*reads).commit()
+        nodes |= {run_id: 0 for run_id, result in zip(part, results, strict=True) if result.succeeded}
     states = await kv.get_many([RunKeys(run_id).state for run_id in nodes])
     return [
         RunSummary(run_id, _state(item), count, 0 if item is None else item.mod_revision)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 from raftkv.client.control import Sparse
+from raftkv.client.kv import Txn, txn
+from raftkv.client.operations import Compare, lease_of
 from raftkv.client.records import NUMBER_MAX, Record, RecordError
 from raftkv.errors import ConfigError
 
@@ -41,6 +43,9 @@ GENERATION_MAX: Final = 2**48
 """Highest generation; a record with a higher one is not valid."""
 SLOTS_MAX: Final = 65_536
 """Maximum workers of one node; limited because every node of the run makes lists of them."""
+
+DESERTED_MAX: Final = 100
+"""Runs of which one txn asks whether they have nodes; members refuse more than 128 operations or conditions."""
 
 HEAD_FORM: Final = 1
 """Version of the ``Head`` format that this version writes and reads."""
@@ -359,6 +364,13 @@ def check_run_id(run_id: str) -> str:
     return run_id
 
 
+def reads_of_nodes(run_ids: Sequence[str]) -> Iterator[tuple[Sequence[str], list[Txn]]]:
+    """Yield the runs in parts, each with the operations of one txn: that of a run succeeds if the run has no node."""
+    for first in range(0, len(run_ids), DESERTED_MAX):
+        part = run_ids[first : first + DESERTED_MAX]
+        yield part, [txn().when(RunKeys(run_id).deserted) for run_id in part]
+
+
 def check_cluster(cluster: str) -> str:
     """Return a valid cluster name unchanged.
 
@@ -405,6 +417,11 @@ class RunKeys:
     def node(self, node_id: str) -> str:
         """Return the key of one node."""
         return f"{self.nodes}{node_id}"
+
+    @property
+    def deserted(self) -> Compare:
+        """The condition that the run has no node. A key without a lease is no node's, and would stay for ever."""
+        return lease_of(self.nodes, prefix=True) == 0
 
     def boot(self, generation: int) -> str:
         """Return the key that rank 0 of a generation publishes."""

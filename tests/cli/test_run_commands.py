@@ -42,7 +42,7 @@ def write(kv: raftkv.Client, script: Script, keys: RunKeys = KEYS) -> None:
         if value is None:
             kv.delete(keys.base + name)
         else:
-            kv.put(keys.base + name, value)
+            kv.put(keys.base + name, value, lease=kv.lease(60).grant() if name.startswith("node/") else None)
 
 
 def ctl(cluster: raftkv.LocalCluster, *words: str) -> Ran:
@@ -359,6 +359,7 @@ def closed(kv: raftkv.Client, run_id: str, age_s: float = 3600.0) -> None:
 def test_all_runs_that_have_ended_are_deleted_at_once(raftkv_cluster, raftkv_client) -> None:
     for number in range(40):
         closed(raftkv_client, f"old/{number}")
+    raftkv_client.put(RunKeys("old/0").node("ghost"), B.encode())  # a key without a lease is no node's
     closed(raftkv_client, "young", 60.0)
     write(raftkv_client, [("state", state(1, RUNNING, 1.0))], RunKeys("dead"))
     write(raftkv_client, [("node/b-1", B)], RunKeys("lasting"))
@@ -375,7 +376,7 @@ def test_all_runs_that_have_ended_are_deleted_at_once(raftkv_cluster, raftkv_cli
     asked = ctl(raftkv_cluster, *words)
     assert (asked.code, asked.errors) == (128, "Error: there is no terminal to confirm it on: give --yes\n")
     done = text_of(ctl(raftkv_cluster, *words, "--yes")).splitlines()
-    assert done[0] == "40 of 43 runs deleted: 80 keys"
+    assert done[0] == "40 of 43 runs deleted: 81 keys"
     left = {one["run"] for one in plain_of(ctl(raftkv_cluster, "list", "--json"))}
     assert left == {"young", "dead", "lasting"}
     done = plain_of(ctl(raftkv_cluster, "delete", "--ended", "--yes", "--json"))

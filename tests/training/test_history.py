@@ -161,7 +161,8 @@ async def write(kv: raftkv.aio.Client, script: Script) -> list[int]:
     revisions = []
     for name, content in script:
         value = encoded(content)
-        done = await (kv.delete(KEYS.base + name) if value is None else kv.put(KEYS.base + name, value))
+        lease = await kv.lease(60).grant() if name.startswith("node/") else None
+        done = await (kv.delete(KEYS.base + name) if value is None else kv.put(KEYS.base + name, value, lease=lease))
         revisions.append(done.revision)
     return revisions
 

@@ -43,7 +43,6 @@ from raftkv.client.operations import (
     GetRange,
     Operation,
     Put,
-    create_revision,
     mod_revision,
     version,
 )
@@ -237,11 +236,10 @@ class Participant(RecordView):
         last = self._cache.round
         if last is None or len(last.members) <= MEMBERS_KEPT:
             return
-        deserted = create_revision(self._keys.nodes, prefix=True) == 0
         unchanged = mod_revision(self._keys.round) == self._cache.round_revision
         short = Put(self._keys.round, replace(last, members=()).encode())
         with suppress(StatusError):  # it stays as large as it is
-            await self._control.txn([deserted, unchanged, self._state_as_seen()], [short])
+            await self._control.txn([self._keys.deserted, unchanged, self._state_as_seen()], [short])
 
     async def _say_goodbye(self, world: World) -> None:
         fault = Fault(world.generation, self.node.id, self.node.host, cause=LEFT, time=time.time())
@@ -376,10 +374,11 @@ class Participant(RecordView):
         """Return whether the run has nodes, or others arrived before this one: of two new nodes only one reuses the
         run."""
         found = (await self._txn((), [GetRange(self._keys.nodes, prefix=True)])).results[0]
-        others = [item for item in found if item.key != self._keys.node(self.node.id).encode()]
+        own = self._keys.node(self.node.id).encode()
+        others = [item for item in found if item.lease and item.key != own]
         if state.phase == CLOSED:
             return any(item.create_revision <= revision for item in others)
-        mine = next((item.create_revision for item in found if item not in others), found.revision)
+        mine = next((item.create_revision for item in found if item.key == own), found.revision)
         return any(item.create_revision < mine or _has_limits(item, state) for item in others)
 
     # -- worlds

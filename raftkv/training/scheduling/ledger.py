@@ -16,8 +16,10 @@ finds its grant in the ledger, and its callback is called.
 Invariants:
 
 1. Every method is idempotent, and safe to repeat after an error with an unknown outcome.
-2. A run is removed only in a txn with the condition that it has no ``node/`` key; a run without one gets no slots.
-3. A wake-up is never lost: watches start at the revision that was read.
+2. A run is removed only in a txn with the condition that it has no ``node/`` key with a lease.
+   A run without a ``node/`` key gets no slots.
+3. A wake-up is never lost: the watch of the ledger starts at the revision that was read, and those of other runs'
+   nodes list what is there when they start.
 4. Without changes nothing is written and nothing is read.
 
 A run whose nodes all die at once cannot give its slots back. So waiting runs watch the nodes of the runs in front of
@@ -36,10 +38,10 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.client.control import Control, Reflector, below, until_answered
 from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, Put, create_revision, mod_revision
 from raftkv.client.records import RecordError, number_in
-from raftkv.client.values import PUT, Event, KeyValue, RangeResult
+from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
-from raftkv.training.records import CLUSTER_ROOT, SLOTS_MAX, Node, RunKeys, check_cluster
+from raftkv.training.records import CLUSTER_ROOT, DESERTED_MAX, SLOTS_MAX, Node, RunKeys, check_cluster, reads_of_nodes
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need, read_hosts, slots_by_host
 from raftkv.training.scheduling.denylist import read_denial
@@ -53,9 +55,6 @@ HOST_SLOTS: Final = "host_slots"
 
 GIVE_BACK_S: Final = 1.0
 """Time limit for giving slots back, so that a leaving node does not wait for a store that does not answer."""
-
-_RUNS_PER_TXN: Final = 100
-"""Members refuse txns of more than 128 operations or conditions."""
 
 Update = Callable[[Ledger], Ledger]
 
@@ -76,7 +75,7 @@ class _Seen:
         hosts: slots that hosts declare themselves.
         items: the keys of ledger and hosts.
         revision: store revision when they were read.
-        nodes: the keys of the nodes of every run in the ledger.
+        dead: runs without nodes.
     """
 
     ledger: Ledger
@@ -84,12 +83,7 @@ class _Seen:
     hosts: Mapping[str, int]
     items: Sequence[KeyValue]
     revision: int
-    nodes: Mapping[str, RangeResult] = field(default_factory=dict)
-
-    @property
-    def dead(self) -> tuple[str, ...]:
-        """Runs without nodes."""
-        return tuple(run for run, nodes in sorted(self.nodes.items()) if not nodes.items)
+    dead: tuple[str, ...]
 
 
 class ClusterAdmission:
@@ -190,7 +184,7 @@ class ClusterAdmission:
         """Change the ledger; return it before and after the change; None: the guards do not hold."""
         while True:
             seen = await self._read()
-            dead = seen.dead[:_RUNS_PER_TXN]
+            dead = seen.dead[:DESERTED_MAX]
             ledger = admission.admit(update(admission.forget(seen.ledger, dead)), seen.hosts)
             if ledger == seen.ledger:
                 return seen, ledger
@@ -206,18 +200,16 @@ class ClusterAdmission:
         ledger = Ledger.decode(item.value) if item else Ledger()
         named = ((each.key.decode(errors="replace").removeprefix(self._keys.hosts), each.value) for each in page)
         hosts = read_hosts(named)
-        nodes = await self._nodes([claim.run for claim in ledger.claims])
+        dead = await self._dead([claim.run for claim in ledger.claims])
         items = [*page, item] if item else list(page)
-        return _Seen(ledger, item.mod_revision if item else 0, hosts, items, answer.revision, nodes)
+        return _Seen(ledger, item.mod_revision if item else 0, hosts, items, answer.revision, dead)
 
-    async def _nodes(self, runs: Sequence[str]) -> dict[str, RangeResult]:
-        found: dict[str, RangeResult] = {}
-        for first in range(0, len(runs), _RUNS_PER_TXN):
-            part = runs[first : first + _RUNS_PER_TXN]
-            reads = [GetRange(RunKeys(run).nodes, prefix=True, keys_only=True) for run in part]
+    async def _dead(self, runs: Sequence[str]) -> tuple[str, ...]:
+        found: list[str] = []
+        for part, reads in reads_of_nodes(sorted(runs)):
             answer = await self._control.txn((), reads)
-            found.update(zip(part, answer.results, strict=True))
-        return found
+            found += [run for run, result in zip(part, answer.results, strict=True) if result.succeeded]
+        return tuple(found)
 
     def _unchanged(self, seen: _Seen) -> list[Compare]:
         return [
@@ -243,10 +235,9 @@ class ClusterAdmission:
         others = [each.run for each in ledger.claims if each.run != run_id] if could_get_more else []
         self._stop_watching(keep=others)
         for run in others:
-            if run not in self._runs and run in seen.nodes:
-                nodes = seen.nodes[run]
+            if run not in self._runs:
                 self._runs[run] = Reflector(self._control, below(RunKeys(run).nodes), partial(self._on_nodes, run))
-                self._runs[run].start(nodes, nodes.revision)
+                self._runs[run].start()
 
     def _on_ledger(self, changes: Sequence[Event]) -> None:
         if any(self._concerns(event) for event in changes):
@@ -268,7 +259,7 @@ class ClusterAdmission:
 
     def _on_nodes(self, run: str, changes: Sequence[Event]) -> None:
         """Detect that the last node of another run is gone; the next request may take its slots."""
-        if run in self._runs and not self._runs[run].items:
+        if run in self._runs and not any(item.lease for item in self._runs[run].items.values()):
             self._runs.pop(run).close()
             self._notify()
 
@@ -290,7 +281,7 @@ async def give_back(control: Control, cluster: str, run_id: str) -> None:
         cluster: cluster name.
         run_id: run id.
     """
-    deserted = [create_revision(RunKeys(run_id).nodes, prefix=True) == 0]
+    deserted = [RunKeys(run_id).deserted]
 
     async def take_away() -> None:
         if (await control.txn(deserted, ())).succeeded:
@@ -310,7 +301,7 @@ def _declared(candidates: Sequence[Node]) -> dict[str, int]:
 
 
 def _gone(runs: Sequence[str]) -> list[Compare]:
-    return [create_revision(RunKeys(run).nodes, prefix=True) == 0 for run in runs]
+    return [RunKeys(run).deserted for run in runs]
 
 
 # -- view -----------------------------------------------------------------------------------------------------------
@@ -487,11 +478,9 @@ def _below(prefix: str, by_name: Mapping[str, bytes]) -> dict[str, bytes]:
 
 async def _alive(kv: Client, runs: Sequence[str]) -> set[str]:
     alive: set[str] = set()
-    for first in range(0, len(runs), _RUNS_PER_TXN):
-        part = runs[first : first + _RUNS_PER_TXN]
-        counts = [GetRange(RunKeys(run).nodes, prefix=True, count_only=True) for run in part]
-        _, pages = await kv.txn().then(*counts).commit()
-        alive.update(run for run, page in zip(part, pages, strict=True) if page.count)
+    for part, reads in reads_of_nodes(runs):
+        _, results = await kv.txn().then(*reads).commit()
+        alive.update(run for run, result in zip(part, results, strict=True) if not result.succeeded)
     return alive
 
 

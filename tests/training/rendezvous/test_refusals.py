@@ -172,6 +172,24 @@ def test_key_of_a_node_without_a_lease_is_no_node() -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
+def test_closed_run_is_used_again_beside_the_key_of_a_node_without_a_lease() -> None:
+    """Every later job with this id was told that the run is closed."""
+
+    async def main() -> None:
+        control, keys = StoreWorld().control(), RunKeys("job")
+        config = replace(CONFIG, min_nodes=1, max_nodes=1)
+        first = await Participant.start(control, config)
+        await first.next_world(20.0)
+        await control.txn((), [Put(keys.node("ghost"), replace(first.node, id="ghost").encode())])
+        await first.close()
+        await first.leave()
+        second = await Participant.start(control, config)
+        assert (await second.next_world(20.0)).generation == 2
+        await second.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
 def test_key_that_ends_like_a_nodes_takes_no_node_away() -> None:
     """The arbiter took the node for lost, and began a generation for every write of the stranger."""
 

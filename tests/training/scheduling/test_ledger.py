@@ -15,7 +15,7 @@ from raftkv.client.records import RecordError
 from raftkv.errors import StatusError
 from raftkv.training.records import RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger
-from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant
+from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant, give_back
 from tests.training.scheduling.ledger_world import LedgerWorld
 
 KEYS = ClusterKeys("gpu")
@@ -187,6 +187,28 @@ def test_the_ghost_of_a_dead_run_gets_nothing() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_key_of_a_node_without_a_lease_holds_no_slots(asks_first: bool) -> None:
+    """A copy of one, as a mirror of another cluster writes it, held the slots of a dead run for ever."""
+
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        world.store.txn((), (Put(RunKeys("a").node("ghost"), b"{}"),))
+        await first.ask()
+        if asks_first:
+            assert await second.ask() is None
+            first.die()
+            await until(second.asked.is_set)
+        else:
+            first.die()
+            await give_back(second.control, "gpu", "a")
+            assert not ledger(world).claims
+        assert await second.ask() == SlotGrant(("b-h1",))
+
+    play(story)
+
+
 def test_former_arbiter_changes_nothing() -> None:
     async def story() -> None:
         world = LedgerWorld()
@@ -283,6 +305,7 @@ def test_watches_that_end_are_begun_again() -> None:
         first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
         await first.ask()
         assert await second.ask() is None
+        await settle()
         for _ in range(2):  # of the ledger, then of the first one's nodes
             second.control.lose_watch()
         first.die()  # before they are begun again

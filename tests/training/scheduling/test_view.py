@@ -36,7 +36,9 @@ def test_a_cluster(raftkv_cluster: LocalCluster) -> None:
             await kv.put(f"{DenyKeys(KEYS.base).denials}h9", b"")
             strike = DenyKeys(KEYS.base).strike("a", Fault(1, "n", "h2"))
             await kv.put(strike, b"{}")
-            await kv.put(RunKeys("a").node("a-1"), b"{}")
+            lease = await kv.lease(60).grant()
+            await kv.put(RunKeys("a").node("a-1"), b"{}", lease=lease)
+            await kv.put(RunKeys("b").node("ghost"), b"{}")
             assert await list_clusters(kv) == ["gpu"]
             view = await describe_cluster(kv, "gpu")
             await kv.put(KEYS.ledger, b"?")
