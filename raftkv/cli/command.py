@@ -399,4 +399,5 @@ def _show_help(path: Sequence[click.Command]) -> int:
 def _unknown(branch: Branch, word: str, path: str) -> str:
     is_server_s = word in COMMANDS and " " not in path
     hint = ": it is a command of raftkv" if is_server_s else pflag.did_you_mean(word, branch.commands)
+    hint = hint or f"; see {path} --help"
     return f'unknown command "{word}" for "{path}"' + hint

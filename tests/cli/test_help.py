@@ -97,7 +97,7 @@ def test_global_options_are_described_with_default_and_variable() -> None:
 def test_an_unknown_command_of_a_group_is_refused(branch: str) -> None:
     ran = run_ctl([branch, "foo"])
     assert (ran.code, ran.output) == (1, b"")
-    assert ran.errors == f'Error: unknown command "foo" for "raftkvctl {branch}"\n'
+    assert ran.errors == f'Error: unknown command "foo" for "raftkvctl {branch}"; see raftkvctl {branch} --help\n'
     assert run_ctl([branch]).code == 0
 
 

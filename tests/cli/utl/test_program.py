@@ -36,7 +36,7 @@ def test_a_page_has_its_options_and_an_example(command: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        ("bogus", 1, 'unknown command "bogus" for "raftkvutl"'),
+        ("bogus", 1, 'unknown command "bogus" for "raftkvutl"; see raftkvutl --help'),
         ("version --bogus", 1, "unknown flag: --bogus"),
         ("completion", 1, "accepts 1 arg(s), received 0"),
         ("completion tcsh", 128, 'unknown shell "tcsh": one of bash, zsh, fish, powershell'),
