@@ -22,6 +22,11 @@ from tests.procs import RAFTKV, ROOT, Cluster
 
 BIN = Path(sys.executable).parent
 TIMEOUT_S = 90
+UNUSED_PORTS = (
+    *("--listen-client-urls", "http://127.0.0.1:0", "--advertise-client-urls", "http://127.0.0.1:1"),
+    *("--listen-peer-urls", "http://127.0.0.1:0"),
+)
+"""Flags of a member that does not start, on a machine where the default ports are in use."""
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -84,7 +89,11 @@ raftkvctl()
 
 @pytest.mark.parametrize(
     "words",
-    [("raftkv", "--data-dir", "data"), ("raftkv", "certs", "tls", "a=10.0.0.1"), ("raftkv", "backup", "list", "x")],
+    [
+        ("raftkv", "--data-dir", "data", *UNUSED_PORTS),
+        ("raftkv", "certs", "tls", "a=10.0.0.1"),
+        ("raftkv", "backup", "list", "x"),
+    ],
 )
 def test_a_directory_that_was_deleted_beneath_a_program_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
     """Name the directory that is gone, as of a clone that was moved away, beside the error of the system."""
