@@ -12,7 +12,7 @@ const random = (seed) => () => (seed = (seed * 1103515245 + 12345) % 2147483648)
 
 test("what is shown stands for the same bytes, whatever they are", () => {
   const next = random(7);
-  const alphabet = [92, 120, 52, 49, 0, 10, 47, 255, 0xc3, 0xa9, 0xef, 0xbb, 0xbf, 127];
+  const alphabet = [32, 92, 120, 52, 49, 0, 10, 47, 255, 0xc3, 0xa9, 0xef, 0xbb, 0xbf, 127];
   for (let round = 0; round < 3000; round++) {
     const data = Uint8Array.from({ length: Math.floor(next() * 12) }, () => alphabet[Math.floor(next() * alphabet.length)]);
     assert.deepEqual(unshown(shown(data)), data, shown(data));
@@ -25,6 +25,11 @@ test("keys for people", () => {
   assert.equal(shown(Uint8Array.of(97, 0, 255)), "a\\x00\\xff");
   assert.equal(shown(bytes("a\nb")), "a\\x0ab");
   assert.equal(shown(bytes("\\x41")), "\\x5cx41");
+  assert.equal(shown(bytes("  ")), "\\x20\\x20");
+  assert.equal(shown(bytes(" a b ")), "\\x20a b\\x20");
+  assert.equal(shown(bytes("jobs/\u202e1/pmoc")), "jobs/\\xe2\\x80\\xae1/pmoc", "it would turn the rest of the row around");
+  assert.equal(shown(bytes("a\u200bb\u00a0\u2028")), "a\\xe2\\x80\\x8bb\\xc2\\xa0\\xe2\\x80\\xa8");
+  assert.equal(shown(bytes("می\u200cخواهم")), "می\u200cخواهم", "words of some scripts need it");
 });
 
 test("a prefix ends before the next key that has it not", () => {

@@ -30,8 +30,11 @@ export function textOf(data) {
   }
 }
 
-/** Bytes for people: text, with control characters and what is no UTF-8 as \xNN. `unshown` makes the same bytes of it,
- *  so a backslash that would be read as such is written \x5c. */
+// Controls, white space and marks of direction that change what a reader sees; joiners are parts of words.
+const UNSEEN = /[\p{Cc}\p{Zl}\p{Zp}]|(?![\u200c\u200d])\p{Cf}|(?! )\p{Zs}|^ +| +$/gu;
+
+/** Bytes for people: text, with invisible characters and bytes that are not UTF-8 as \xNN. `unshown` makes the same
+ *  bytes of it, so a backslash that would be read as such is written \x5c. */
 export function shown(data) {
   let text;
   try {
@@ -41,7 +44,7 @@ export function shown(data) {
   }
   return text
     .replace(/\\(?=x[0-9a-fA-F]{2})/g, escaped(92))
-    .replace(/[\u0000-\u001f\u007f]/g, (one) => escaped(one.charCodeAt(0)));
+    .replace(UNSEEN, (part) => [...bytes(part)].map(escaped).join(""));
 }
 
 const escaped = (one) => `\\x${hex2(one)}`;

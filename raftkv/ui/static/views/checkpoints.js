@@ -48,7 +48,7 @@ function mountList(root, scope) {
   const search = filter("Names that contain", draw);
   root.append(
     head("Checkpoints", { text: "What runs have committed, and what is kept." }),
-    h("div", { class: "figures" }, figures.map((one) => one.element)), search.element, note, table.element,
+    h("div", { class: "figures three" }, figures.map((one) => one.element)), search.element, note, table.element,
   );
   const onChange = (map, { error, more }) => {
     if (error) {
