@@ -60,6 +60,7 @@ from raftkv.integrations.torchft.rules import (
     decide,
     make_ask,
 )
+from raftkv.rpc.shares import Identity
 
 # -- lease ----------------------------------------------------------------------------------------------------------
 #
@@ -219,23 +220,28 @@ class Job:
 
     # ---- what replicas say
 
-    def heard(self, replica_id: str, connection: Hashable) -> None:
-        """Record a heartbeat.
+    def heard(self, replica_id: str, connection: Hashable, identity: Identity) -> bool:
+        """Record a heartbeat; return whether the replica has room.
 
         Arguments:
-            replica_id: replica that sent it.
-            connection: connection on which it came.
+            replica_id, connection, identity: as in ``Roster.heard``.
         """
-        if self.roster.heard(replica_id, connection, self._loop.time()):
+        if not self.roster.has_room(replica_id, identity):
+            return False
+        if self.roster.heard(replica_id, connection, self._loop.time(), identity):
             _log.info("%s: replica %s connected", self.name, replica_id)
             self._wake.set()
+        return True
 
-    def ask(self, message: bytes, connection: Hashable, waiter: Hashable, answer: Answer) -> Callable[[], None]:
-        """Record a replica's ask for its next quorum; return a function that withdraws it.
+    def ask(
+        self, message: bytes, connection: Hashable, waiter: Hashable, answer: Answer, identity: Identity
+    ) -> Callable[[], None] | None:
+        """Record a replica's ask for its next quorum; return a function that withdraws it, None: it has no room.
 
         Arguments:
             message: its ``QuorumMember``.
             answer: called with a ``LighthouseQuorumResponse``.
+            identity: identity of its address.
 
         Raises:
             RecordError: the message cannot be decoded.
@@ -243,7 +249,8 @@ class Job:
         self._asks += 1
         ask = make_ask(message, f"{self._daemon_id}/{self._asks}")
         now_s = self._loop.time()
-        self.heard(ask.replica_id, connection)
+        if not self.heard(ask.replica_id, connection, identity):
+            return None
         self.roster.asked(ask, waiter, answer, now_s)
         self._wake.set()
         return lambda: self._withdraw(ask.replica_id, waiter)

@@ -33,15 +33,13 @@ from raftkv.client.library import Client
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.integrations.torchft.job import DaemonLease, Job, Timing
-from raftkv.integrations.torchft.rules import REPLICA_ID_MAX, WAITING_MAX, Rules, check_job
+from raftkv.integrations.torchft.rules import REPLICA_ID_MAX, REPLICAS_MAX, WAITING_MAX, Rules, check_job
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Code, HttpRequest, HttpResponse, RpcError, Server, ServerLimits, UnaryCall
 from raftkv.rpc.server.accept import Connection
 
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
 HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
-REPLICAS_MAX: Final = 2048
-"""Maximum replicas of a job at one daemon. A quorum is one value in the store, at most 1.5 MiB."""
 _NOTHING: Final = torchft_pb2.LighthouseHeartbeatResponse().SerializeToString()
 _LIMITS: Final = ServerLimits(ping_permit_without_stream=True)  # managers ping once a minute, busy or not
 _log = logging.getLogger(__name__)
@@ -96,9 +94,10 @@ class _Listener(Server):
         replica_id = torchft_pb2.LighthouseHeartbeatRequest.FromString(message).replica_id
         if not 0 < len(replica_id) <= REPLICA_ID_MAX:
             call.fail(Code.INVALID_ARGUMENT, f"replica_id must have 1 to {REPLICA_ID_MAX} characters")
-        elif self._has_room(call, replica_id):
-            self._job.heard(replica_id, call.peer)
+        elif self._job.heard(replica_id, call.peer, call.peer.identity):
             call.reply(_NOTHING)
+        else:
+            self._refuse(call)
 
     def _quorum(self, call: UnaryCall, message: bytes) -> None:
         request = torchft_pb2.LighthouseQuorumRequest.FromString(message)
@@ -106,21 +105,19 @@ class _Listener(Server):
             call.fail(Code.INVALID_ARGUMENT, "missing requester")
         elif self._job.roster.is_crowded(request.requester.replica_id):
             call.fail(Code.RESOURCE_EXHAUSTED, f"{WAITING_MAX} calls wait for the quorum of this replica already")
-        elif self._has_room(call, request.requester.replica_id):
+        else:
+            # Serialized again: with all fields, those of versions that are not known here too.
+            member, peer = request.requester.SerializeToString(), call.peer
             try:
-                # Serialized again: with all fields, those of versions that are not known here too.
-                withdraw = self._job.ask(request.requester.SerializeToString(), call.peer, call, call.reply)
+                withdraw = self._job.ask(member, peer, call, call.reply, peer.identity)
             except RecordError as error:
                 call.fail(Code.INVALID_ARGUMENT, str(error))
             else:
-                call.on_cancel(withdraw)
+                self._refuse(call) if withdraw is None else call.on_cancel(withdraw)
 
-    def _has_room(self, call: UnaryCall, replica_id: str) -> bool:
-        replicas = self._job.roster.replicas
-        if replica_id in replicas or len(replicas) < REPLICAS_MAX:
-            return True
-        call.fail(Code.RESOURCE_EXHAUSTED, f"job {self._job.name} has {REPLICAS_MAX} replicas here already")
-        return False
+    def _refuse(self, call: UnaryCall) -> None:
+        text = f"job {self._job.name} has {REPLICAS_MAX} replicas here already, and this address has its share"
+        call.fail(Code.RESOURCE_EXHAUSTED, text)
 
     async def _http(self, request: HttpRequest) -> HttpResponse:
         body = self._status(request)

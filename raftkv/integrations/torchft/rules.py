@@ -34,6 +34,7 @@ from google.protobuf.message import DecodeError
 from raftkv.client.records import RecordError, number_in
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
+from raftkv.rpc.shares import Identity, Shares
 from raftkv.training.records import TrainingRecord
 
 
@@ -161,9 +162,12 @@ def _counts(there: Mapping[str, Ask], view: View) -> str:
 # 2. Every call that waits for a replica's quorum gets one answer, from the first quorum that includes the replica's
 #    latest ask.
 # 3. An ask ends with the last call that waits for it, so a quorum includes no replica that would not get the answer.
+# 4. When the roster is full, the address with most replicas loses its newest to one that has fewer (``rpc/shares``).
 
 Answer = Callable[[bytes], None]
 
+REPLICAS_MAX: Final = 2048
+"""Maximum replicas of a job at one daemon. A quorum is one value in the store, at most 1.5 MiB."""
 WAITING_MAX: Final = 16
 """Maximum calls that wait for one replica's quorum, because each gets the whole quorum."""
 
@@ -174,6 +178,7 @@ class Replica:
 
     Attributes:
         heard_s: when it last sent a message.
+        identity: identity of the address that it was first heard from.
         connections: open connections on which it has sent messages.
         ask: unanswered ask.
         asked_s: since when it waits.
@@ -181,6 +186,7 @@ class Replica:
     """
 
     heard_s: float
+    identity: Identity = ""
     connections: set[Hashable] = field(default_factory=set)
     ask: Ask | None = None
     asked_s: float = 0.0
@@ -192,20 +198,42 @@ class Roster:
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self.replicas: dict[str, Replica] = {}
+        self._shares = Shares(REPLICAS_MAX)
         self._timeout_s = heartbeat_timeout_s
         self._by_connection: dict[Hashable, set[str]] = {}
 
-    def heard(self, replica_id: str, connection: Hashable, now_s: float) -> bool:
+    def has_room(self, replica_id: str, identity: Identity) -> bool:
+        """Return whether a replica is here or has room, which another address may have to make.
+
+        Arguments:
+            replica_id: replica that sends a message.
+            identity: identity of its address.
+        """
+        return replica_id in self.replicas or self._shares.make_room(identity, 1, self._drop_newest)
+
+    def _drop_newest(self, identity: Identity) -> bool:
+        self._drop(next(name for name, one in reversed(self.replicas.items()) if one.identity == identity))
+        return True
+
+    def _drop(self, replica_id: str) -> None:
+        replica = self.replicas.pop(replica_id)
+        self._shares.give_back(replica.identity, 1)
+        for connection in replica.connections:
+            self._by_connection[connection].discard(replica_id)
+
+    def heard(self, replica_id: str, connection: Hashable, now_s: float, identity: Identity = "") -> bool:
         """Record a message from a replica; return whether it was not healthy before.
 
         Arguments:
-            replica_id: replica that sent it.
+            replica_id: replica that sent it, which has room.
             connection: connection on which it came.
             now_s: seconds of the loop's clock.
+            identity: identity of its address.
         """
         replica = self.replicas.get(replica_id)
         if replica is None:
-            self._connect(replica_id, Replica(now_s), connection)
+            self._shares.take(identity, 1)
+            self._connect(replica_id, Replica(now_s, identity), connection)
             return True
         was_silent = now_s - replica.heard_s >= self._timeout_s
         replica.heard_s = now_s
@@ -266,7 +294,7 @@ class Roster:
         replica = self.replicas.get(replica_id)
         if replica is None or replica.connections:
             return False
-        del self.replicas[replica_id]
+        self._drop(replica_id)
         return True
 
     def healthy(self, now_s: float) -> frozenset[str]:

@@ -17,8 +17,11 @@ import pytest
 
 from raftkv.cli import main as cli
 from raftkv.integrations.torchft.lighthouse import HEARTBEAT
+from raftkv.integrations.torchft.rules import REPLICAS_MAX
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel
+from tests.procs import wait_for
+from tests.rpc import raw
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -102,6 +105,38 @@ def test_name_of_a_replica_neither_begins_a_line_nor_controls_the_terminal(raftk
         beat(process.stdout.readline().split()[-1], "a\n2026-01-01 forged\x1b[2J\x9b2J")
         line = next(line for line in process.stderr if "replica" in line)
         assert line.endswith("default: replica a\\n2026-01-01 forged\\x1b[2J\\x9b2J connected\n")
+
+
+@contextlib.contextmanager
+def many_replicas(address: str, host: str) -> Iterator[None]:
+    """As many replicas as a daemon has room for, all on one connection from a host."""
+    port = int(address.rpartition(":")[2])
+    fields = raw.grpc_headers(HEARTBEAT)
+    with socket.create_connection(("127.0.0.1", port), 60.0, (host, 0)) as connection:
+        connection.sendall(raw.PREFACE + raw.settings())
+        for number in range(REPLICAS_MAX):
+            body = torchft_pb2.LighthouseHeartbeatRequest(replica_id=f"{host}-{number}").SerializeToString()
+            framed = b"\0" + len(body).to_bytes(4, "big") + body
+            stream = 2 * number + 1
+            connection.sendall(raw.headers(stream, fields) + raw.message(stream, framed, raw.END_STREAM))
+        yield
+
+
+def test_replicas_of_one_host_keep_no_replica_of_another_out(raftkv_cluster):
+    flags = ("--listen=127.0.0.1:0", "--heartbeat-timeout-ms=600000", f"--endpoints={raftkv_cluster.endpoints[0]}")
+    with daemon(*flags) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+
+        def present() -> list[str]:
+            found: list[str] = status(address)["jobs"]["default"]["replicas_here"]
+            return found
+
+        with many_replicas(address, "127.0.0.2"):
+            wait_for(lambda: len(present()) == REPLICAS_MAX, "the many replicas")
+            beat(address, "honest")
+            assert "honest" in present()
+            assert len(present()) == REPLICAS_MAX
 
 
 def test_help_names_every_flag(capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.integrations.torchft.rules import Ask, Roster
+from raftkv.integrations.torchft.rules import REPLICAS_MAX, Ask, Roster
 
 
 def roster(*names: str) -> Roster:
@@ -78,3 +78,20 @@ def test_silence_keeps_what_was_asked():
     seen.asked(Ask("a", "d/1"), "first", print, 0.0)
     assert seen.healthy(100.0) == frozenset()
     assert list(seen.asks()) == ["a"]
+
+
+def test_replicas_of_one_address_keep_no_replica_of_another_out() -> None:
+    seen = Roster(heartbeat_timeout_s=5.0)
+    for number in range(REPLICAS_MAX):
+        assert seen.has_room(f"many {number}", "address 10.0.0.1")
+        seen.heard(f"many {number}", "one connection", 0.0, "address 10.0.0.1")
+    assert not seen.has_room("one more", "address 10.0.0.1")
+    assert seen.has_room("many 7", "address 10.0.0.1"), "it is here already"
+    assert seen.has_room("honest", "address 10.0.0.2")
+    seen.heard("honest", "another connection", 0.0, "address 10.0.0.2")
+    assert f"many {REPLICAS_MAX - 1}" not in seen.healthy(1.0)
+    assert len(seen.healthy(1.0)) == REPLICAS_MAX
+    assert "honest" in seen.healthy(1.0)
+    assert len(seen.disconnected("one connection")) == REPLICAS_MAX - 1
+    assert all(seen.drop_absent(f"many {number}") for number in range(REPLICAS_MAX - 1))
+    assert seen.has_room("many again", "address 10.0.0.1")
