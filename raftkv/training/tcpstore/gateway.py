@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from raftkv import aio
 from raftkv.errors import ConfigError, RaftKVError, StatusError
-from raftkv.rpc.shares import Identity, Shares, identity_of_peer
+from raftkv.rpc.shares import Identity, Shares, identity_of_peer, name_of
 from raftkv.training.tcpstore import wire
 from raftkv.training.tcpstore.store import BATCH_BYTES_MAX, WATCHED_KEYS_MAX, OnTrouble, ReplicatedStore, persist
 from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
@@ -102,7 +102,7 @@ class Budget:
             held_bytes = self._held.pop(greediest)
             shares.give_back(whose, held_bytes)
             greediest.refuse(
-                f"it holds {held_bytes} bytes of {self._what}, more than any other of the {whose}, which holds most, "
+                f"it holds {held_bytes} bytes of {self._what}, more than any other of the {name_of(whose)}, which holds most, "
                 f"and all connections together more than the limit of {shares.limit}"
             )
 
@@ -698,7 +698,7 @@ class Gateway:
     def _end_newest(self, identity: Identity) -> bool:
         newest = next(one for one in reversed(self._connections) if one.identity == identity)
         self._forget(newest)
-        newest.refuse(f"all {self._shares.limit} connections are in use, most of them by the {identity}")
+        newest.refuse(f"all {self._shares.limit} connections are in use, most of them by the {name_of(identity)}")
         return True
 
     def _connection(self) -> asyncio.Protocol:
