@@ -19,7 +19,6 @@ import re
 import select
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -177,7 +176,7 @@ class Writer:
                 select.select((), (self._descriptor,), ())
                 continue
             except MemoryError:
-                time.sleep(STARVED_S)
+                select.select((), (), (), STARVED_S)
                 continue
             at += count
             self._moved += count
@@ -471,7 +470,7 @@ class _Pump(threading.Thread):
         except MemoryError:
             self._console.errors.leave_out(len(data or b""))
             if not data:
-                time.sleep(STARVED_S)
+                select.select((), (), (), STARVED_S)
             return True
         return bool(data)
 

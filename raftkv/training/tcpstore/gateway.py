@@ -102,8 +102,8 @@ class Budget:
             held_bytes = self._held.pop(greediest)
             shares.give_back(whose, held_bytes)
             greediest.refuse(
-                f"it holds {held_bytes} bytes of {self._what}, more than any other of the {name_of(whose)}, which holds most, "
-                f"and all connections together more than the limit of {shares.limit}"
+                f"it holds {held_bytes} bytes of {self._what}, more than any other of the {name_of(whose)}, which "
+                f"holds most, and all connections together more than the limit of {shares.limit}"
             )
 
 
