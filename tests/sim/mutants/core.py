@@ -118,7 +118,7 @@ def _matching_skipped(patches: Patches) -> None:
 
 @mutant("old append truncates", "entries that match stay, in spite of old messages (R6)")
 def _old_append_truncates(patches: Patches) -> None:
-    def append_new(log: RaftLog, index: int, entries: list[Any]) -> None:
+    def append_new(log: RaftLog, entries: list[Any]) -> None:
         fresh = [entry for entry in entries if entry.index > log.committed]
         if fresh:
             log.append(fresh)

@@ -66,7 +66,7 @@ def _snapshot_untold(patches: Patches) -> None:
 def _silently_compacted(patches: Patches) -> None:
     def end(catch_up: CatchUp, watcher: Watcher) -> None:
         watcher.next_revision = catch_up._store.compact_revision
-        catch_up._queue[watcher] = None
+        catch_up._queue.add(watcher.stream.queue, watcher)
 
     patches.set(CatchUp, "_end", end)
 
