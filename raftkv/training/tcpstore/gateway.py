@@ -47,8 +47,8 @@ from raftkv.urls import join_address
 # 4. Pending requests are kept as bytes; beyond ``PENDING_BYTES_MAX`` nothing is read from the socket.
 # 5. After ``REQUESTS_PER_TURN`` requests, or a part of a long one, other connections get their turn.
 # 6. A long answer is sent in parts, each when the client has read the previous one; no other answer comes in between.
-# 7. A request that is not complete within ``REQUEST_TIMEOUT_S``, or a client that reads no answers for
-#    ``ANSWER_STALL_S``, ends the connection.
+# 7. A request that is not complete within ``REQUEST_TIMEOUT_S``, or an answer that is not read within
+#    ``ANSWER_STALL_S``, ends the connection, unless the client moves ``PACE_BYTES_PER_S``.
 
 # -- budget ---------------------------------------------------------------------------------------------------------
 #
@@ -137,6 +137,8 @@ WATCH_BYTES: Final = 4096
 """Approximate memory of one waited-for key, here and at a member; counted in the connection's budget."""
 REQUEST_TIMEOUT_S: Final = 60.0
 ANSWER_STALL_S: Final = 60.0
+PACE_BYTES_PER_S: Final = 64 * 1024
+"""Minimum speed of a client that sends or reads for longer than that: many bytes take longer on a slow network."""
 _PAIRS_PER_WRITE: Final = 1000
 
 _READS: Final = frozenset(
@@ -180,6 +182,7 @@ class Connection(asyncio.Protocol):
         self._unfinished_since = self._loop.time()
         """Since when the next request is incomplete; inf: none of its bytes have arrived."""
         self._stalled_since = float("inf")
+        self._stalled_bytes = 0
         self._is_paused = False
         self._is_validated = False
         self._is_gone = False
@@ -219,10 +222,15 @@ class Connection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Close the connection if it has waited too long for its client; called every few seconds."""
-        if now - self._unfinished_since > REQUEST_TIMEOUT_S:
-            self.refuse(f"a request did not come whole in {REQUEST_TIMEOUT_S:g} s")
-        elif now - self._stalled_since > ANSWER_STALL_S:
-            self.refuse(f"it has not read its answers for {ANSWER_STALL_S:g} s")
+        request_s, answer_s = now - self._unfinished_since, now - self._stalled_since
+        if request_s > REQUEST_TIMEOUT_S + self._reader.held_bytes / PACE_BYTES_PER_S:
+            self.refuse(f"a request did not come whole in {request_s:.0f} s")
+        elif answer_s > ANSWER_STALL_S + self._read_bytes() / PACE_BYTES_PER_S:
+            self.refuse(f"it has not read its answers for {answer_s:.0f} s")
+
+    def _read_bytes(self) -> int:
+        """Return how much of its answers the client has read since it fell behind."""
+        return max(0, self._stalled_bytes - self._transport.get_write_buffer_size())
 
     # ---- the socket
 
@@ -254,6 +262,7 @@ class Connection(asyncio.Protocol):
         """Stop handling requests, because the client does not read its answers."""
         self._writable.clear()
         self._stalled_since = self._loop.time()
+        self._stalled_bytes = self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         """Handle requests again, because the client reads."""

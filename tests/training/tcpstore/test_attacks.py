@@ -18,6 +18,7 @@ import pytest
 from raftkv.training.tcpstore.gateway import (
     ANSWER_STALL_S,
     CONNECTIONS_MAX,
+    PACE_BYTES_PER_S,
     PENDING_BYTES_MAX,
     REQUEST_TIMEOUT_S,
     REQUESTS_PER_TURN,
@@ -407,6 +408,26 @@ def test_a_client_that_does_not_read_its_answers_is_left_in_the_end() -> None:
     attack(story)
 
 
+def test_a_client_that_reads_slowly_is_not_left() -> None:
+    """The time was for the whole answer: a list of 64 MB had to cross any network at 1 MB/s."""
+
+    async def story() -> None:
+        now = asyncio.get_running_loop().time()
+        world = World()
+        world.store.value = bytes(8 * 2**20)
+        connection, transport = world.connect()
+        connection.data_received(encode(Op.GET, b"large"))
+        await turns()
+        for second in range(5, 100, 5):
+            del transport.unread[: 5 * PACE_BYTES_PER_S]
+            connection.check(now + second)
+            assert not transport.is_aborted
+        connection.check(now + 100 + ANSWER_STALL_S)
+        assert transport.is_aborted
+
+    attack(story)
+
+
 # ---- requests that stay
 
 
@@ -419,6 +440,22 @@ def test_a_connection_that_never_introduces_itself_is_closed(beginning: bytes) -
         connection.data_received(beginning)
         await turns()
         connection.check(asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S + 1)
+        assert transport.is_aborted
+
+    attack(story)
+
+
+def test_a_large_request_may_take_as_long_as_a_slow_network_needs() -> None:
+    async def story() -> None:
+        connection, transport = World().connect()
+        begin = encode(Op.SET, b"k", bytes(8 * 2**20))[:-1]
+        now = asyncio.get_running_loop().time()
+        for second in range(5, 100, 5):
+            connection.data_received(begin[(second - 5) * PACE_BYTES_PER_S : second * PACE_BYTES_PER_S])
+            await turns()
+            connection.check(now + second)
+            assert not transport.is_aborted
+        connection.check(now + 100 + REQUEST_TIMEOUT_S + len(begin) / PACE_BYTES_PER_S)
         assert transport.is_aborted
 
     attack(story)
