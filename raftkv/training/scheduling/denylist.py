@@ -270,21 +270,22 @@ class Denylist:
         key, strikes = self._keys.strike(self._run_id, fault), self._keys.strikes(fault.host)
         denial = f"{self._keys.denials}{fault.host}"
         while True:
-            answer = await self._control.txn((), (GetRange(strikes, prefix=True, keys_only=True), Get(denial)))
-            known, denied = answer.results
+            answer = await self._control.txn((), (GetRange(strikes, prefix=True), Get(denial)))
+            found, denied = answer.results
+            known = [item for item in found if item.lease]  # one without a lease would count for ever
             if denied is not None or any(item.key == key.encode() for item in known):
                 return False
             # Strikes that end meanwhile still count: the condition only detects new strikes.
             unchanged = mod_revision(strikes, prefix=True) < answer.revision + 1
             guards: list[Compare] = [unchanged, version(denial) == 0]
-            is_last: bool = known.count + 1 >= self._limits.limit
+            is_last: bool = len(known) + 1 >= self._limits.limit
             puts: list[Operation] = [Put(key, fault.encode(), await self._control.grant_fixed(self._limits.window_s))]
             if is_last:
                 lease = await self._control.grant_fixed(self._limits.cooldown_s)
-                puts.append(Put(denial, self._denial(fault, known.count + 1).encode(), lease))
+                puts.append(Put(denial, self._denial(fault, len(known) + 1).encode(), lease))
             if (await self._control.txn(guards, puts)).succeeded:
                 if is_last:
-                    self._denials[fault.host] = self._denial(fault, known.count + 1).reason
+                    self._denials[fault.host] = self._denial(fault, len(known) + 1).reason
                 return is_last
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -186,6 +186,20 @@ def test_limit_of_zero_denies_no_host_and_writes_nothing() -> None:
     play(story)
 
 
+def test_strikes_without_a_lease_do_not_count() -> None:
+    """Copies of old ones, as a mirror of another cluster writes them, counted for ever: each fault denied the host."""
+
+    async def story() -> None:
+        world = LedgerWorld()
+        denylist, keys = Denylist.of(world.control(), CONFIG), DenyKeys.of("job", "")
+        for generation in (1, 2):
+            world.store.txn((), (Put(keys.strike("job", fault(generation)), fault(generation).encode()),))
+        assert [await denylist.strike(fault(generation)) for generation in (2, 3, 4)] == [False, False, True]
+        denylist.close()
+
+    play(story)
+
+
 def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> None:
     async def story() -> None:
         world = LedgerWorld()
