@@ -63,25 +63,25 @@ def origins(text: str) -> tuple[str, ...]:
     return tuple(part if part == "*" else urls(part)[0] for part in words(text))
 
 
-def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Replace the error texts of a parser with those of Go's flag package, which has only two."""
+def _parse_error(parse: Callable[[str], Any], wanted: str) -> Callable[[str], Any]:
+    """Replace the error texts of a parser with those of Go's flag package, which has only two, and say what to give."""
 
     def wrapped(text: str) -> Any:
         try:
             return parse(text)
         except ValueError as error:
             known = "value out of range"
-            raise ValueError(known if str(error).endswith(known) else "parse error") from None
+            raise ValueError(f"{known if str(error).endswith(known) else 'parse error'}; give {wanted}") from None
 
     return wrapped
 
 
 string: Callable[[str], str] = str
-boolean = _parse_error(pflag.parse_bool)
-duration = _parse_error(pflag.parse_duration_s)
-integer = _parse_error(pflag.parse_int)
-unsigned = _parse_error(lambda text: pflag.parse_int(text, signed=False))
-milliseconds = _parse_error(lambda text: pflag.parse_int(text, signed=False) / 1000)
+boolean = _parse_error(pflag.parse_bool, "true or false")
+duration = _parse_error(pflag.parse_duration_s, "a duration such as 300ms, 1.5s or 2m")
+integer = _parse_error(pflag.parse_int, "a whole number")
+unsigned = _parse_error(lambda text: pflag.parse_int(text, signed=False), "a whole number, 0 or more")
+milliseconds = _parse_error(lambda text: pflag.parse_int(text, signed=False) / 1000, "a whole number of milliseconds")
 
 
 def choice(*choices: str) -> Callable[[str], str]:
@@ -89,7 +89,7 @@ def choice(*choices: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in choices:
-            raise ValueError("invalid value")
+            raise ValueError(f"invalid value; give one of {', '.join(choices)}")
         return text
 
     return parse
@@ -791,6 +791,7 @@ def _apply_retention(values: dict[str, Any]) -> None:
     try:
         values["auto_compaction_retention_s"] = pflag.parse_duration_s(text)
     except ValueError as error:
-        raise ConfigError(f"error parsing CompactionRetention: {error}") from None
+        wanted = "--auto-compaction-retention is a number, or a duration such as 24h"
+        raise ConfigError(f"error parsing CompactionRetention: {error}; {wanted}") from None
     if values.get("auto_compaction_mode") == "revision":
         raise ConfigError(f"--auto-compaction-retention must be a number of revisions (set to {text})")

@@ -54,6 +54,18 @@ def test_options_and_defaults_are_those_of_etcdctl(command: str) -> None:
     assert {name: ours.get(name) for name in theirs} == theirs
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("watch a --max-value-bytes=x", "--max-value-bytes must be a whole number (set to 'x')"),
+        ("watch a --keys-only=x", "--keys-only must be true or false (set to 'x')"),
+        ("get a --max-staleness=x", "--max-staleness must be a duration such as 300ms, 1.5s or 2m (set to 'x')"),
+    ],
+)
+def test_flags_of_no_etcdctl_say_what_they_take(words: str, wanted: str) -> None:
+    assert run_ctl(words.split()).errors == f"Error: {wanted}\n"
+
+
 def leaves(branch: Branch, path: str = "") -> Iterator[tuple[str, click.Command]]:
     for name, child in branch.commands.items():
         if isinstance(child, Branch):

@@ -357,7 +357,7 @@ def test_input_that_is_no_text_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        ("--version=maybe", 2, 'invalid boolean value "maybe" for -version: parse error'),
+        ("--version=maybe", 2, 'invalid boolean value "maybe" for -version: parse error; give true or false'),
         (
             "--horovod-run=\udcff",
             1,

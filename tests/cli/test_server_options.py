@@ -98,7 +98,8 @@ def test_environment():
         "(either unset environment variable or disable flag)",
     )
     code, text = refused(ETCD_HEARTBEAT_INTERVAL="abc")
-    assert (code, text) == (1, 'invalid value "abc" for ETCD_HEARTBEAT_INTERVAL: parse error')
+    wanted = "give a whole number of milliseconds"
+    assert (code, text) == (1, f'invalid value "abc" for ETCD_HEARTBEAT_INTERVAL: parse error; {wanted}')
 
 
 YAML = """
@@ -148,7 +149,7 @@ def test_a_file_is_all_that_counts(tmp_path):
     [
         ("- a\n", "expected settings as 'name: value'"),
         ("a: [\n", "while parsing a flow node"),
-        ("heartbeat-interval: soon\n", 'invalid value "soon" for heartbeat-interval: parse error'),
+        ("heartbeat-interval: soon\n", 'invalid value "soon" for heartbeat-interval: parse error; give a whole number'),
         ("election-timeout: 1\n", "should be at least as 5 times"),
         ("discovery: http://x\n", "discovery is not implemented in raftkv"),
         ("client-transport-security: 5\n", "client-transport-security has settings of its own, as 'name: value' below"),

@@ -89,8 +89,8 @@ WATCH_FLAGS = (
     Flag("prefix", BOOL, usage="watch all keys that begin with KEY"),
     Flag("rev", INT, usage="begin with the changes of this revision; 0 means from now on"),
     Flag("prev-kv", BOOL, usage="also print what a key held before each change"),
-    Flag("keys-only", BOOL, usage="omit values; raftkv members do not send them"),
-    Flag("max-value-bytes", INT, usage="omit puts with larger values; 0 means no limit"),
+    Flag("keys-only", BOOL, usage="omit values; raftkv members do not send them", ours=True),
+    Flag("max-value-bytes", INT, usage="omit puts with larger values; 0 means no limit", ours=True),
     Flag("progress-notify", BOOL, usage="also print the watch's progress from time to time"),
 )
 _ASK_ALL = "ask all members in the member list instead of the endpoints"
