@@ -12,7 +12,7 @@ class CheckpointError(RaftKVError):
 
 
 class CheckpointNotFound(CheckpointError, LookupError):
-    """The checkpoint does not exist (any more)."""
+    """The checkpoint does not exist, or was deleted."""
 
 
 class CheckpointExists(CheckpointError):

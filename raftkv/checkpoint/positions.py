@@ -223,7 +223,7 @@ INTERVALS_MAX: Final = 20_000
 
 
 class RangeLost(CheckpointError):
-    """A range does not belong to this rank any more: it was given back, or the ledger was opened again."""
+    """A range no longer belongs to this rank: it was given back, or the ledger was opened again."""
 
     definite = True
 
@@ -379,7 +379,7 @@ class AsyncLedger:
         self._settling: dict[str, bool] = {}
 
     async def open(self, claim: Claim, used: Used, *, range_size: int) -> None:
-        """Begin a generation from its checkpoint. All ranks call this alike; the first call has the effect.
+        """Begin a generation from its checkpoint. All ranks make the same call; the first one has the effect.
 
         Arguments:
             claim: claim of the generation.
@@ -457,7 +457,7 @@ class AsyncLedger:
 
         Raises:
             ConfigError: that is outside of the range, or before the last mark.
-            RangeLost: the range is not this rank's any more.
+            RangeLost: the range no longer belongs to this rank.
             FenceBroken, GenerationOver: the claim has ended.
         """
         done = whole(done, "done")
@@ -598,7 +598,7 @@ class Writes(Protocol):
     """Target of a file: a saving of ``run.checkpoint``, or files of a rank."""
 
     def write(self, name: str, data: bytes, /) -> object:
-        """Write a whole file."""
+        """Write a complete file."""
         ...
 
 
@@ -606,7 +606,7 @@ class Reads(Protocol):
     """Source of a file: a resumed checkpoint."""
 
     def read(self, name: str, /) -> bytes:
-        """Return a whole file, verified."""
+        """Return the verified content of a file."""
         ...
 
 

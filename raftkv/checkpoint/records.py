@@ -285,10 +285,10 @@ class Hold(Record):
 
 @dataclass(frozen=True, slots=True)
 class Deleting(Record):
-    """Files to delete, which no other key names any more.
+    """Files to delete, which no other key names.
 
     Attributes:
-        uri: directory; deleted as a whole if its name is that of the attempt.
+        uri: directory; deleted with its contents if its name is that of the attempt.
         reason: human-readable reason.
         time: time of the decision.
         manifest: digest of the manifest whose files are deleted if the directory is not deleted as a whole; empty:

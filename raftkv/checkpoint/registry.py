@@ -244,7 +244,7 @@ class Registry:
             The checkpoint with all its metrics.
 
         Raises:
-            CheckpointNotFound: the checkpoint does not exist (any more).
+            CheckpointNotFound: the checkpoint does not exist, or was deleted.
             ConfigError: there are too many metrics, or one is not valid.
         """
         return await summary.set_metrics(self.control, self.run_id, step, kind, metrics)
@@ -325,7 +325,7 @@ class Registry:
             topology: location of the host, as ``row1/rack7``.
 
         Raises:
-            CheckpointNotFound: the checkpoint does not exist (any more).
+            CheckpointNotFound: the checkpoint does not exist, or was deleted.
         """
         spot = Spot(to or socket.gethostname(), topology)
         return (await catalogue.nearest(self.control, self.keys, step, file, spot, check_kind(kind))).copies
@@ -609,7 +609,7 @@ class Registry:
 
         Arguments:
             claim: current claim.
-            uri: directory, whose files must not change any more.
+            uri: directory, whose files must no longer change.
             step, kind, parent, metadata: as for ``begin``.
             in_place: leave the files where they are, and write a manifest beside them; else they are copied.
             owned: for files in place, below the uri of the registry: delete them with the checkpoint; False: they stay.

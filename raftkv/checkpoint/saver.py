@@ -112,7 +112,7 @@ class Saver:
         return self._claim
 
     def newest(self, kind: str = "") -> Checkpoint | None:
-        """Return the newest checkpoint, to resume from; None: there is none. Errors as for ``claim``."""
+        """Return the newest checkpoint, to resume from, or None. Errors as for ``claim``."""
         self.claim()
         try:
             self._last = self.registry.latest(kind)

@@ -73,7 +73,7 @@ class Trackers:
             raise ConfigError(f"{' and '.join(self._tools)} read no tracker at {registry.uri}: use a local directory")
 
     async def write(self) -> Checkpoint | None:
-        """Update the files to the newest checkpoint and return it; None: there is none, and nothing is written.
+        """Update the files to the newest checkpoint and return it; with none, return None and write nothing.
 
         Raises:
             StorageError: they could not be written.

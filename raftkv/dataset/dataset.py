@@ -8,7 +8,7 @@
         for epoch in range(90):
             files = data.next_pass()           # the newest version, the same until the end of the pass
             for entry in files: ...
-        data.collect()                         # deletes versions and chunks that are not needed any more
+        data.collect()                         # deletes versions and chunks that are no longer needed
 
 Cached chunks of a pinned version stay readable while the cluster is unavailable. A version counts as the newest only if
 the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and ``StaleHead`` is raised if it does
@@ -112,7 +112,7 @@ class Snapshot(Sequence[Entry]):
         return isinstance(path, str) and self.lookup(path) is not None
 
     def lookup(self, path: str) -> Entry | None:
-        """Return the entry of a path; None: there is none."""
+        """Return the entry of a path, or None."""
         number = bisect_right(self._firsts, path) - 1
         return None if number < 0 else self._read(number).find(path)
 
@@ -300,7 +300,7 @@ class Dataset:
             root: required root digest, in case the dataset was deleted and published again; empty: any.
 
         Raises:
-            DatasetNotFound: the version does not exist (any more).
+            DatasetNotFound: the version does not exist, or was deleted.
         """
         key = self.keys.version(whole(version, "a version"))
         text(root, "a root")
@@ -383,7 +383,7 @@ class Dataset:
         return iter(self.current)
 
     def lookup(self, path: str) -> Entry | None:
-        """Return the entry of a path in ``current``; None: there is none."""
+        """Return the entry of a path in ``current``, or None."""
         return self.current.lookup(path)
 
     @property
@@ -485,7 +485,7 @@ class Dataset:
         """Keep a version until ``unpin``. Use one pin per job, not one per rank.
 
         Raises:
-            DatasetNotFound: the version does not exist (any more).
+            DatasetNotFound: the version does not exist, or was deleted.
         """
         key = self.keys.pin(version, check_name("pin", name))
         note = Note(name, time.time()).encode()

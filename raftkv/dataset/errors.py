@@ -18,7 +18,7 @@ class InvalidEntry(DatasetError, ValueError):
 
 
 class VersionGone(DatasetError, LookupError):
-    """The version was deleted by a collection: its chunks are not in the store any more."""
+    """The version was deleted by a collection: its chunks are no longer in the store."""
 
 
 class ChunkCorrupted(DatasetError):

@@ -37,7 +37,7 @@ class Store:
 
     Attributes:
         control: transactions, watches, leases.
-        read: returns the value of a key that never changes; None: there is none.
+        read: returns the value of a key that never changes, or None.
     """
 
     control: Control

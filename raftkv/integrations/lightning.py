@@ -75,7 +75,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         kind: kind of the checkpoints; ``dcp`` for strategies that write shards.
         weights_only: the model alone, without what resuming needs.
         directory: download directory for checkpoints that are not on a local disk.
-        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
+        anywhere: load a checkpoint from anywhere; otherwise only from below the ``uri`` of the registry.
 
     Raises:
         ConfigError: a number is negative, or there is no such mode.
@@ -113,12 +113,12 @@ class RegistryCheckpoint(ModelCheckpoint):
     # ---- finding
 
     def resume_from(self) -> str | None:
-        """Return the path of the newest checkpoint, verified, for ``fit(ckpt_path=...)``; None: there is none.
+        """Return the path of the newest checkpoint, verified, for ``fit(ckpt_path=...)``, or None.
 
         All ranks ask. Processes that Lightning starts inherit the answer of the first one.
 
         Raises:
-            DigestMismatch: a file of it is missing, or is not what was committed.
+            DigestMismatch: a file of it is missing, or is not the committed one.
             ConfigError: this is one of several ranks, and none of them can ask the first one.
         """
         saver = self._saver
@@ -193,10 +193,10 @@ class RegistryCheckpoint(ModelCheckpoint):
     on_test_start = on_predict_start = on_validation_start
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Claim the checkpoints, so that an earlier start of the job cannot save any more.
+        """Claim the checkpoints, so that an earlier start of the job can no longer save.
 
         Raises:
-            DigestMismatch: what training goes on from was changed while it was read.
+            DigestMismatch: the checkpoint to continue from was changed while it was read.
         """
         barrier()
         self._handed.check()

@@ -83,7 +83,7 @@ def directory_of(
     inherited: bool = False,
     anywhere: bool = False,
 ) -> str | None:
-    """Return a local directory with a checkpoint, verified; None: there is none. Called by all ranks.
+    """Return a local directory with a checkpoint, verified, or None. Called by all ranks.
 
     Arguments:
         saver: saver of the registry.
@@ -91,7 +91,7 @@ def directory_of(
         directory: download directory for checkpoints that are not on a local disk.
         handed: checkpoint handed to this process; checked when all ranks have read it.
         inherited: as for ``decide``; so are the errors.
-        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
+        anywhere: load a checkpoint from anywhere; otherwise only from below the ``uri`` of the registry.
 
     Raises:
         DigestMismatch: a file is missing or differs from the committed one.

@@ -66,7 +66,7 @@ class RegistryCallback(TrainerCallback):
         claim: under which is written, as that of a generation of a run; None: a new one.
         policy: which checkpoints are kept after each commit; None: all.
         directory: download directory for checkpoints that are not on a local disk.
-        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
+        anywhere: load a checkpoint from anywhere; otherwise only from below the ``uri`` of the registry.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RegistryCallback(TrainerCallback):
             kind: empty: of the kind of the newest.
 
         Raises:
-            DigestMismatch: a file of it is missing, or is not what was committed.
+            DigestMismatch: a file of it is missing, or is not the committed one.
             ConfigError: this is one of several ranks, and ``torch.distributed`` does not connect them yet.
         """
         self._is_loading = True
@@ -162,7 +162,7 @@ class RegistryCallback(TrainerCallback):
         """Set the best checkpoint at the end of training; the Trainer loads it next.
 
         Raises:
-            DigestMismatch: a file of it is missing, or is not what was committed.
+            DigestMismatch: a file of it is missing, or is not the committed one.
         """
         if args.load_best_model_at_end and "train_runtime" in (logs or ()):
             self._is_loading = True
@@ -183,7 +183,7 @@ class RegistryCallback(TrainerCallback):
         """Save and stop if any rank has received SIGTERM.
 
         Raises:
-            DigestMismatch: what training goes on from was changed while it was read.
+            DigestMismatch: the checkpoint to continue from was changed while it was read.
         """
         self._check_loaded()
         if is_any(self._told.is_asked, args.device):

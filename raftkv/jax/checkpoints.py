@@ -110,7 +110,7 @@ class CheckpointManager:
     # ---- finding
 
     def latest_step(self) -> int | None:
-        """Return the step of the newest checkpoint; None: there is none."""
+        """Return the step of the newest checkpoint, or None."""
         try:
             return self._registry.latest(ORBAX).step
         except CheckpointNotFound:
@@ -288,7 +288,7 @@ def _finish_all() -> None:
             _log.error("raftkv: the checkpoint in progress at the end of the program was not saved: %s", error)
 
 
-# A private function, but the only way: ``atexit`` callbacks run when threads accept no work any more. Functions
+# A private function, but the only way: ``atexit`` callbacks run when threads no longer accept work. Functions
 # registered here run in reverse order, so this one runs before that of ``concurrent.futures``, imported above.
 threading._register_atexit(_finish_all)  # type: ignore[attr-defined]
 

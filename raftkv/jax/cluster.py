@@ -71,7 +71,7 @@ class Place:
 
 
 class RaftKVCluster(ClusterEnv):
-    """The cluster environment, which JAX detects and uses by itself."""
+    """The cluster environment, which JAX detects and uses automatically."""
 
     name: str = "raftkv"
     _place: Place | None = None

@@ -136,7 +136,7 @@ def refusal(identity: Identity, limit: str) -> str:
 
 
 def greedier(held: Mapping[Identity, int], identity: Identity, amount: int) -> Identity | None:
-    """Return the identity that holds most, if that is more than ``identity`` would hold then; None: there is none.
+    """Return the identity that holds most, if that is more than ``identity`` would hold then, or None.
 
     Arguments:
         held: amount by identity.

@@ -13,7 +13,7 @@
 The state is one position of all ranks together (``raftkv.checkpoint.positions``), so it is the same on every rank and
 can be loaded in a world of any size. Save it after the step that used the batch, so that both are in one commit.
 
-torchdata's ``StatefulDataLoader`` saves and loads the sampler by itself and does not need ``batches``.
+torchdata's ``StatefulDataLoader`` saves and loads the sampler and does not need ``batches``.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class ElasticSampler(Sampler[int]):
         """Count completed steps of all ranks.
 
         Raises:
-            ConfigError: the world has changed since the pass began, so its samples are not this rank's any more.
+            ConfigError: the world has changed since the pass began, so its samples no longer belong to this rank.
         """
         before, now = self._divided_for, self.world
         if before is not None and before != now:

@@ -3,7 +3,7 @@
 Neither can be cancelled: ``ProcessGroupGloo.abort`` does nothing in torch 2.13, and a *frozen* peer keeps its
 connections open, so a collective with it lasts until the timeout of the group. But another thread can shut down the
 sockets on which the blocked call waits. Within milliseconds gloo then fails every collective as if the peer had closed
-the connection. The peers at the other ends see the same, so the end of a group spreads by itself.
+the connection. The peers at the other ends see the same, so all ranks learn of the end of the group.
 
     cut_gloo(ignore=frozenset())       # every connection of every gloo group
     cut_connections("10.0.0.5", 4711)  # this process' clients of a TCPStore

@@ -315,7 +315,7 @@ class ElasticGroup:
             checkpoints.
         CheckpointError: the latest checkpoint cannot be loaded.
         StateLost: the rank with the state was lost while distributing it, and there is no checkpoint to load.
-        RunClosed, JoinTimeout: no generation begins any more.
+        RunClosed, JoinTimeout: no further generation begins.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ class ElasticGroup:
         """Yield the steps up to ``stop``, repeating each until all ranks have done it; see the module.
 
         Raises:
-            RunClosed, JoinTimeout: no generation begins any more.
+            RunClosed, JoinTimeout: no further generation begins.
         """
         while True:
             try:
@@ -465,7 +465,7 @@ class ElasticGroup:
             error: cause; raised again if several recoveries in a row do not help.
 
         Raises:
-            RunClosed, JoinTimeout: no generation begins any more.
+            RunClosed, JoinTimeout: no further generation begins.
         """
         self._in_a_row += 1
         if self._in_a_row > RECOVERIES_MAX and error is not None:

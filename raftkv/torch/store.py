@@ -220,7 +220,7 @@ class Store(TorchStore):
         return self._run("compare_set", [key], lambda store: store.compare_set(name, old, new))
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; tells whether there was one."""
+        """Delete a value; return whether it existed."""
         return self._run("delete_key", [key], lambda store: store.delete(_bytes(key)))
 
     def num_keys(self) -> int:
@@ -273,7 +273,7 @@ class Store(TorchStore):
     def close(self) -> None:
         """Let go of it: close its connection, if no clone uses it. The keys stay. Harmless when repeated.
 
-        Nothing of torch may use it any more: destroy the process groups first.
+        torch must no longer use it: destroy the process groups first.
         """
         _kept.discard(self)
         if not self._is_closed:

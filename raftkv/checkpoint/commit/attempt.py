@@ -140,7 +140,7 @@ class Attempt:
         return self.record.uri
 
     async def check(self) -> None:
-        """Raise if it cannot be committed any more; call this before writing files that other programs read.
+        """Raise if it can no longer be committed; call this before writing files that other programs read.
 
         Raises:
             FenceBroken, GenerationOver: the claim has ended.
@@ -375,7 +375,7 @@ class Attempt:
         return None
 
     def _undecided(self, seen: _Seen) -> KeyValue:
-        """Return the head, unless it cannot be committed any more."""
+        """Return the head, unless it can no longer be committed."""
         self.refuse(seen.record, seen.latest)
         if seen.head is None:
             raise self._over(seen.deleting)
@@ -490,7 +490,7 @@ async def forget_memory(means: Means, claim: Claim) -> None:
         claim: claim of the current generation, which has taken over.
 
     Raises:
-        FenceBroken, GenerationOver: the claim is over.
+        FenceBroken, GenerationOver: the claim has ended.
     """
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     prefixes = (run.records_of(MEMORY), run.manifests_of(MEMORY), f"{run.deletings}{MEMORY}/")
@@ -711,7 +711,7 @@ async def take_over(means: Means, claim: Claim, refusal: Callable[[AttemptRecord
         refusal: returns why the directory in an attempt's record must not be written; empty: it may be written.
 
     Raises:
-        FenceBroken, GenerationOver: the claim is over.
+        FenceBroken, GenerationOver: the claim has ended.
     """
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     await under(means.control, claim, (), [get(run.fence)])  # an ended claim raises, even without open attempts

@@ -102,7 +102,7 @@ class Manifest:
         """Read the bytes of the file.
 
         Raises:
-            RecordError: they are no manifest.
+            RecordError: the bytes are not a manifest.
         """
         try:
             head, *lines = [json.loads(line) for line in data.splitlines()]

@@ -227,7 +227,7 @@ async def set_metrics(control: Control, run_id: str, step: int, kind: str, metri
         metrics: name to number.
 
     Raises:
-        CheckpointNotFound: the checkpoint does not exist (any more).
+        CheckpointNotFound: the checkpoint does not exist, or was deleted.
         ConfigError: there are too many metrics, or one cannot be used; or it can be no step.
         StatusError: the cluster refused.
     """

@@ -112,7 +112,7 @@ async def nearest(control: Control, keys: RegistryKeys, step: int, file: str, sp
         spot: location of the reader.
 
     Raises:
-        CheckpointNotFound: the checkpoint does not exist (any more).
+        CheckpointNotFound: the checkpoint does not exist, or was deleted.
     """
     step, file = check_step(step), check_file_name(file)
     reads = [

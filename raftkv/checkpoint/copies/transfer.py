@@ -105,7 +105,7 @@ def receive(copy: CopyRecord, size_bytes: int) -> memoryview:
         size_bytes: what the committed list of files says; no more is allocated or read.
 
     Raises:
-        StorageError: the holder could not be reached, or does not have so many bytes.
+        StorageError: the holder could not be reached, or has fewer bytes.
     """
     asked = {"do": "get", "token": copy.token, "digest": copy.digest}
     with _asked(copy.address, asked, size_bytes) as (link, answer):

@@ -88,7 +88,7 @@ class KindState:
     def remove(self, step: int) -> Latest:
         """Remove a checkpoint, and return the summary of the rest; the cost does not depend on their number.
 
-        If the deletion is refused, nothing here is right any more: it must be loaded again.
+        If the deletion is refused, this object is outdated and must be loaded again.
         """
         values_of = self._sum_up() if self._values is None else self._values
         gone, _ = self.records.pop(step)

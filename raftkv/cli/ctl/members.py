@@ -250,7 +250,7 @@ def _by_id(members: Iterable[rpc_pb2.Member], member_id: int) -> rpc_pb2.Member 
 
 
 def with_urls(members: Iterable[rpc_pb2.Member], urls: Iterable[str]) -> rpc_pb2.Member | None:
-    """Return the member with exactly these peer URLs, in any spelling; None: there is none."""
+    """Return the member with exactly these peer URLs, in any spelling, or None."""
     wanted = set(map(cluster_id.comparable, urls))
     return next((member for member in members if set(map(cluster_id.comparable, member.peerURLs)) == wanted), None)
 

@@ -62,7 +62,7 @@ class Tool(NamedTuple):
 
     Attributes:
         detect: returns what of one directory is the tool's, by its listing.
-        inspect: checks that a candidate is whole; raises ``NotWhole``.
+        inspect: checks that a candidate is complete; raises ``NotWhole``.
     """
 
     detect: Callable[[Listing], list[Candidate]]

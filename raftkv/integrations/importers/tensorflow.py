@@ -19,7 +19,7 @@ _TABLE: Final = bytes.fromhex("57fb808b247547db")
 
 
 def detect(listing: Listing) -> list[Candidate]:
-    """Return TensorFlow's parts of a directory: a whole SavedModel, else each prefix and each frozen graph."""
+    """Return TensorFlow's parts of a directory: a complete SavedModel, else each prefix and each frozen graph."""
     if any(name in listing.top for name in GRAPHS) or "variables/variables.index" in listing.files:
         return [Candidate(NAME, TF_SAVEDMODEL, "", listing.files, step=step_in(listing.name))]
     found = []

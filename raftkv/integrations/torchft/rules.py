@@ -302,7 +302,7 @@ class Roster:
         return frozenset(name for name, replica in self.replicas.items() if now_s - replica.heard_s < self._timeout_s)
 
     def next_silence_s(self, now_s: float) -> float | None:
-        """Return when the next healthy replica may have been silent for too long; None: there is none."""
+        """Return when the next healthy replica may have been silent for too long, or None."""
         ends = [replica.heard_s + self._timeout_s for replica in self.replicas.values()]
         return min((end for end in ends if end > now_s), default=None)
 
@@ -510,7 +510,7 @@ def make_ask(message: bytes, number: str) -> Ask:
         number: number of the ask, unique among all daemons.
 
     Raises:
-        RecordError: it is none.
+        RecordError: the value is not such a record.
     """
     if len(message) > MEMBER_BYTES_MAX:
         raise RecordError("member", f"it has {len(message)} bytes, the limit is {MEMBER_BYTES_MAX}")

@@ -1130,9 +1130,9 @@ class Request:
 
     Attributes:
         fields: fields in order.
-        timeout_s: value of ``VARYING``; None: there is none.
+        timeout_s: value of ``VARYING``, or None.
         malformed_timeout: invalid value of ``VARYING``; None: the value is valid.
-        content_length: value of content-length; None: there is none.
+        content_length: value of content-length, or None.
         prepared: result of ``RequestListener.prepare`` for the fields.
         kept_bytes: memory of the fields; 0: ``KEPT_BYTES_FREE`` or less.
     """

@@ -526,7 +526,7 @@ def check_request(fields: Headers) -> int | None:
         fields: fields with sound octets.
 
     Returns:
-        The value of content-length; None: there is none.
+        The value of content-length, or None.
 
     Raises:
         StreamFailedError: the fields are not those of a request.

@@ -153,7 +153,7 @@ def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> R
 
     Arguments:
         fields: headers of the request, by name.
-        route: route of its path; None: there is none.
+        route: route of its path, or None.
         router: router of the server.
     """
     content_type = fields.get(b"content-type", b"")

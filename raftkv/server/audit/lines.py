@@ -134,7 +134,7 @@ def certificate_text(certificate: Mapping[str, Any] | None) -> str:
     """Return the name and serial number of a certificate as JSON: the whole may be 100 KB, and would wait in the queue.
 
     Arguments:
-        certificate: certificate as ``ssl`` returns it; None: there is none.
+        certificate: certificate as ``ssl`` returns it, or None.
     """
     if not certificate:
         return ""

@@ -80,7 +80,7 @@ class Callers:
         self._named: dict[str, NamedByCertificate] = {}
 
     def credential(self, headers: Headers, peer: Peer | HttpRequest) -> Credential | None:
-        """Return the credential of a caller; None: there is none.
+        """Return the credential of a caller, or None.
 
         Arguments:
             headers: headers of the request, names in lower case.

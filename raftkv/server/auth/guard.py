@@ -464,7 +464,7 @@ class Guard:
         """Do the rest of a check in slices, then continue.
 
         Arguments:
-            left: rest of the check; None: there is none.
+            left: rest of the check, or None.
             row: determines the wording of refusals; None: they are sent as they are.
             call: call to answer.
             go_on: called after the check.

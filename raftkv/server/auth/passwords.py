@@ -129,7 +129,7 @@ class _Line:
         return bool(self._jobs)
 
     def next(self, may: Callable[[_Job], bool]) -> _Job | None:
-        """Take the next job that is allowed to run; None: there is none."""
+        """Take the next job that is allowed to run, or None."""
         for address, names in self._jobs.items():
             for name, jobs in names.items():
                 if not may(jobs[0]):
@@ -144,7 +144,7 @@ class _Line:
         return None
 
     def newest(self, address: Identity, name: Identity) -> _Job | None:
-        """Return the newest waiting job of a name; None: there is none."""
+        """Return the newest waiting job of a name, or None."""
         jobs = self._jobs.get(address, {}).get(name)
         return jobs[-1] if jobs else None
 

@@ -75,7 +75,7 @@ class StreamExchange(Exchange):
 
         Arguments:
             call: call created by ``open``.
-            message: first request; None: there is none.
+            message: first request, or None.
             rest: provides the following requests; None: there are none.
             method: method of the call.
         """

@@ -161,7 +161,7 @@ class Recipe:
         Arguments:
             call: call whose metadata is checked.
             method: method of the request.
-            message: serialized request; None: there is none.
+            message: serialized request, or None.
 
         Raises:
             RpcError: the bytes are not a request, or it is not served here; with the usual codes of services.

@@ -122,9 +122,9 @@ class Reader(FileSystemReader):
         """The checkpoint; with several ranks, all of them must read this.
 
         Raises:
-            CheckpointNotFound: there is none.
+            CheckpointNotFound: no checkpoint exists.
             ConfigError: the checkpoint is not below the ``uri`` of the registry.
-            DigestMismatch: its manifest is not what was committed.
+            DigestMismatch: its manifest is not the committed one.
         """
         if self._checkpoint is None:
             found = from_rank_0(self._group, self._find_pinned, no_dist=self._no_dist)
@@ -186,7 +186,7 @@ class Reader(FileSystemReader):
         """Return the content of a file, such as one of ``Writer(files=...)``.
 
         Raises:
-            DigestMismatch: there is none of that name, or it is not what was committed.
+            DigestMismatch: there is none of that name, or it is not the committed one.
             StorageError: it cannot be read.
         """
         with self.open(name) as file:
@@ -276,7 +276,7 @@ class Reader(FileSystemReader):
         """Read what this rank needs from verified files; then release the pin.
 
         Raises:
-            DigestMismatch, StorageError: a file is not what was committed, or cannot be read.
+            DigestMismatch, StorageError: a file is not the committed one, or cannot be read.
             PinLost: this process was away for so long that the checkpoint may have been deleted under it.
         """
         try:
@@ -364,7 +364,7 @@ def resume(
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
 ) -> Checkpoint | None:
-    """Load the newest checkpoint into a state, the same on all ranks; None: there is none.
+    """Load the newest checkpoint into a state, the same one on all ranks. Returns None if none exists.
 
     Arguments:
         source: a run, or a registry, whose checkpoints this program then claims, which fences out earlier writers.
@@ -413,7 +413,7 @@ def typed(reader: Reader | None = None) -> Iterator[None]:
         if reader is not None and reader.failure is not None:
             raise reader.failure from error
         causes = [cause for cause, _ in error.failures.values() if isinstance(cause, RaftKVError)]
-        # A rank that failed gives the attempt up, which the others hear: its own error is the one to tell.
+        # A rank that failed gives the attempt up, which the others hear: its own error is the one to report.
         for cause in sorted(causes, key=lambda cause: isinstance(cause, AttemptOver)):
             raise cause from error
         raise

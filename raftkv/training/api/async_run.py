@@ -275,7 +275,7 @@ class Run(RunPlace):
         return Saving(self._together(), step, Options(**options))
 
     def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
-        """Agree with all ranks on the checkpoint to resume from, in an ``async with`` block; None: there is none.
+        """Agree with all ranks on the checkpoint to resume from, or None, in an ``async with`` block.
 
         Attempts that earlier generations left open are committed or aborted first. All ranks call this, in every
         generation, before its first ``checkpoint``.

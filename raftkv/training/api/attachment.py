@@ -35,7 +35,7 @@ class WorkerPlace(NamedTuple):
 
 
 def worker_place(environment: Mapping[str, str]) -> WorkerPlace | None:
-    """Read this process' place in a surrounding run; None: there is none.
+    """Read this process' place in a surrounding run, or None.
 
     Raises:
         ConfigError: the variables are incomplete, or are not numbers.

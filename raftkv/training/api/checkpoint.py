@@ -162,7 +162,7 @@ class Saving:
         return self.files.path(name)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a whole file. Errors as for ``RankFiles.write``; blocking."""
+        """Write a complete file. Errors as for ``RankFiles.write``; blocking."""
         self.files.write(name, data)
 
     def open(self, name: str) -> Writer:

@@ -225,7 +225,7 @@ class Run(Blocking[async_run.Run], RunPlace):
         return Saving(self, self._loop, self._ask(lambda run: run.checkpoint(step, **options)))
 
     def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
-        """Agree with all ranks on the checkpoint to resume from, in a ``with`` block; None: there is none.
+        """Agree with all ranks on the checkpoint to resume from, or None, in a ``with`` block.
 
         Arguments:
             kind, trackers, timeout_s: see ``async_run.Run.resume``, which also lists the errors.
