@@ -95,10 +95,12 @@ class Space:
 
         Raises:
             EmptyKeyError: the key is empty.
+            TypeError: the key is neither text nor bytes.
         """
-        if not key:
+        name = key if isinstance(key, bytes) else to_bytes(key)
+        if not name:
             raise EmptyKeyError
-        return self.prefix + (key if isinstance(key, bytes) else to_bytes(key))
+        return self.prefix + name
 
     def interval(self, key: Text, end: Text | None, *, prefix: bool) -> tuple[bytes, bytes]:
         """Return the first key and the range end, as the store knows them.
