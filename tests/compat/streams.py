@@ -44,8 +44,8 @@ class Stream:
         self._message = response_class(method)
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         # On the wire a call that streams in one direction only looks the same, with one message in the other.
-        channel = streams.wire.channel(member)
-        self._call: Any = channel.stream_stream(f"/{method}")(self._outgoing(), timeout=CALL_MAX_S, metadata=metadata)
+        call = streams.wire.channel(member).stream_stream(f"/{method}")
+        self._call: Any = call(self._outgoing(), timeout=streams.call_max_s, metadata=metadata)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -79,10 +79,11 @@ class Stream:
 
 
 class Streams:
-    """The streaming calls to one cluster."""
+    """The streaming calls to one cluster, each with a deadline."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, call_max_s: float = CALL_MAX_S) -> None:
         self.wire = wire
+        self.call_max_s = call_max_s
         self.changed = threading.Condition()
         self._open: list[Stream] = []
 

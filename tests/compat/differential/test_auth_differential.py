@@ -1,13 +1,16 @@
-"""Random users, roles and requests on etcd 3.5.1 and on raftkv: the same answers, but for the holes of 3.5.1.
+"""Random users, roles, requests and watches on etcd 3.5.1 and on raftkv: the same answers, but for the holes of 3.5.1.
 
 The holes are listed in ``auth_requests.HOLES``. A large run, of 20,000 requests and more, is that module as a command.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from tests.compat.differential.auth_requests import HOLES, AuthPlayer
+from tests.compat.differential.auth_watches import WatchPlayer
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
@@ -35,3 +38,18 @@ def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
     assert report.holes.keys() <= HOLES.keys()
     if steps == LONG:
         assert len(report.holes) > len(HOLES) // 2
+
+
+@pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
+def test_watches_end_with_their_right_and_lose_nothing_before(members: int, steps: int) -> None:
+    with (
+        Cluster(ETCD_FAST.with_flags(*CHEAP)) as etcd,
+        Cluster(RAFTKV.with_flags(*CHEAP), size=members) as raftkv,
+        Wire(etcd.endpoints) as oracle,
+        Wire(raftkv.endpoints) as tested,
+        closing(WatchPlayer(oracle, tested, SEED + members)) as player,
+    ):
+        player.run(steps)
+    print(player.report.describe(), dict(player.seen))
+    assert player.report.differences == [], player.report.describe()
+    assert player.seen.keys() >= {"created", "refused", "ended"}
