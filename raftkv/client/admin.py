@@ -77,8 +77,6 @@ async def save(
     part = target.with_name(target.name + ".part")
     with _alone(part) as file:
         try:
-            # An existing file may have a wider mode.
-            os.fchmod(file.fileno(), 0o600)
             saved = await _receive(messages, file, target, on_progress)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
@@ -94,7 +92,7 @@ async def save(
 
 @contextlib.contextmanager
 def _alone(part: Path) -> Iterator[BinaryIO]:
-    """Open an empty file and lock it for the block; remove it if the block fails.
+    """Create a file and lock it for the block; remove it if the block fails.
 
     Raises:
         StorageError: the file cannot be opened, or another process writes to it.
@@ -103,7 +101,7 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
     try:
         yield file
     except BaseException:
-        if _has_name(file, part):
+        if _has_name(file.fileno(), part):
             part.unlink(missing_ok=True)
         raise
     finally:
@@ -113,30 +111,51 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
 
 
 def _locked(part: Path) -> BinaryIO:
-    # A symbolic link there could redirect the snapshot, and its mode, to another file.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    """Create a private file and lock it."""
     while True:
         try:
-            file = os.fdopen(os.open(part, flags, 0o600), "wb")
+            _remove_left(part)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue  # another process was faster
         except OSError as error:
             raise _failed(f"could not open {part}", error) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
-        except OSError:
-            pass  # a file system without locks
-        # The last holder of the lock may have renamed the file; it then has another name.
-        if _has_name(file, part):
-            file.truncate(0)
-            return file
-        file.close()
+        _lock(descriptor, part)
+        if _has_name(descriptor, part):
+            return os.fdopen(descriptor, "wb")
+        os.close(descriptor)
 
 
-def _has_name(file: BinaryIO, path: Path) -> bool:
+def _remove_left(part: Path) -> None:
+    """Remove a file that no process is writing to: another user may have made it, to read what is written to it."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+        # A symbolic link, which somebody may need, is refused.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    _lock(descriptor, part)
+    try:
+        # The last holder of the lock may have renamed the file; it then has another name.
+        if _has_name(descriptor, part):
+            part.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, part: Path) -> None:
+    """Lock an open file, if its file system has locks; close it if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
+    except OSError:
+        pass
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except OSError:
         return False
 

@@ -96,6 +96,23 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         asyncio.run(save(sent(WHOLE), tmp_path / "full"))
 
 
+def test_file_that_another_has_open_gets_no_snapshot(tmp_path: Path) -> None:
+    """Another user of the machine makes it beforehand, and reads what is written to it."""
+    part = tmp_path / "file.part"
+    part.write_bytes(b"planted")
+    with part.open("rb") as spy:
+        asyncio.run(save(sent(WHOLE), tmp_path / "file"))
+        assert spy.read() == b"planted"
+    os.mkfifo(part)
+    spying = os.open(part, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        asyncio.run(save(sent(WHOLE), tmp_path / "file"))
+        assert os.read(spying, 100) == b""
+    finally:
+        os.close(spying)
+    assert (tmp_path / "file").read_bytes() == DATA + hashlib.sha256(DATA).digest()
+
+
 def test_one_process_at_a_time_saves_to_a_file(tmp_path: Path) -> None:
     """Two processes wrote into one file: the first finished, then the other overwrote it."""
     path, later = tmp_path / "file", DATA[::-1] * 2
