@@ -276,10 +276,10 @@ class Place:
             self._fs.makedirs(self._root, exist_ok=True)
             return self._fs.open(self._path(name), "wb")
         os.makedirs(self._root, DIRECTORY_MODE, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._path(name), flags, FILE_MODE)
-        os.fchmod(descriptor, FILE_MODE)  # an existing file of a killed backup may have another mode
-        return os.fdopen(descriptor, "wb")
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(name))  # of a killed backup, or of another user, who would read what is written to it
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.fdopen(os.open(self._path(name), flags, FILE_MODE), "wb")
 
     def finish(self, name: str) -> None:
         """Rename ``NAME.part`` to ``NAME``."""

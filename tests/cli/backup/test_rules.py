@@ -220,6 +220,17 @@ def test_a_local_backup_has_the_modes_of_a_data_directory(tmp_path: Path) -> Non
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "b").iterdir()} == {0o600}
 
 
+def test_file_that_another_has_open_gets_no_backup(tmp_path: Path) -> None:
+    """Another user of the machine makes it beforehand, and reads what is written to it."""
+    place, one = Place(str(tmp_path / "b")), backup(NOW_S)
+    (tmp_path / "b").mkdir()
+    planted = tmp_path / "b" / f"{one.name}.db.part"
+    planted.write_bytes(b"planted")
+    with planted.open("rb") as spy:
+        put(place, one, tmp_path)
+        assert spy.read() == b"planted"
+
+
 @pytest.mark.parametrize("url", ["{}/b", "file://{}/b", "memory://{}/b"])
 def test_a_place_gives_back_what_it_got(url: str, tmp_path: Path) -> None:
     place, one = Place(url.format(tmp_path)), backup(NOW_S)
