@@ -175,7 +175,7 @@ class Throttle:
 
         Arguments:
             call: call whose identity counts.
-            size_bytes: size of the request.
+            size_bytes: size of the request, of which nothing was counted yet.
             request: request whose keys count; ``None``: no keys.
 
         Raises:
@@ -216,7 +216,7 @@ class Throttle:
             call.observer.size_bytes = size_bytes
 
     def charge(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
-        """Count the bytes of a response."""
+        """Count bytes of an admitted call, such as its response."""
         now = self._clock()
         use.size_bytes += size_bytes
         for bucket in buckets:
@@ -346,9 +346,10 @@ class _Answer:
         self.size_bytes = 0
 
     def admit(self, buckets: list[Bucket], size_bytes: int) -> None:
-        """Count the call in further buckets. Raises LimitedError."""
+        """Count further bytes of the call, and the call in further buckets. Raises LimitedError."""
         new = [bucket for bucket in buckets if bucket not in self._buckets]
         self._throttle.take(self._use, new, size_bytes)
+        self._throttle.charge(self._use, self._buckets, size_bytes)
         self._buckets += new
 
     def __call__(self, code: int, answer: bytes) -> None:

@@ -85,6 +85,16 @@ def test_call_counts_once_however_often_it_is_admitted() -> None:
     assert world.wait_ms(call_of(b"bob"), 0, rpc_pb2.PutRequest(key=b"a/2")) == 1000, "the prefix counts as well"
 
 
+def test_bytes_count_of_each_request_within_a_call() -> None:
+    """A campaign is admitted without bytes, then for the txn with its value: that cost a user nothing."""
+    world = World(limit("user", b"a", bytes_per_s=1000))
+    call = call_of(b"a", path="/v3electionpb.Election/Campaign")
+    assert world.wait_ms(call) == 0
+    world.throttle.admit(call, 3000, rpc_pb2.PutRequest(key=b"k"))
+    assert world.throttle.most()[0].bytes == 3000
+    assert world.wait_ms(call_of(b"a")) == 2000
+
+
 def test_name_of_a_limit_is_plain_text_in_a_refusal() -> None:
     world = World(limit("prefix", b"\0a\r\nx", requests_per_s=1))
     request = rpc_pb2.PutRequest(key=b"\0a\r\nxy")
