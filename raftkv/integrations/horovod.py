@@ -36,7 +36,8 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, Protocol
 
 from raftkv import errors
 from raftkv.client.records import RecordError
@@ -360,14 +361,18 @@ class HttpCall:
         peer: has the certificate.
         identity: in whose share it falls (``rpc/shares``).
         caller: caller as the member identified it.
-        deadline: there is none.
+        observer: called with the answer, to count its bytes.
     """
 
+    route: ClassVar = SimpleNamespace(path="/horovod")
+    """All calls, for rate limits."""
+    deadline: ClassVar[None] = None
+    sent_bytes: ClassVar[int] = 0
     headers: tuple[tuple[bytes, bytes], ...]
     peer: HttpRequest
     identity: Identity
     caller: Any = None
-    deadline: None = None
+    observer: Callable[[int, bytes], None] | None = None
 
     @classmethod
     def of(cls, request: HttpRequest) -> HttpCall:
@@ -400,6 +405,8 @@ class HorovodService:
             return text_response(414, f"a scope or a key has more than {NAME_BYTES_MAX} bytes")
         call = HttpCall.of(request)
         response = await self._answer_or_refuse(call, request, scope, key)
+        if call.observer is not None and isinstance(response.body, bytes):
+            call.observer(response.status, response.body)
         return response if call.caller is None else replace(response, user=call.caller.user)
 
     async def _answer_or_refuse(self, call: HttpCall, request: HttpRequest, scope: str, key: str) -> HttpResponse:

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
-from raftkv.apply.wire import MEMBER, Caller, Kind
+from raftkv.apply.wire import MEMBER, Caller, Kind, PlainGet
 from raftkv.loop.fair import MEMBER as MEMBER_WORK
 from raftkv.loop.limiter import Limiter
 from raftkv.loop.scheduler import Work, hold
@@ -274,12 +275,12 @@ class Recipe:
         return lease_id or await self.leases.grant(ttl_s, call.caller, identity_of(call))
 
     def let_in(
-        self, call: Any, *, reads: Iterable[tuple[bytes, bytes]] = (), writes: Iterable[tuple[bytes, bytes]] = ()
+        self, call: Any, *, reads: Sequence[tuple[bytes, bytes]] = (), writes: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Set the caller of a call that passed no guard, and check its right to read and write ranges.
+        """Set the caller of a call that passed no guard, check its right to read and write ranges, and its rate.
 
         Arguments:
-            call: has headers and a peer; its caller and identity are set.
+            call: has headers and a peer; its caller and identity are set. The rate is that of its first range.
             reads, writes: ranges, with ends as on the wire.
 
         Raises:
@@ -294,6 +295,10 @@ class Recipe:
                 rights.check_write(caller, key, range_end)
             if caller is not None:
                 call.identity = caller.user
+        throttle = self.responder.admission.throttle
+        if throttle is not None:
+            key, _ = next(chain(reads, writes))
+            throttle.admit(call, 0, PlainGet(key, False))
 
     def check_reads_on(self, call: ServerCall, prefix: bytes) -> None:
         """Refuse to send a call more keys below a prefix if it may no longer read them. Raises as ``Rights``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,20 @@ def test_a_scope_of_workers_goes_when_all_have_finished(cluster: Cluster, kv: ra
     assert say(third, "DELETE", "/global/0") == (200, b"")
     assert say(first, "GET", "/global/rank_0") == (404, b"")
     assert left(kv) == ["000000000000/key/local_host-a/0"]
+
+
+def test_rate_limits_count_for_workers_too(cluster: Cluster, kv: raftkv.Client) -> None:
+    """While there was a limit, a write of a worker failed, and reads were free."""
+    limit = raftkv.aio.RateLimit("prefix", ROOT.encode(), bytes_per_s=100)
+    kv.set_limit(limit)
+    try:
+        sent = [("GET", None), ("PUT", bytes(200_000)), ("GET", None), ("DELETE", None)]
+        answers = [ask(cluster.endpoints[0], method, "/global/rank_0", body) for method, body in sent]
+    finally:
+        kv.set_limit(replace(limit, bytes_per_s=0))
+    assert answers[:2] == [(404, b""), (200, b"")]
+    assert [status for status, _ in answers[2:]] == [503, 503]
+    assert all(b"too many requests" in body for _, body in answers[2:])
 
 
 def test_other_scopes_are_tables(cluster: Cluster, kv: raftkv.Client) -> None:
