@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import IntEnum
@@ -185,6 +185,7 @@ class Answer:
             None: unknown.
         started_s: start time of its process, by its own clock; None: unknown.
         busiest: the user (certificate, network) that used most of its time in the last whole minute, and the share.
+        metrics: its metrics by name, summed over labels; empty: unknown.
     """
 
     endpoint: str
@@ -198,6 +199,7 @@ class Answer:
     peers_p99_ms: float | None = None
     started_s: float | None = None
     busiest: tuple[str, float] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def member_id(self) -> int:
@@ -238,7 +240,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     yield from _members(picture)
     if not picture.statuses:
         return
-    for look in (_copies, _quorum, _leader, _versions, _alarms, _lag, _data):
+    for look in (_copies, _quorum, _leader, _versions, _alarms, _damage, _lag, _data):
         yield look(picture)
     yield from _space(picture)
     yield _clocks(picture)
@@ -363,6 +365,51 @@ def _alarms(picture: Picture) -> Finding:
     else:
         advice = "compact, run raftkvctl defrag or raise --quota-backend-bytes, then run raftkvctl alarm disarm"
     return failure("alarms", figure, advice)
+
+
+def _damage(picture: Picture) -> Finding:
+    """Repeat what a member knows of losses: a damaged one goes on while the others have no quorum without it."""
+    subject = "losses"
+    for name, allowed, judged, what, advice in _LOSSES:
+        found = [answer for answer in picture.answers if answer.metrics.get(name, 0.0) > allowed]
+        if found:
+            return judged(subject, f"{what}: {', '.join(_name(picture, one.member_id) for one in found)}", advice)
+    if not any(answer.metrics for answer in picture.answers):
+        return skipped(subject, "no member shows its metrics")
+    return ok(subject, "no damaged database, no gap in an archive or audit log")
+
+
+_LOSSES: Final = (
+    (
+        "raftkv_database_damaged",
+        0,
+        failure,
+        "the database is damaged",
+        "its log names the damage; start the other members or add one (raftkv join), then replace this one",
+    ),
+    (
+        "raftkv_wal_archive_gaps_total",
+        0,
+        warning,
+        "segments of the log were deleted before they were archived",
+        "its log says why; take a backup now, because no restore reaches a point in the gap",
+    ),
+    (
+        "raftkv_wal_archive_waiting",
+        2,
+        warning,
+        "segments of the log wait for the archive",
+        "its log says why; free space in the archive, or repair --wal-archive-command",
+    ),
+    (
+        "raftkv_audit_dropped_lines_total",
+        0,
+        warning,
+        "the audit log lacks lines",
+        "free space on the disk of --audit-log, or give it a faster one",
+    ),
+)
+"""Metrics of losses, the worst first: name, largest harmless value, level, figure and advice."""
 
 
 def _lag(picture: Picture) -> Finding:
@@ -1089,7 +1136,7 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
         return Answer(endpoint, error=str(error), is_refusal=is_refusal)
     program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
-    fsync_ms, peers_ms, started_s = await asyncio.to_thread(_ask_metrics, core, endpoint)
+    fsync_ms, peers_ms, metrics = await asyncio.to_thread(_ask_metrics, core, endpoint)
     return Answer(
         endpoint,
         status=status,
@@ -1098,8 +1145,9 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         program=program,
         fsync_p99_ms=fsync_ms,
         peers_p99_ms=peers_ms,
-        started_s=started_s,
+        started_s=metrics.get("process_start_time_seconds"),
         busiest=await _ask_busiest(core, endpoint),
+        metrics=metrics,
     )
 
 
@@ -1130,19 +1178,19 @@ async def _reach(url: str) -> float | None:
         return None
 
 
-def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None, float | None]:
-    """Return a member's 99th percentiles in ms, of its syncs and of round trips to its peers, and its start time.
+def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None, dict[str, float]]:
+    """Return a member's 99th percentiles in ms, of its syncs and of round trips to its peers, and its metrics by name.
 
-    None: unknown.
+    None and empty: unknown.
     """
     try:
         text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
         found = [top.quantile(text, name, 0.99, FIGURES_MIN) for name in (_FSYNC, _ROUND_TRIP)]
-        started_s = top.sums(text).get("process_start_time_seconds")
+        metrics = top.sums(text)
     except (OSError, ValueError):
-        return None, None, None
+        return None, None, {}
     fsync_ms, peers_ms = (None if seconds is None else seconds * 1000 for seconds in found)
-    return fsync_ms, peers_ms, started_s
+    return fsync_ms, peers_ms, metrics
 
 
 async def _ask_busiest(core: Core, endpoint: str) -> tuple[str, float] | None:

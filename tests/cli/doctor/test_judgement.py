@@ -25,6 +25,7 @@ def answer(member_id: int, **fields) -> Answer:
         "fsync_p99_ms": 2.0,
         "peers_p99_ms": 1.0,
         "busiest": ("user alice", 0.5),
+        "metrics": {"raftkv_database_damaged": 0.0},
     }
     return Answer(f"m{member_id}:1", status(member_id, **fields), program="raftkv/0.2.0", **measured)
 
@@ -96,6 +97,25 @@ def test_an_endpoint_that_no_member_lists_is_not_to_be_replaced():
     found.answers.append(Answer("gone:1", error="connection refused"))
     assert "leave the URL out" in of(found, "member at gone:1").advice
     assert "member replace" in of(picture(silent=1), "member at m3:1").advice
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "level", "advice"),
+    [
+        ("raftkv_database_damaged", 1.0, Level.FAILURE, "then replace this one"),
+        ("raftkv_wal_archive_gaps_total", 1.0, Level.WARNING, "take a backup now"),
+        ("raftkv_wal_archive_waiting", 3.0, Level.WARNING, "free space in the archive"),
+        ("raftkv_wal_archive_waiting", 2.0, Level.OK, ""),
+        ("raftkv_audit_dropped_lines_total", 1.0, Level.WARNING, "--audit-log"),
+    ],
+)
+def test_losses_that_a_member_knows_of(metric: str, value: float, level: Level, advice: str):
+    found = picture()
+    found.answers[1] = replace(found.answers[1], metrics={metric: value})
+    loss = of(found, "losses")
+    assert loss.level is level
+    assert advice in loss.advice
+    assert level is Level.OK or loss.figure.endswith(": m2")
 
 
 def test_leaders():
