@@ -149,9 +149,10 @@ READERS_BYTES: Final = 12288
 """Size of the reader table: more than LMDB's header and ``READERS_MAX`` slots of a cache line (64 bytes) each."""
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
-GROWTH_MAX_BYTES: Final = 1 << 30
-"""More than a commit can add. A flipped bit in the number of the last page could make a small file seem larger than the
-quota, and the resulting alarm of this member would stop the writes of all members."""
+UNWRITTEN_MAX_BYTES: Final = 64 << 20
+"""More than an intact file lacks of the bytes that it claims: pages at its end that were freed before a write.
+A flipped bit in the number of the last page makes a file seem larger than the quota, and the resulting alarm of this
+member would stop the writes of all members."""
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes on the disk below which an input/output error is treated as a write that was cut short by a full disk."""
 _DAMAGE: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
@@ -228,7 +229,7 @@ class Environment:
         found_bytes = self.path.stat().st_size
         if found_bytes >= size_bytes:
             return
-        if self._read_only or size_bytes - found_bytes > GROWTH_MAX_BYTES:
+        if self._read_only or size_bytes - found_bytes > UNWRITTEN_MAX_BYTES:
             raise CorruptionError(f"the database {self.path} is cut short: {found_bytes} of {size_bytes} bytes")
         os.truncate(self.path, size_bytes)
 
@@ -268,10 +269,13 @@ class Environment:
         with self.raw.begin() as txn:
             return total((name, txn.cursor(self.handles[name])) for name in SEALED_BUCKETS)
 
-    def measure(self) -> tuple[int, int]:
+    def measure(self, growth_max_bytes: int = 0) -> tuple[int, int]:
         """Return the bytes that the file takes, and the bytes that hold data.
 
         The first counts every page up to the last one ever used, including free pages in between.
+
+        Arguments:
+            growth_max_bytes: the file can have grown by this much since the last measurement.
 
         Raises:
             CorruptionError: the record of a bucket or the number of the last page is damaged.
@@ -283,7 +287,7 @@ class Environment:
         except lmdb.Error as error:
             raise CorruptionError(f"the database {self.path} cannot be read: {error}") from error
         size_bytes, before_bytes = (self.raw.info()["last_pgno"] + 1) * self._page_bytes, self._size_bytes
-        if size_bytes - before_bytes > GROWTH_MAX_BYTES:
+        if size_bytes - before_bytes > growth_max_bytes:
             raise CorruptionError(
                 f"the database {self.path} is damaged: it claims {size_bytes} bytes, after {before_bytes}"
             )

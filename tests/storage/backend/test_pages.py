@@ -87,8 +87,11 @@ def test_a_sound_file_passes(tmp_path: Path, clean: bytes) -> None:
         check_pages(path)
 
 
+@pytest.mark.parametrize(("bit", "claimed"), [(3, "21[0-9]{8}"), (0, "26[0-9]{7}")], ids=["2 GiB", "256 MiB"])
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-def test_a_file_that_claims_gigabytes_is_damaged_and_not_full(tmp_path: Path, clean: bytes, is_open: bool) -> None:
+def test_a_file_that_claims_gigabytes_is_damaged_and_not_full(
+    tmp_path: Path, clean: bytes, is_open: bool, bit: int, claimed: str
+) -> None:
     """A flipped bit in the number of the last page raised the alarm that stops all writes of the cluster."""
     path = tmp_path / "db"
     path.write_bytes(clean)
@@ -99,11 +102,11 @@ def test_a_file_that_claims_gigabytes_is_damaged_and_not_full(tmp_path: Path, cl
                 file.seek(meta * PAGE_BYTES + LAST_PAGE_AT + 2)
                 byte = file.read(1)
                 file.seek(-1, 1)
-                file.write(bytes([byte[0] ^ 8]))
+                file.write(bytes([byte[0] ^ 1 << bit]))
 
     if not is_open:
         flip()
-        with pytest.raises(CorruptionError, match=r"cut short: [0-9]+ of 21[0-9]+ bytes"):
+        with pytest.raises(CorruptionError, match=rf"cut short: [0-9]+ of {claimed} bytes"):
             LMDBBackend(path, MAP_SIZE_BYTES)
         return
     with closing(LMDBBackend(path, 1 << 34)) as backend, closing(Store.open(backend)) as store:
@@ -112,5 +115,5 @@ def test_a_file_that_claims_gigabytes_is_damaged_and_not_full(tmp_path: Path, cl
         txn.put(b"more", b"value" * PAGE_BYTES)
         txn.end()
         store.set_applied(KEYS + 1, 1)
-        with pytest.raises(CorruptionError, match=r"is damaged: it claims 21[0-9]+ bytes, after [0-9]{1,7}$"):
+        with pytest.raises(CorruptionError, match=rf"is damaged: it claims {claimed} bytes, after [0-9]{{1,7}}$"):
             store.commit()
