@@ -370,10 +370,10 @@ def _alarms(picture: Picture) -> Finding:
 def _damage(picture: Picture) -> Finding:
     """Repeat what a member knows of losses: a damaged one goes on while the others have no quorum without it."""
     subject = "losses"
-    for name, allowed, judged, what, advice in _LOSSES:
+    for name, allowed, level, what, advice in _LOSSES:
         found = [answer for answer in picture.answers if answer.metrics.get(name, 0.0) > allowed]
         if found:
-            return judged(subject, f"{what}: {', '.join(_name(picture, one.member_id) for one in found)}", advice)
+            return level(subject, f"{what}: {', '.join(_name(picture, one.member_id) for one in found)}", advice)
     if not any(answer.metrics for answer in picture.answers):
         return skipped(subject, "no member shows its metrics")
     return ok(subject, "no damaged database, no gap in an archive or audit log")
