@@ -113,12 +113,15 @@ def _holds_throughout(
     return not is_empty or (target != _VALUE and condition.passes_all((0,)))
 
 
-def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, None, None]:
+def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, None, int]:
     """Refuse compares on intervals that are too much work for every member, with pauses.
 
     Arguments:
         view: the store of the member that received the txn; it may be larger when the txn is applied.
         intervals: the compares.
+
+    Returns:
+        Their work, in keys.
 
     Raises:
         TooManyComparedError: they are too much work.
@@ -135,6 +138,7 @@ def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, Non
             yield
         if left < 0:
             raise errors.TooManyComparedError
+    return WORK_MAX - left
 
 
 class _Condition:

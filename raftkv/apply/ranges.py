@@ -36,7 +36,7 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
         CompactedError: the requested revision is below the compact revision.
         FutureRevisionError: the requested revision does not exist yet.
     """
-    if _is_selection(request):
+    if is_selection(request):
         revision, pieces = finish(in_pieces(view, request))
         return revision, b"".join(pieces)
     limit = request.limit
@@ -75,7 +75,7 @@ def execute_small(
     Returns:
         the result of ``execute``.
     """
-    if request.revision > 0 or request.count_only or _is_selection(request):
+    if request.revision > 0 or request.count_only or is_selection(request):
         return None
     limit = request.limit
     # One more than the limit shows whether there is more.
@@ -88,7 +88,7 @@ def execute_small(
     return result.revision, wire.range_body(kvs[:limit] if more else kvs, more, result.count)
 
 
-def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
+def is_selection(request: rpc_pb2.RangeRequest) -> bool:
     """Return whether the response is more than the interval cut at the limit: filtered, sorted or keys-only."""
     return bool(
         request.sort_order == _DESCEND

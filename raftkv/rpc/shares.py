@@ -39,7 +39,8 @@ Every budget of a member, and how it is shared:
 Not shared, since only root or members ask for them: waiting membership changes, snapshot streams, messages between
 members. Not shared either, and full for all clients when one fills them: audit lines and log lines.
 Limits of one connection or stream are not budgets: see ``rpc/limits``. The loop's time is shared among the same
-identities (``loop/fair``), except that all unknown clients of an IPv4 /24 wait in one queue.
+identities (``loop/fair``), except that all unknown clients of an IPv4 /24 wait in one queue. Of entries that take long
+to apply, one of a member is in the log at a time, and they take turns (``replica/node/proposals``).
 """
 
 from __future__ import annotations

@@ -126,13 +126,14 @@ class ApplyTimes:
 class _UnderWay:
     """An entry that is being applied in slices."""
 
-    __slots__ = ("began_s", "entry", "kind", "waiter", "work")
+    __slots__ = ("began_s", "entry", "is_long", "kind", "waiter", "work")
 
-    def __init__(self, entry: Entry, kind: int, waiter: Waiter | None, work: Work) -> None:
+    def __init__(self, entry: Entry, kind: int, waiter: Waiter | None, work: Work, is_long: bool) -> None:
         self.entry = entry
         self.kind = kind
         self.waiter = waiter
         self.work = work
+        self.is_long = is_long
         self.began_s = perf_counter()
 
 
@@ -281,6 +282,7 @@ class Applying:
             return True  # no caller waits for it
         kind, request_id, body = request
         does = entry.data[INNER_KIND_AT] if kind == wire.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
+        is_long = request_id == self._node.proposals.long_id
         waiter = self._node.proposals.pop(request_id)
         self._node.applier.index = entry.index
         if failpoints.armed:
@@ -290,11 +292,13 @@ class Applying:
         else:
             outcome = self._node.applier.begin(kind, body, waiter.request, has_room=waiter.has_room)
         if not isinstance(outcome, Outcome):
-            self._under_way = _UnderWay(entry, does, waiter, outcome)
+            self._under_way = _UnderWay(entry, does, waiter, outcome, is_long)
             if before is not None:
                 self._node.applied_up_to(before, answers)
             self._loop.call_soon(self._slice, self._under_way)
             return False
+        if is_long:
+            self._next_long()
         if outcome.error is not None:
             does = -does
         run = self.times.run
@@ -328,12 +332,25 @@ class Applying:
                 whose = "another member's client" if waiter is None else name_of(waiter.identity)
                 _log.warning("slow apply: an entry (%s) took %.2f s, from %r", what, took_s, whose)
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
+            if under_way.is_long:
+                self._end_long(took_s)
             self._until = perf_counter() + TURN_S
             self._run()
         except Exception as error:
             self._node.fatal(error)
             return
         self._wake()
+
+    def _end_long(self, took_s: float) -> None:
+        """Let the next long entry into the log; while others have proposals, they get as long a time first."""
+        if len(self._node.proposals.shares.held) > 1:
+            self._loop.call_later(took_s, self._next_long)
+        else:
+            self._next_long()
+
+    def _next_long(self) -> None:
+        if not self._node.stopped and self._node.proposals.end_long():
+            self._wake()
 
 
 def _weight(entry: Entry) -> int:

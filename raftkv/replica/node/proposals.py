@@ -10,6 +10,9 @@ A proposal whose caller has a deadline is not proposed after the deadline, nor i
 proposal is refused on arrival, by the measured waiting time, or when its turn comes (the oldest first). This refusal is
 definite (``etcdserver: too many requests``, with the time to retry), unlike DEADLINE_EXCEEDED, after which clients
 cannot know the outcome.
+
+Of the entries that take long to apply, one of this member is in the log at a time: later entries wait for it, and would
+wait for as many as one client likes to send. The others wait here, and identities take turns.
 """
 
 from __future__ import annotations
@@ -88,16 +91,18 @@ class Waiter:
         deadline: loop time after which its caller no longer waits; ``None``: no deadline.
 
     Attributes:
+        is_long: whether its entry takes long to apply: only one of those is in the log at a time.
         held_bytes: bytes that it counts in that share.
         started_at: loop time of the proposal.
     """
 
-    __slots__ = ("deadline", "held_bytes", "identity", "request", "started_at")
+    __slots__ = ("deadline", "held_bytes", "identity", "is_long", "request", "started_at")
 
     def __init__(self, request: Any = None, identity: Identity = MEMBER, deadline: float | None = None) -> None:
         self.request = request
         self.identity = identity
         self.deadline = deadline
+        self.is_long = False
         self.held_bytes = 0
         self.started_at = 0.0
 
@@ -150,6 +155,11 @@ class Proposals:
         self._crowd = _Crowd(clock)
         """The oldest unsent proposals, while more wait than fit in one append: identities take turns by bytes."""
         self.unsent_bytes = 0
+        self._long = _Crowd()
+        """Long entries that wait until another one is applied."""
+        self.long_id = 0
+        """Request id of the long entry that is unsent or in the log; 0: there is none."""
+        self._long_at = 0.0
         self.shares = Shares(PENDING_BYTES_MAX)
         self.failed = self.late = 0
         self._on_wait = on_wait
@@ -177,9 +187,26 @@ class Proposals:
         if deadline is not None and (deadline <= now or self._crowd.queue.length):
             self._check_deadline(waiter.identity, deadline, now)
         request_id = self.expect(waiter, now, len(body))
-        data = self._unsent[request_id] = requests.encode(kind, request_id, body)
+        data = requests.encode(kind, request_id, body)
+        if waiter.is_long:
+            self._long.add(queue_of(waiter.identity), request_id, data)
+            if not self.long_id:
+                self.end_long()
+            return request_id
+        self._unsent[request_id] = data
         self.unsent_bytes += len(data) + ENTRY_COST_BYTES
         return request_id
+
+    def end_long(self) -> bool:
+        """Queue the next long entry, since the last one is applied or will not be; return whether there is one."""
+        self.long_id = 0
+        if not self._long.queue.length:
+            return False
+        [(request_id, data)], _ = self._long.take(0, lambda request_id: False)
+        self.long_id, self._long_at = request_id, self._clock()
+        self._unsent[request_id] = data
+        self.unsent_bytes += len(data) + ENTRY_COST_BYTES
+        return True
 
     def _check_deadline(self, identity: Identity, deadline: float, now: float) -> None:
         if deadline <= now:
@@ -297,11 +324,15 @@ class Proposals:
         waiter = self._waiters.get(request_id)
         if waiter is None or waiter.is_over:
             self.pop(request_id)
+            if request_id == self.long_id:
+                self.end_long()
             return True
         deadline = waiter.deadline
         if deadline is None or deadline > late_at:
             return False
         self.pop(request_id)
+        if request_id == self.long_id:
+            self.end_long()
         self.late += 1
         now = self._clock()
         if deadline <= now:
@@ -327,13 +358,18 @@ class Proposals:
 
     def _leave(self, request_id: int) -> bool:
         """Remove an unsent proposal from its queue; return whether it was unsent."""
+        waiter = self._waiters.get(request_id)
+        if waiter is not None and request_id in self._long.datas:
+            self._long.discard(queue_of(waiter.identity), request_id)
+            return True
         data = self._unsent.pop(request_id, None)
-        if data is None and request_id in self._crowd.datas:
-            waiter = self._waiters.get(request_id)
-            data = self._crowd.discard(queue_of(waiter.identity), request_id) if waiter is not None else None
+        if data is None and waiter is not None and request_id in self._crowd.datas:
+            data = self._crowd.discard(queue_of(waiter.identity), request_id)
         if data is None:
             return False
         self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
+        if request_id == self.long_id:
+            self.end_long()
         return True
 
     def pop(self, request_id: int) -> Waiter | None:
@@ -357,6 +393,8 @@ class Proposals:
         are very many, only some of them, so that the next tick gets the next ones.
         """
         oldest = now - self._timeout_s
+        if self.long_id and self._long_at <= oldest:
+            self.end_long()  # its entry may be lost
         late: list[int] = []
         for request_id, waiter in self._waiters.items():
             if waiter.started_at > oldest or len(late) == EXPIRED_AT_ONCE:
@@ -377,6 +415,7 @@ class Proposals:
         self._waiters.clear()
         self._unsent, self.unsent_bytes = {}, 0
         self._crowd.clear()
+        self._long.clear()
         for waiter in waiters:
             self.shares.give_back(waiter.identity, waiter.held_bytes)
             waiter.fail(errors.StoppedError())

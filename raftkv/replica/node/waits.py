@@ -169,6 +169,7 @@ class AwaitableNode:
         *,
         identity: Identity,
         deadline: float | None = None,
+        is_long: bool = False,
     ) -> Outcome:
         """Propose a request and wait until it is applied here.
 
@@ -181,6 +182,7 @@ class AwaitableNode:
                 is not yet proposed when the caller is cancelled never will be.
             identity: identity in whose share it waits (``rpc/shares``); ``fair.MEMBER``: the member's own share.
             deadline: loop time after which it must not be proposed; ``None``: no deadline.
+            is_long: whether it takes long to apply (``Waiter``).
 
         Returns:
             The outcome, with an error if applying refused the request.
@@ -191,6 +193,7 @@ class AwaitableNode:
             StatusError: it was not applied in time. It may still be applied.
         """
         waiter = _Awaited(request, on_abandoned, identity, deadline)
+        waiter.is_long = is_long
         request_id = self.submit(kind, body, waiter, caller)
         try:
             return await waiter.outcome

@@ -27,7 +27,7 @@ from itertools import chain
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import check, ranges
+from raftkv.apply import check, ranges, txn
 from raftkv.apply.applier import Outcome
 from raftkv.apply.wire import MEMBER, Caller, Kind, PlainGet
 from raftkv.loop.fair import MEMBER as MEMBER_WORK
@@ -45,6 +45,7 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of, queue_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder
+from raftkv.storage.selection import finish
 
 KEYS_AT_ONCE: Final = 128
 """Keys below a prefix that are read without a pause."""
@@ -219,6 +220,7 @@ class Recipe:
             *(Kind.TXN, data, request, call.caller, undo or _ignore_outcome),
             identity=identity_of(call),
             deadline=call.deadline,
+            is_long=finish(txn.work_of(self.store, request)) > txn.LONG_WORK,
         )
         outcome.check()
         if outcome.unanswered is not None:

@@ -160,7 +160,11 @@ class KVService:
         """Delete a range."""
         request = parse(call, rpc_pb2.DeleteRangeRequest, data, check.check_delete_range)
         if request is not None:
-            self._responder.propose(call, Kind.DELETE_RANGE, data, PendingWrite(self._responder, call, request))
+            waiter = PendingWrite(self._responder, call, request)
+            waiter.is_long = (
+                request.range_end != b"" and self._store.known_count(request.key, request.range_end) > txn.LONG_WORK
+            )
+            self._responder.propose(call, Kind.DELETE_RANGE, data, waiter)
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a read-only transaction is not logged."""
@@ -174,7 +178,7 @@ class KVService:
         try:
             if len(data) <= TXN_BYTES_AT_ONCE:
                 intervals = check.check_txn(request, self._txn_operations_max)
-                if not intervals or txn.is_readonly(request):
+                if txn.is_readonly(request) or not (intervals or txn.has_intervals(request)):
                     self._take_txn(call, data, request)
                     return
         except errors.StatusError as error:
@@ -183,19 +187,23 @@ class KVService:
         self._responder.check_in_slices(call, partial(self._check_and_take_txn, call, data, request))
 
     def _check_and_take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> Work[None]:
-        """Check a transaction that is large or compares ranges, then execute it."""
+        """Check a transaction that is large, or has ranges, then execute it."""
         if call.cancelled:
             return
         intervals = yield from check.check_txn_in_pieces(request, self._txn_operations_max)
+        work = 0
         if not txn.is_readonly(request):
-            yield from compares.check_work(self._store, intervals)
+            work = yield from compares.check_work(self._store, intervals)
+            work += yield from txn.work_of(self._store, request)
         if not call.cancelled:
-            self._take_txn(call, data, request)
+            self._take_txn(call, data, request, is_long=work > txn.LONG_WORK)
 
-    def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> None:
+    def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest, *, is_long: bool = False) -> None:
         """Propose a checked transaction, or execute it as a read."""
         if not txn.is_readonly(request):
-            self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
+            waiter = PendingWrite(self._responder, call, request)
+            waiter.is_long = is_long
+            self._responder.propose(call, Kind.TXN, data, waiter)
             return
         self._read(call, request, txn.is_serializable(request), self._serve_txn)
 

@@ -111,6 +111,21 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
     asyncio.run(scenario())
 
 
+def test_a_short_entry_waits_for_one_long_entry_at_most() -> None:
+    async def run() -> None:
+        world = await leader()
+        long = [Caller(delete(b"k%d" % number, b"k%d" % (number + 1))) for number in range(3)]
+        for caller in long:
+            caller.is_long = True
+            world.node.submit(Kind.DELETE_RANGE, caller.request.SerializeToString(), caller, None)
+        short = propose(world, put(b"short"), Kind.PUT)
+        await passes(world, lambda: short.outcome is not None)
+        assert [caller.outcome is not None for caller in long] == [True, False, False]
+        await passes(world, lambda: all(caller.outcome is not None for caller in long))
+
+    asyncio.run(run())
+
+
 def test_earlier_entries_are_answered_before_a_long_one() -> None:
     async def scenario() -> None:
         world = await leader()

@@ -262,6 +262,14 @@ def test_an_answer_that_is_given_up_is_freed_little_by_little(
     asyncio.run(run())
 
 
+async def proposed(node: ManualNode) -> None:
+    """Wait until something is proposed: a txn with ranges is checked in slices."""
+    for _ in range(100):
+        if node.proposed:
+            return
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("is_deletion", [False, True])
 def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_deletion: bool) -> None:
     # A txn of a put and 127 ranges of 28 MB, 5 KB in all, took 10 GB and held the loop for 40 s.
@@ -280,6 +288,7 @@ def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_delet
                 request.success.add().request_put.key = b"new"
                 request.success.add().request_range.CopyFrom(ALL)
                 world.txn(call, request)
+            await proposed(node)
             kind, data, waiter = node.proposed.pop()
             applier = world.responder.applier
             outcome = applier.begin(kind, data, waiter.request, has_room=waiter.has_room)
@@ -312,6 +321,7 @@ def test_an_entry_whose_answer_is_too_much_work_is_applied_without_it(monkeypatc
         world.txn(call, request)
         node = world.responder.node
         assert isinstance(node, ManualNode)
+        await proposed(node)
         kind, data, waiter = node.proposed.pop()
         applier = world.responder.applier
         before = applier.store.revision

@@ -361,3 +361,48 @@ def test_expired_proposals_are_taken_in_batches(proposals: Proposals, monkeypatc
     assert [len(some) for some in taken] == [2, 2, 1, 0]
     assert [caller for some in taken for caller, _ in some] == callers
     assert proposals.failed == 5
+
+
+def long_caller(identity: bytes) -> Caller:
+    caller = Caller(identity)
+    caller.is_long = True
+    return caller
+
+
+def unsent(proposals: Proposals) -> list[int]:
+    return [request_id for request_id, _ in proposals.take_unsent()]
+
+
+def test_one_long_entry_at_a_time_is_in_the_log_and_identities_take_turns(proposals: Proposals) -> None:
+    """A client with 12 txns that each read 500 MB had the puts of all others wait for 7 s."""
+    first, second, third = (proposals.add(Kind.TXN, b"long", long_caller(b"mallory"), 0.0) for _ in range(3))
+    put = proposals.add(Kind.PUT, b"short", Caller(b"alice"), 0.0)
+    other = proposals.add(Kind.TXN, b"long", long_caller(b"alice"), 0.0)
+    assert unsent(proposals) == [first, put]
+    assert unsent(proposals) == []
+    for following in (second, other, third):
+        assert proposals.end_long()
+        assert unsent(proposals) == [following]
+    assert not proposals.end_long()
+    assert proposals.unsent_bytes == 0
+
+
+def test_the_next_long_entry_follows_one_that_is_withdrawn_unsent(proposals: Proposals) -> None:
+    first, second, third = (proposals.add(Kind.TXN, b"long", long_caller(b"mallory"), 0.0) for _ in range(3))
+    assert proposals.withdraw(second)
+    assert proposals.withdraw(first)
+    assert unsent(proposals) == [third]
+    assert not proposals.withdraw(third), "it is in the log, and others wait until it is applied"
+    fourth = proposals.add(Kind.TXN, b"long", long_caller(b"mallory"), 0.0)
+    assert unsent(proposals) == []
+    proposals.end_long()
+    assert unsent(proposals) == [fourth]
+    assert set(proposals.shares.held) == {b"mallory"}
+
+
+def test_a_long_entry_that_is_lost_does_not_hold_up_others_for_ever(proposals: Proposals) -> None:
+    lost = proposals.add(Kind.TXN, b"long", long_caller(b"mallory"), 0.0)
+    kept = proposals.add(Kind.TXN, b"long", long_caller(b"mallory"), 6.0)
+    assert unsent(proposals) == [lost]
+    assert [sent for _, sent in proposals.take_expired(7.5)] == [True]
+    assert unsent(proposals) == [kept]
