@@ -83,7 +83,7 @@ class Memory:
         run: run of this worker (``raftkv.training.join``).
         every: ``save`` saves only at steps that are multiples of this.
         copies: number of other nodes that keep a copy of a rank's state.
-        timeout_s: time to wait for the other ranks in a save.
+        timeout_s: time to wait for the other ranks in a save, and for the save before it.
 
     Attributes:
         held_s: seconds for which ``save`` has blocked training so far.
@@ -103,6 +103,7 @@ class Memory:
         self._is_checked = False
         self._number = 0
         self._saving: threading.Thread | None = None
+        self._is_overdue = False
 
     # ---- going on
 
@@ -178,7 +179,8 @@ class Memory:
     def save(self, step: int, state: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
         """Save a state at every ``every``-th step; after the copy, the work is done on a thread. All ranks call this.
 
-        A failed save is logged, and training continues: the previous checkpoint stays.
+        A failed save is logged, and training continues: the previous checkpoint stays. A step is left out while the
+        save before it has not ended in ``timeout_s``, as when the cluster does not answer.
 
         Arguments:
             step: training step.
@@ -195,11 +197,26 @@ class Memory:
         if check_step(step) % self._every:
             return False
         began = time.perf_counter()
-        self.wait()
-        packed = self._stage(state() if callable(state) else state)
-        self._saving = threading.Thread(target=self._save, args=(step, packed), name="raftkv-memory", daemon=True)
-        self._saving.start()
+        if self._has_ended(step):
+            packed = self._stage(state() if callable(state) else state)
+            self._saving = threading.Thread(target=self._save, args=(step, packed), name="raftkv-memory", daemon=True)
+            self._saving.start()
         self.held_s += time.perf_counter() - began
+        return True
+
+    def _has_ended(self, step: int) -> bool:
+        """Wait for the save before a step, once and not for ever, because its bytes lie in the same buffer."""
+        if self._saving is not None:
+            self._saving.join(0.0 if self._is_overdue else self._timeout_s)
+            if self._saving.is_alive():
+                if not self._is_overdue:
+                    _log.warning(
+                        "raftkv: step %d is not kept in memory: the save before it has not ended in %g s; later steps "
+                        "are left out too until it has", step, self._timeout_s,
+                    )  # fmt: skip
+                self._is_overdue = True
+                return False
+        self._is_overdue, self._saving = False, None
         return True
 
     def wait(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +101,36 @@ def test_a_state_that_fits_no_node_leaves_the_one_before(run: Run, caplog: pytes
     last = memory.restore()
     assert last is not None
     assert last.step == 1
+
+
+def test_a_cluster_that_does_not_answer_holds_no_training_up(
+    member: Cluster, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second save waited for the first as long as the cluster was away."""
+    memory = Memory(run, copies=0, timeout_s=3.0)
+    memory.save(1, state_of(1))
+    memory.wait()
+    answers = threading.Event()
+    process = member.members[0].process
+    assert process is not None
+
+    def resume() -> None:
+        answers.set()
+        process.send_signal(signal.SIGCONT)
+
+    process.send_signal(signal.SIGSTOP)
+    patience = threading.Timer(60.0, resume)
+    patience.start()
+    for step in (2, 3, 4):
+        assert memory.save(step, state_of(step))
+    assert not answers.is_set()
+    assert caplog.text.count("the save before it has not ended in 3 s") == 1
+    patience.cancel()
+    resume()
+    memory.wait()
+    memory.save(5, state_of(5))
+    memory.wait()
+    assert memory.committed == 5
 
 
 def test_a_newer_durable_checkpoint_goes_before(run: Run, caplog: pytest.LogCaptureFixture) -> None:
