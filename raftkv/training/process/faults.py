@@ -252,6 +252,8 @@ def _read(path: Path) -> str:
 # at the same moment, is not reported either. Workers that torch starts from a Python function (not from a script) have
 # their rank in no readable environment, and are not found.
 
+STARVED_S: Final = 0.1
+"""How long the thread pauses after a lack of memory before it tries again."""
 REFRESH_S: Final = 10.0
 """At a death, the count of memory kills is compared with a count that is one to two of these intervals old: a large
 process takes seconds to end after the kernel has killed it, and a kill an hour ago is not the cause."""
@@ -290,6 +292,8 @@ class WorkerWatch:
         self._seen: set[int] = set()
         self._living: dict[int, _Watched] = {}
         self._new: deque[_Watched] = deque()
+        self._ends: deque[End] = deque()
+        """Ends that the callback has not been told."""
         self._thread: threading.Thread | None = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -386,32 +390,44 @@ class WorkerWatch:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._is_stopped:
-                ready = selector.select(REFRESH_S if self._living else None)
-                self._take_new(selector)
-                for key, _ in ready:
-                    if key.fd != self._wake_reader.fileno():
-                        self._ended(selector, key.fd)
-                if not ready:
-                    self._refresh()
+                try:
+                    self._turn(selector)
+                except MemoryError:  # what kills workers too: their ends are found again
+                    time.sleep(STARVED_S)
         self._close_all()
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        ready = [] if self._ends else selector.select(REFRESH_S if self._living else None)
+        self._take_new(selector)
+        for key, _ in ready:
+            if key.fd != self._wake_reader.fileno():
+                self._ended(selector, key.fd)
+        while self._ends:
+            self._on_end(self._ends[0])
+            self._ends.popleft()
+        if not ready:
+            self._refresh()
 
     def _take_new(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_reader.recv(4096)
         while self._new:
-            selector.register(self._new.popleft().descriptor, selectors.EVENT_READ)
+            selector.register(self._new[0].descriptor, selectors.EVENT_READ)
+            self._new.popleft()
 
     def _refresh(self) -> None:
         for watched in list(self._living.values()):
             watched.memory, watched.next_memory = watched.next_memory, watched.memory.again()
 
     def _ended(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        watched = self._living.get(descriptor)
+        if watched is not None:
+            end = _peek(watched)
+            del self._living[descriptor]
+            if end is not None:
+                self._ends.append(end)
         selector.unregister(descriptor)
-        watched = self._living.pop(descriptor)
-        end = _peek(watched)
         os.close(descriptor)
-        if end is not None:
-            self._on_end(end)
 
     def _close_all(self) -> None:
         for descriptor in list(self._living):

@@ -7,8 +7,10 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,34 @@ def test_ends_are_told_with_rank_and_cause_and_the_agent_still_gets_the_status(
     assert ends.get(timeout=WAIT_S).is_request
     assert [worker.wait() for worker in (killed, finished, asked)] == [-signal.SIGKILL, 0, -signal.SIGTERM]
     assert not watch.living
+    assert ends.empty()
+
+
+@pytest.mark.parametrize("place", ["asked", "told"])
+def test_a_lack_of_memory_hides_no_end(start: Starter, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The thread ended at the first one, when the kernel also kills workers: the agent heard of no end any more."""
+    ends: queue.Queue[End] = queue.Queue()
+    failures = [MemoryError(), MemoryError()]
+
+    def starved(call: Callable[..., Any]) -> Callable[..., Any]:
+        def try_it(*arguments: Any) -> Any:
+            if failures and threading.current_thread() is not threading.main_thread():
+                raise failures.pop()
+            return call(*arguments)
+
+        return try_it
+
+    monkeypatch.setattr(faults, "STARVED_S", 0.001)
+    told = starved(ends.put) if place == "told" else ends.put
+    with WorkerWatch(told, run_id=RUN) as watch:
+        workers = [start(rank=rank) for rank in (3, 4)]
+        assert watch.look() == 2
+        if place == "asked":
+            monkeypatch.setattr(os, "waitid", starved(os.waitid))
+        for worker in workers:
+            let_go(worker)
+        assert {ends.get(timeout=WAIT_S).worker.rank for _ in workers} == {3, 4}
+    assert not failures
     assert ends.empty()
 
 
