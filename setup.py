@@ -44,12 +44,14 @@ TEST = [
     "pytest-xdist>=3.5",
 ]
 
+RUFF = "ruff==0.17.5"
+
 # The code generator and the static checks are pinned: `make verify` compares their output byte for byte.
 DEV = [
     "googleapis-common-protos>=1.70",
     "grpcio-tools==1.85.1",
     "mypy==2.4.1",
-    "ruff==0.17.5",
+    RUFF,
     "types-protobuf==7.35.1.20260906",
     "types-PyYAML>=6.0",
 ]
@@ -64,8 +66,8 @@ TRACING = ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-grpc
 # For `raftkvctl --discovery-srv`: SRV records, which Python itself cannot ask for.
 DNS = ["dnspython>=2.6,<3"]
 
-# `make docs`.
-DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"]
+# `make docs`; mkdocstrings formats signatures with ruff.
+DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2", RUFF]
 
 # Tests of the dashboard: Debian's Chromium is driven with them.
 BROWSER = ["playwright>=1.50", "axe-playwright-python>=0.1.4"]
