@@ -79,6 +79,20 @@ def test_the_figures_of_the_readme_are_those_of_the_bench() -> None:
     assert [row for row in rows if f"| {row[0]} | {row[1]} | **{row[2]}** |" not in measured] == []
 
 
+def test_costs_of_the_readme_are_those_of_the_published_tables() -> None:
+    """``python -m bench.neutral --write`` changes the tables alone."""
+    page = (ROOT / "docs" / "reference" / "performance.md").read_text(encoding="utf-8")
+    published = {}
+    for name in ("neutral-compiled", "neutral"):
+        table = page.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0]
+        published[name] = next(line for line in table.splitlines() if line.startswith("| put-c100 |")).split(" | ")[6]
+    told = re.search(
+        r"takes ([\d.]+) of etcd's processor time \(interpreted: ([\d.]+)\)", (ROOT / "README.md").read_text("utf-8")
+    )
+    assert told is not None
+    assert list(told.groups()) == list(published.values())
+
+
 def test_the_readme_and_folders_stay_small() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES_MAX
     folders = [path for path in (ROOT / "docs").rglob("*") if path.is_dir()]
