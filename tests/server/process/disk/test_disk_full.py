@@ -85,6 +85,7 @@ def test_first_start_on_a_full_disk_gives_the_reason(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
     assert ended.returncode == 1, ended.stderr
     assert ended.stderr.startswith("raftkv: no room in the database disk/data/member/snap/db")
+    assert ended.stderr.endswith("No space left on device; free disk space, then start the member again\n")
 
 
 @pytest.mark.long
