@@ -189,15 +189,25 @@ def manual(program: str) -> str:
         root = importlib.import_module(f"raftkv.cli.{program.removeprefix('raftkv')}.tree").make_tree()
         summary, sections = (root.get_short_help_str(limit=200).rstrip("."), {})
         for command, path in _walk(root, (program,)):
-            context = click.Context(command, info_name=" ".join(path), max_content_width=80)
-            context.formatter_class = Page
-            sections[" ".join(path)] = command.get_help(context)
+            sections[" ".join(path)] = command.get_help(_context(root, path))
             if path == ("raftkvctl", "options"):
                 sections[" ".join(path)] = _printed(lambda: run_ctl(["options"]))
     lines = [f'.TH {program.upper()} 1 "" "raftkv {__version__}"', ".SH NAME", f"{program} \\- {_roff(summary)}"]
     for title, text in sections.items():
         lines += [f'.SH "{title}"', ".nf", _roff(text.strip()), ".fi"]
     return "\n".join([*lines, ""])
+
+
+def _context(root: click.Group, path: tuple[str, ...]) -> click.Context:
+    """Return the context of a command, below those of its groups: examples begin with the name of the program."""
+    command: click.Command = root
+    context = click.Context(root, info_name=path[0])
+    for word in path[1:]:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+        context = click.Context(command, parent=context, info_name=word, max_content_width=80)
+        context.formatter_class = Page
+    return context
 
 
 def _roff(text: str) -> str:

@@ -148,7 +148,11 @@ def test_manual_pages_have_every_command_and_are_roff(tmp_path: Path) -> None:
     for section in ("raftkvctl put", "raftkvctl member add", "raftkvctl bench put", "raftkvctl options"):
         assert f'.SH "{section}"' in pages["raftkvctl"]
     assert "ETCDCTL_ENDPOINTS" in pages["raftkvctl"]
+    assert "raftkvctl member add d \\-\\-learner" in pages["raftkvctl"]
     for text in pages.values():
+        assert re.findall(r"^ +(raftkv\w+ (?:\S+ )?(\S+ \S+) \2.*)$", text, re.MULTILINE) == [], (
+            "words of a command twice"
+        )
         assert set(re.findall(r"^\.(\w+)", text, re.MULTILINE)) == {"TH", "SH", "nf", "fi"}
 
 
