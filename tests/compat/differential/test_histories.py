@@ -1,0 +1,33 @@
+"""Long histories, watched from anywhere after compactions, beside etcd 3.5.1 (``histories``)."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from tests.compat.differential.histories import HistoryPlayer
+from tests.compat.wire import Wire
+from tests.long import long_except
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
+
+SEED = 20_261_130
+
+
+@pytest.mark.parametrize(("members", "rounds"), long_except([(3, 1), (3, 12), (1, 6)], [(3, 1)]))
+def test_watches_get_the_same_history(members: int, rounds: int) -> None:
+    with (
+        Cluster(ETCD_FAST) as etcd,
+        Cluster(RAFTKV, size=members) as raftkv,
+        Wire(etcd.endpoints) as oracle,
+        Wire(raftkv.endpoints) as tested,
+        closing(HistoryPlayer(oracle, tested, SEED + members)) as player,
+    ):
+        player.run(rounds)
+    print(player.report.describe())
+    assert player.report.differences == [], player.report.describe()
+    assert player.report.events > 0
+    if rounds > 1:
+        assert player.report.seen.keys() >= {"OK", "NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT"}
+        assert player.report.seen["fragments"] > 0
+        assert player.report.seen["compacted"] > 0
