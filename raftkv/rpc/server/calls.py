@@ -495,11 +495,11 @@ PIECE_BYTES: Final = 64
 class UnaryCall(ServerCall):
     """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once, or later from the loop."""
 
-    __slots__ = ("_kept_bytes", "assembler", "message")
+    __slots__ = ("assembler", "kept_bytes", "message")
 
     def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(carrier, stream_id, headers, route)
-        self._kept_bytes = 0
+        self.kept_bytes = 0
         self.assembler: MessageAssembler | None = None
         self.message: bytes | None = None
 
@@ -520,8 +520,8 @@ class UnaryCall(ServerCall):
             size_bytes: size of the request.
         """
         if size_bytes > KEPT_BYTES_MIN and self._state == OPEN:
-            more_bytes = KEPT_TIMES * size_bytes - self._kept_bytes
-            self._kept_bytes += more_bytes
+            more_bytes = KEPT_TIMES * size_bytes - self.kept_bytes
+            self.kept_bytes += more_bytes
             self._carrier.keep(more_bytes)
 
     def reply(self, message: bytes, trailers: Headers = ()) -> None:
@@ -637,8 +637,8 @@ class UnaryCall(ServerCall):
             raise RpcError(Code.INTERNAL, NO_MESSAGE)
         message = self._take_message(self.message)
         # The request may have to wait: for a leader, a lock, a quorum.
-        self._kept_bytes = len(message)
-        self._carrier.keep(self._kept_bytes)
+        self.kept_bytes = len(message)
+        self._carrier.keep(self.kept_bytes)
         if self._state == OPEN:
             self.run(message)
 
@@ -656,9 +656,9 @@ class UnaryCall(ServerCall):
 
     def released(self) -> None:
         """Drop an unfinished message or request, and stop counting a complete one."""
-        if self._kept_bytes:
-            self._carrier.keep(-self._kept_bytes)
-            self._kept_bytes = 0
+        if self.kept_bytes:
+            self._carrier.keep(-self.kept_bytes)
+            self.kept_bytes = 0
         if self.message is not None:
             self._take_message(self.message)
         if self.assembler is not None:

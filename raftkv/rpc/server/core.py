@@ -159,12 +159,13 @@ class ServerCore(Carrier):
 
     def _look_at_clock(self) -> None:
         """Stop handling frames if the requests of this read have used their time."""
-        if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
+        if self.clock() > self._until_s:
             self._hold()
 
     def _hold(self) -> None:
-        self.h2.is_held = True
-        self._on_held()
+        if self.h2 is not CLOSED:
+            self.h2.is_held = True
+            self._on_held()
 
     def _count_unread(self, size_bytes: int) -> None:
         """Count an incomplete frame with the unfinished messages."""
@@ -215,8 +216,11 @@ class ServerCore(Carrier):
         self._calls[stream_id] = call
         if request.kept_bytes:
             self._keep_head(stream_id, request.kept_bytes)
-        if request.timeout_s is not None:
-            self._set_deadline(call, request.timeout_s)
+        if request.timeout_s:
+            now = self.clock()
+            self._environment.wheel.add(call, now + request.timeout_s, now)
+        elif request.timeout_s is not None:
+            call.expire()
         elif request.malformed_timeout is not None:
             text = f"malformed grpc-timeout: {request.malformed_timeout.decode('latin-1')!r}"
             call.abort(RpcError(Code.INTERNAL, text))  # the task of a stream waits already
@@ -284,10 +288,11 @@ class ServerCore(Carrier):
         if flag or length != len(data) - PREFIX_BYTES or length > self.limits.max_receive_message_bytes:
             self._on_data_slow(call, stream_id, data, end_stream)
             return
-        self.h2.acknowledge(len(data), stream_id)
         call.request_done = True
         call.run(data[PREFIX_BYTES:])
-        self._look_at_clock()
+        if self.clock() > self._until_s:
+            self._hold()
+        self.h2.acknowledge(len(data), stream_id)
 
     def _on_data_slow(self, call: ServerCall | None, stream_id: int, data: bytes, end_stream: bool) -> None:
         if call is None:
@@ -578,7 +583,8 @@ class ServerCore(Carrier):
             self._heads_bytes -= self._heads.pop(call.stream_id, 0)
         if call.bucket is not None:
             forget(call)
-        call.released()
+        if type(call) is not UnaryCall or call.assembler is not None or call.kept_bytes:
+            call.released()  # most unary calls hold nothing
         self._said = True
         if not self._dirty:
             self._dirty = True
