@@ -30,7 +30,7 @@ from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.responder import PendingWrite, Responder, parse
+from raftkv.server.services.responder import Responder, parse
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
 
@@ -222,7 +222,7 @@ class MaintenanceService:
         """List, raise or disarm alarms."""
         request = parse(call, rpc_pb2.AlarmRequest, data, check.check_alarm)
         if request is not None:
-            self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
+            self._responder.propose(call, Kind.ALARM, data, request)
 
     async def hash(self, _request: rpc_pb2.HashRequest, call: UnaryCall) -> bytes:
         """Return the hash of this member's whole database, with everything that was answered before.

@@ -150,11 +150,11 @@ class KVService:
         """Write one key."""
         put = wire.decode_put(data)
         if put is not None:
-            self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, put))
+            self._responder.propose(call, Kind.PUT, data, put)
             return
         request = parse(call, rpc_pb2.PutRequest, data, check.check_put)
         if request is not None:
-            self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, request))
+            self._responder.propose(call, Kind.PUT, data, request)
 
     def delete_range(self, call: UnaryCall, data: bytes) -> None:
         """Delete a range."""
@@ -170,7 +170,7 @@ class KVService:
         """Compare and write; a read-only transaction is not logged."""
         decoded = wire.decode_txn(data, self._txn_operations_max)
         if decoded is not None and decoded.writes:
-            self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, decoded))
+            self._responder.propose(call, Kind.TXN, data, decoded)
             return
         request = parse(call, rpc_pb2.TxnRequest, data)
         if request is None:
@@ -245,4 +245,4 @@ class KVService:
         request = parse(call, rpc_pb2.CompactionRequest, data)
         if request is not None:
             waiter = _PendingCompaction if request.physical else PendingWrite
-            self._responder.propose(call, Kind.COMPACT, data, waiter(self._responder, call, request))
+            self._responder.propose(call, Kind.COMPACT, data, request, waiter)

@@ -1,7 +1,7 @@
 """The common part of a member's services: parsing, refusing, proposing and answering requests.
 
     request = parse(call, rpc_pb2.PutRequest, data)          # None: the call was refused
-    responder.propose(call, Kind.PUT, data, PendingWrite(responder, call, request))
+    responder.propose(call, Kind.PUT, data, request)
     node.read(PendingRead(call, request, serve))             # serve(call, request), when this member is recent enough
 
 Callbacks refuse a call with ``fail``; coroutines raise, within ``refusals()``. Leaves out the meaning of requests.
@@ -31,7 +31,7 @@ from raftkv.replica.node.waits import AwaitableNode
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, identity_of, name_of, queue_of_call
+from raftkv.rpc.shares import Identity, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class PendingWrite(Waiter):
     __slots__ = ("_growth", "_refusal", "call", "request_id", "service")
 
     def __init__(self, service: Responder, call: UnaryCall, request: Any) -> None:
-        super().__init__(request, identity_of(call), call.deadline)
+        super().__init__(request, call.identity, call.deadline)
         self.service = service
         self.call = call
         self.request_id = 0
@@ -426,16 +426,19 @@ class Responder:
         body: bytes = response.SerializeToString()
         return self.present_header() + body
 
-    def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
+    def propose(
+        self, call: UnaryCall, kind: int, data: bytes, request: Any, pending: type[PendingWrite] = PendingWrite
+    ) -> None:
         """Propose a request, or answer why not.
 
         Arguments:
             call: call to answer.
-            kind, data: kind and bytes of the request.
-            waiter: answers the call with the outcome.
+            kind, data, request: kind of the request, its bytes, and the parsed message.
+            pending: answers the call with the outcome.
         """
+        waiter = pending(self, call, request)
         try:
-            self.admission.check_write(call, kind, data, waiter.request)
+            self.admission.check_write(call, kind, data, request)
             waiter.request_id = self.node.submit(kind, data, waiter, call.caller)
         except errors.StatusError as error:
             fail(call, error)

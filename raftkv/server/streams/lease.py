@@ -37,7 +37,7 @@ from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.guard import LiveCalls
-from raftkv.server.services.responder import PendingWrite, Responder, fail, parse
+from raftkv.server.services.responder import Responder, fail, parse
 from raftkv.server.streams.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
 
 T = TypeVar("T", bound=Any)
@@ -117,8 +117,7 @@ class LeaseService:
         except errors.StatusError as error:
             fail(call, error)
             return
-        waiter = PendingWrite(self._responder, call, request)
-        self._responder.propose(call, Kind.LEASE_GRANT, request.SerializeToString(), waiter)
+        self._responder.propose(call, Kind.LEASE_GRANT, request.SerializeToString(), request)
 
     def revoke(self, call: UnaryCall, data: bytes) -> None:
         """End a lease and delete its keys.
@@ -129,7 +128,7 @@ class LeaseService:
         """
         request = parse(call, rpc_pb2.LeaseRevokeRequest, data)
         if request is not None:
-            self._responder.propose(call, Kind.LEASE_REVOKE, data, PendingWrite(self._responder, call, request))
+            self._responder.propose(call, Kind.LEASE_REVOKE, data, request)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

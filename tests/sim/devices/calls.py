@@ -117,6 +117,7 @@ class Call:
         self.metadata = metadata or {}
         if IDENTITY in self.metadata:
             self.peer = Peer("simulated", identity=self.metadata[IDENTITY])
+        self.identity = self.peer.identity
         self.headers = tuple((name.encode(), value.encode()) for name, value in self.metadata.items())
         self.done = False
         self._outbox = outbox
