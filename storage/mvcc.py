@@ -496,6 +496,8 @@ class Store:
         self.durable_index = 0
         """Index of the last log entry whose changes are in the backend: the log may drop all entries up to it."""
         self._durable_put_bytes = 0
+        self.unwritten_bytes = 0
+        """Bytes of keys and values in memory that the database does not have yet."""
         self.changes_total = 0
         """Changes made since the store was opened."""
         self.on_changes: Callable[[int, list[Change]], None] | None = None
@@ -584,6 +586,7 @@ class Store:
 
     def _durable(self, index: int, put_bytes: int) -> None:
         self._durable_put_bytes = put_bytes
+        self.unwritten_bytes = self._txn.put_bytes - put_bytes
         # The log may be released up to here: a replay begins after this index.
         self.durable_index = index
         # Changes made during the commit already fill a batch: do not let it wait for the owner's timer.
@@ -615,6 +618,7 @@ class Store:
         # The revision first: observers may read the store at it.
         self.revision = main
         self.changes_total += len(changes)
+        self.unwritten_bytes = self._txn.put_bytes - self._durable_put_bytes
         if self.accountant is not None:
             self.accountant.account(main, changes)
         if self.on_changes is not None:
@@ -890,11 +894,6 @@ class Store:
         return self._txn.put_bytes
 
     @property
-    def unwritten_bytes(self) -> int:
-        """Bytes of keys and values in memory that the database does not have yet."""
-        return self._txn.put_bytes - self._durable_put_bytes
-
-    @property
     def dropped_total(self) -> int:
         """Revisions that compactions dropped since the store was opened."""
         return self._compactor.dropped_total
@@ -1023,7 +1022,7 @@ class Store:
         unused = [self._index.become(index), *self._attachments.become(attachments)]
         self._txn.replaced()
         self.reader.use_leases(self._attachments.of_key)
-        self._durable_put_bytes = self._txn.put_bytes
+        self._durable_put_bytes, self.unwritten_bytes = self._txn.put_bytes, 0
         self._adopt(restored)
         for table in unused:
             if len(table) > FREED_AT_ONCE:

@@ -183,7 +183,7 @@ class Raft:
         self._load(reader)
 
     def _load(self, reader: MemoryLog) -> None:
-        hard_state, conf_state = reader.initial_state()
+        hard_state, conf_state = reader.hard_state, reader.conf_state
         self.tracker.switch(confchange.restore(conf_state), self.log.last_index)
         log = self.log
         if not log.committed <= hard_state.commit <= log.last_index and hard_state != HardState():
@@ -1442,7 +1442,7 @@ class RawNode:
             raft.step(message)
         # Counts only if the log was not truncated meanwhile; see the module docstring.
         term, last_index, last_term = ready.attested
-        if term == raft.term:
+        if term == raft.term and raft.log.unstable.entries:
             raft.log.unstable.stable_to(last_index, last_term)
         # A snapshot is committed state: it stays valid in any term.
         if ready.snapshot is not None:

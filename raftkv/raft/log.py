@@ -93,27 +93,17 @@ class MemoryLog:
             hard_state: the last persisted one.
             conf_state: the configuration as of the applied index with which the core starts.
         """
-        self._hard_state = hard_state or HardState()
-        self._conf_state = conf_state or ConfState()
-        self._snapshot = SnapshotMeta(conf_state=self._conf_state)
+        self.hard_state = hard_state or HardState()
+        """The persisted hard state."""
+        self.conf_state = conf_state or ConfState()
+        """The configuration as of the applied index, for the next start."""
+        self._snapshot = SnapshotMeta(conf_state=self.conf_state)
         # Position just before the first kept entry.
         self._offset = 0
         self._offset_term = 0
         self._entries: list[Entry] = []
         self.size_bytes = 0
         """Data and overhead of the kept entries."""
-
-    def initial_state(self) -> tuple[HardState, ConfState]:
-        """Return the persisted hard state and configuration."""
-        return self._hard_state, self._conf_state
-
-    def set_hard_state(self, hard_state: HardState) -> None:
-        """Store the persisted hard state."""
-        self._hard_state = hard_state
-
-    def set_conf_state(self, conf_state: ConfState) -> None:
-        """Store the configuration as of the applied index, for the next start."""
-        self._conf_state = conf_state
 
     def first_index(self) -> int:
         """Return the index of the first kept entry."""
@@ -155,13 +145,17 @@ class MemoryLog:
         """Return the current snapshot."""
         return self._snapshot
 
-    def append(self, entries: Sequence[Entry]) -> None:
-        """Append entries, replacing everything from the first of them on; compacted entries are skipped."""
+    def append(self, entries: Sequence[Entry]) -> int:
+        """Append entries, replacing everything from the first of them on; compacted entries are skipped.
+
+        Returns:
+            Size of the appended entries.
+        """
         if not entries:
-            return
+            return 0
         first, last = entries[0].index, entries[-1].index
         if last <= self._offset:
-            return
+            return 0
         if first <= self._offset:
             entries = entries[self._offset + 1 - first :]
             first = self._offset + 1
@@ -172,7 +166,9 @@ class MemoryLog:
             self.size_bytes -= size_of(self._entries[at:])
             del self._entries[at:]
         self._entries.extend(entries)
-        self.size_bytes += size_of(entries)
+        size_bytes = size_of(entries)
+        self.size_bytes += size_bytes
+        return size_bytes
 
     def compact(self, index: int) -> None:
         """Drop the entries up to and including ``index``, which must have been applied."""
@@ -211,7 +207,7 @@ class MemoryLog:
         if self._snapshot.index != 0 and meta.index <= self._snapshot.index:
             raise SnapshotOutOfDateError(f"snapshot at {meta.index}: there is one at {self._snapshot.index}")
         self._snapshot = meta
-        self._conf_state = meta.conf_state
+        self.conf_state = meta.conf_state
         self._offset = meta.index
         self._offset_term = meta.term
         self._entries = []

@@ -242,7 +242,7 @@ class Replica:
 
     def _starts_within_lease(self) -> bool:
         log = self.durable.log
-        hard_state, conf_state = log.initial_state()
+        hard_state, conf_state = log.hard_state, log.conf_state
         first, end = max(self.store.applied_index + 1, log.first_index()), log.last_index() + 1
         # Entries that are not applied here yet may have added other members, which may lead.
         unapplied = log.entries(first, end, INDEX_MAX) if first < end else []

@@ -38,7 +38,7 @@ class Member:
         self.log = log
         self.applied = log.snapshot().index
         # Configuration after each index that changed it, for restarts and snapshots.
-        self.conf_states: dict[int, ConfState] = {self.applied: log.initial_state()[1]}
+        self.conf_states: dict[int, ConfState] = {self.applied: log.conf_state}
         # (index, term, data) of everything this member applied in this life.
         self.history: list[Entry] = []
         self.read_states: list[ReadState] = []
@@ -48,7 +48,7 @@ class Member:
         """Start from the durable state."""
         self.writing: deque[Ready] = deque()
         self.applying: deque[list[Entry]] = deque()
-        self.log.set_conf_state(self.conf_state_at(self.applied))
+        self.log.conf_state = self.conf_state_at(self.applied)
         self.node = RawNode(replace(self.config, applied=self.applied), self.log, self.rng)
         self.checker = invariants.Checker(self.node.raft)
 
@@ -64,7 +64,7 @@ class Member:
         for ready in list(self.writing)[:survivors]:
             self._persist(ready)
         persisted = invariants.observe(self.node.raft)
-        hard_state, _ = self.log.initial_state()
+        hard_state = self.log.hard_state
         persisted = replace(persisted, term=hard_state.term, vote=hard_state.vote)
         if applied is not None:
             self.applied = max(applied, self.log.first_index() - 1)
@@ -98,7 +98,7 @@ class Member:
             self.conf_states[self.applied] = ready.snapshot.conf_state
         self.log.append(ready.entries)
         if ready.hard_state is not None:
-            self.log.set_hard_state(ready.hard_state)
+            self.log.hard_state = ready.hard_state
 
     def apply(self) -> list[Entry]:
         """Apply the oldest page of committed entries (duties 6-7)."""

@@ -101,7 +101,7 @@ class Scenario:
         log.append([Entry(term, at, b"%d" % at) for at, term in enumerate(terms, first)])
         term = int(options.get("term", str(max(terms, default=log.term(log.last_index())))))
         commit = int(options.get("commit", str(first - 1)))
-        log.set_hard_state(HardState(term, int(options.get("vote", "0")), commit))
+        log.hard_state = HardState(term, int(options.get("vote", "0")), commit)
         rng = FixedRandom(int(options.get("timeout", "0")))
         self.members[int(id)] = Member(RaftConfig(id=int(id), **config), log, rng)
         return ""

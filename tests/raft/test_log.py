@@ -65,7 +65,7 @@ def test_memory_log_snapshots() -> None:
         log.create_snapshot(9, ConfState())
     log.apply_snapshot(SnapshotMeta(7, 3, ConfState(voters=(1, 2))))
     assert (log.first_index(), log.last_index(), log.term(7)) == (8, 7, 3)
-    assert log.initial_state()[1] == ConfState(voters=(1, 2))
+    assert log.conf_state == ConfState(voters=(1, 2))
     with pytest.raises(SnapshotOutOfDateError):
         log.apply_snapshot(SnapshotMeta(7, 3))
 

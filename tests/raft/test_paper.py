@@ -20,7 +20,7 @@ def _member(
 ) -> Member:
     log = MemoryLog(conf_state=ConfState(voters=tuple(range(1, voters + 1))))
     log.append([Entry(each, index) for index, each in enumerate(terms, 1)])
-    log.set_hard_state(HardState(term=max((term, *terms)), commit=commit))
+    log.hard_state = HardState(term=max((term, *terms)), commit=commit)
     config = RaftConfig(id=id, pre_vote=False, check_quorum=False, election_ticks=10, heartbeat_ticks=1)
     return Member(config, log, rng or FixedRandom(0))
 
@@ -121,7 +121,7 @@ def test_5_2_votes_decide(voters: int, granted: int, refused: int, role: StateRo
 @pytest.mark.parametrize(("voted_for", "asks", "rejected"), [(0, 2, False), (0, 3, False), (2, 2, False), (2, 3, True)])
 def test_5_2_one_vote_a_term_first_come_first_served(voted_for: int, asks: int, rejected: bool) -> None:
     member = _member()
-    member.log.set_hard_state(HardState(term=1, vote=voted_for))
+    member.log.hard_state = HardState(term=1, vote=voted_for)
     member.crash()
     member.node.step(Message(MessageType.VOTE, to=1, from_=asks, term=1))
     assert [(message.to, message.reject) for message in _answers(member)] == [(asks, rejected)]

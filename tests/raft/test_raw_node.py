@@ -66,7 +66,7 @@ def test_advance_is_the_shorthand_for_durable_and_applied() -> None:
         ready = node.ready()
         log.append(ready.entries)
         if ready.hard_state is not None:
-            log.set_hard_state(ready.hard_state)
+            log.hard_state = ready.hard_state
         done += [entry.data for entry in ready.committed_entries if entry.data]
         node.advance(ready)
     assert done == [b"a", b"b"]

@@ -33,7 +33,7 @@ class Leased(Member):
         self.world = world
         self.rate = rate
         log = MemoryLog()
-        log.set_conf_state(ConfState(voters=MEMBERS))
+        log.conf_state = ConfState(voters=MEMBERS)
         config = RaftConfig(id=id, pre_vote=False, check_quorum=False, election_ticks=10)
         super().__init__(config, log, FixedRandom(id))
 
@@ -42,7 +42,7 @@ class Leased(Member):
 
     def start(self) -> None:
         super().start()
-        hard_state, _ = self.log.initial_state()
+        hard_state = self.log.hard_state
         starts_within_lease = self.world.starts_within_lease and hard_state != HardState()
         config = RaftConfig(
             id=self.id,

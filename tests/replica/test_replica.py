@@ -97,8 +97,8 @@ def test_member_waits_for_leases_unless_no_other_can_have_led(
     term: int, voters: tuple[int, ...], unapplied: EntryType, read_leases: bool, expected: bool
 ) -> None:
     log = MemoryLog()
-    log.set_conf_state(ConfState(voters=voters))
-    log.set_hard_state(HardState(term))
+    log.conf_state = ConfState(voters=voters)
+    log.hard_state = HardState(term)
     log.append([Entry(max(term, 1), 1), Entry(max(term, 1), 2, b"", unapplied)])
     replica: Any = SimpleNamespace(
         durable=SimpleNamespace(log=log, member_id=1),

@@ -84,7 +84,7 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
         StorageError: this member does not belong to the cluster.
         MemberRemovedError: this member was removed.
     """
-    state, _ = log.initial_state()
+    state = log.hard_state
     future = _Future.at(log, store, state.commit)
     if future.config.all_voters() == {member_id}:
         # As the only voter it needed no other vote: it may have acknowledged entries as soon as they were durable here.
@@ -111,7 +111,7 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
     wal.append(written, entries)
     wal.sync()
     log.append(entries)
-    log.set_hard_state(written)
+    log.hard_state = written
     _log.warning(
         "--force-new-cluster: this member is now a cluster of one, from entry %d (revision %d or later); removed: %s; "
         "discarded: %d entries not known to be committed; start it without the flag from now on, and never "
@@ -246,7 +246,7 @@ class Durable:
     @property
     def is_as_restored(self) -> bool:
         """Whether a restore made this data, and the member has not yet voted or followed with it."""
-        state, _ = self.log.initial_state()
+        state = self.log.hard_state
         return self.log.first_index() == 2 and self.log.last_index() == 1 and (state.term, state.vote) == (1, 0)
 
 
@@ -508,8 +508,8 @@ def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
         )
     state = recovered.hard_state
     # The commit index on disk may lag: applied entries were committed.
-    log.set_hard_state(HardState(state.term, state.vote, max(state.commit, store.applied_index)))
-    log.set_conf_state(store.conf_state)
+    log.hard_state = HardState(state.term, state.vote, max(state.commit, store.applied_index))
+    log.conf_state = store.conf_state
     return log
 
 
@@ -531,8 +531,8 @@ def take_mark(log: MemoryLog, mark: AppliedMark, *, may_be_lost: bool = False) -
         _log.error("%s: entries were lost, because --unsafe-no-fsync was set", text)
         mark.forget()
         return
-    state, _ = log.initial_state()
-    log.set_hard_state(HardState(state.term, state.vote, max(state.commit, mark.index)))
+    state = log.hard_state
+    log.hard_state = HardState(state.term, state.vote, max(state.commit, mark.index))
 
 
 def _map_size_bytes(config: ServerConfig) -> int:

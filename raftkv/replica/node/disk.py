@@ -129,7 +129,14 @@ class BesideSync(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batch:
-    """The records of one Ready, and the actions after they are durable."""
+    """The records of one Ready, and the actions after they are durable.
+
+    Arguments:
+        hard_state, entries: the records.
+        must_sync: whether they must be durable.
+        done: called when they are.
+        size_bytes: size of the entries, if the caller has counted them.
+    """
 
     __slots__ = ("done", "entries", "hard_state", "must_sync", "size_bytes")
     is_short: ClassVar[bool] = True
@@ -137,13 +144,18 @@ class Batch:
     """
 
     def __init__(
-        self, hard_state: HardState | None, entries: Sequence[Entry], must_sync: bool, done: Callable[[], None]
+        self,
+        hard_state: HardState | None,
+        entries: Sequence[Entry],
+        must_sync: bool,
+        done: Callable[[], None],
+        size_bytes: int | None = None,
     ) -> None:
         self.hard_state = hard_state
         self.entries = entries
         self.must_sync = must_sync
         self.done = done
-        self.size_bytes = size_of(entries)
+        self.size_bytes = size_of(entries) if size_bytes is None else size_bytes
 
     def write(self, log: Log) -> None:
         """Write the records."""
@@ -260,7 +272,8 @@ class Disk:
         self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self.writes = Buckets(DISK_S)
         """Durations of writing the batches of one sync, in seconds."""
-        self._outstanding = 0
+        self.outstanding = 0
+        """Number of batches submitted and not yet durable."""
         self._beside = beside
         self._is_refused = False
         """Whether the kernel has refused a sync: it is not tried again, because the loop would do each one."""
@@ -275,23 +288,18 @@ class Disk:
         self._worker = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
         self._worker.start()
 
-    @property
-    def outstanding(self) -> int:
-        """Number of batches submitted and not yet durable."""
-        return self._outstanding
-
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
         is_small = batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX
-        if self._outstanding == 0 and is_small and self._is_fast():
+        if self.outstanding == 0 and is_small and self._is_fast():
             self._write((batch,))
             batch.done()
             return
-        self._outstanding += 1
+        self.outstanding += 1
         if self._syncing is not None:
             self._gathered.append(batch)
         # Batches of the thread come first: only one of the two writes the log at a time.
-        elif self._outstanding > 1 or not self._go_beside([batch]):
+        elif self.outstanding > 1 or not self._go_beside([batch]):
             self._leave_to_thread([batch])
 
     def _is_fast(self) -> bool:
@@ -301,10 +309,10 @@ class Disk:
         """Write batches and let the kernel sync them, if they are suitable; return whether it does."""
         if self._beside is None or self._is_refused or failpoints.armed or not _are_short(batches):
             return False
-        self._write_to_log(batches)
+        must_sync = self._write_to_log(batches)
         self._syncing = batches
         self._sync_started = time.perf_counter()
-        if not any(batch.must_sync for batch in batches) or not self._log.start_sync(self._start):
+        if not must_sync or not self._log.start_sync(self._start):
             self._report()
         return True
 
@@ -327,7 +335,7 @@ class Disk:
     def _report(self) -> None:
         """Report the synced batches. Batches that their callbacks submit come after the gathered ones."""
         for batch in self._syncing or ():
-            self._outstanding -= 1
+            self.outstanding -= 1
             batch.done()
         gathered, self._gathered, self._syncing = self._gathered, [], None
         if gathered and not self._go_beside(gathered):
@@ -357,17 +365,19 @@ class Disk:
             self._leave_to_thread(self._gathered)
 
     def _write(self, batches: Sequence[Batch]) -> None:
-        self._write_to_log(batches)
-        if any(batch.must_sync for batch in batches):
+        if self._write_to_log(batches):
             started = time.perf_counter()
             self._log.sync()
             self.note_sync(started)
 
-    def _write_to_log(self, batches: Sequence[Batch]) -> None:
-        began = time.perf_counter()
+    def _write_to_log(self, batches: Sequence[Batch]) -> bool:
+        """Write batches; return whether one of them must be durable."""
+        began, must_sync = time.perf_counter(), False
         for batch in batches:
             batch.write(self._log)
+            must_sync = must_sync or batch.must_sync
         self.writes.observe(time.perf_counter() - began)
+        return must_sync
 
     def note_sync(self, started: float) -> None:
         """Count a finished sync, and record its duration.
@@ -412,7 +422,7 @@ class Disk:
     def _finish(self, batches: list[Batch]) -> None:
         try:
             for batch in batches:
-                self._outstanding -= 1
+                self.outstanding -= 1
                 batch.done()
         except Exception as error:
             self._on_failure(error)

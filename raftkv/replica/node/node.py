@@ -139,7 +139,7 @@ class Node(AwaitableNode):
         self.conf_state = conf_state
         self.applied = applied
         self.leader, self.role = NONE, StateRole.FOLLOWER
-        state, _ = log.initial_state()
+        state = log.hard_state
         self.term, self.committed = state.term, state.commit
         # The second: rounds that this member, leading, sent after more than twice their interval.
         self.leader_changes = self.late_heartbeats = self.proposals_dropped = 0
@@ -592,16 +592,15 @@ class Node(AwaitableNode):
             # Entries may follow at once, so the log starts again now; the state follows when the marker is durable.
             self.log.apply_snapshot(ready.snapshot)
         if ready.hard_state is not None:
-            self.log.set_hard_state(ready.hard_state)
+            self.log.hard_state = ready.hard_state
             self._unwritten_hard_state = ready.hard_state
-        if ready.entries:
-            self.log.append(ready.entries)
-            if self._stages is not None:
-                self._stages.appended(ready.entries)
+        size_bytes = self.log.append(ready.entries) if ready.entries else 0
+        if ready.entries and self._stages is not None:
+            self._stages.appended(ready.entries)
         if ready.snapshot is not None:
             self._unwritten_hard_state = None
             self._awaited.add(ready.snapshot.index)
-            state, _ = self.log.initial_state()
+            state = self.log.hard_state
             self._disk.submit(Restore(ready.snapshot, state, ready.entries, lambda: self._saved(ready)))
             return
         if not ready.must_sync and not self._disk.outstanding:
@@ -612,7 +611,7 @@ class Node(AwaitableNode):
         if failpoints.armed:
             failpoint("raftBeforeSave")
         hard_state, self._unwritten_hard_state = self._unwritten_hard_state, None
-        self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready)))
+        self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready), size_bytes))
 
     def _saved(self, ready: Ready) -> None:
         """Handle that the disk has the records of a Ready."""
@@ -711,9 +710,9 @@ class Node(AwaitableNode):
         self.raw.on_applied(last.index)
         if self._stages is not None:
             self._stages.applied(last.index)
-        self._cork.expect(len(answers))
         for waiter, outcome in answers:
             answer(waiter, outcome)
+        self._cork.expect(len(answers))
         if self._changes:
             self._tell_of_changes()
         if self.reads.confirmed:
@@ -736,7 +735,7 @@ class Node(AwaitableNode):
             membership.execute(decision, self.conf_state)
             self.conf_changed_at = entry.index
             self.store.set_conf_state(self.conf_state)
-            self.log.set_conf_state(self.conf_state)
+            self.log.conf_state = self.conf_state
             if decision.members:
                 hide_beginning(self.log, self.conf_state)
         failpoint("afterApplyOneConfChange")
@@ -756,7 +755,7 @@ class Node(AwaitableNode):
         member.
         """
         changes, self._changes = self._changes, []
-        state, _ = self.log.initial_state()
+        state = self.log.hard_state
         state = HardState(state.term, state.vote, max(state.commit, self.applied))
         self._disk.submit(Batch(state, (), True, lambda: self._changed(changes)))
 

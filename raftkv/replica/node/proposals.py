@@ -742,7 +742,7 @@ def _origin_of(data: bytes) -> Identity:
 
 
 def request_ids(member_id: int, start: int) -> Iterator[int]:
-    """Yield unique ids that identify the waiter of a proposal or a read round.
+    """Return unique ids that identify the waiter of a proposal or a read round.
 
         16 bits of the member id | 40 bits of the start | 8 bits, counting on into the others
 
@@ -755,8 +755,7 @@ def request_ids(member_id: int, start: int) -> Iterator[int]:
     """
     prefix = (member_id & 0xFFFF) << 48
     first = (start & ((1 << START_BITS) - 1)) << 8
-    for number in itertools.count(first + 1):
-        yield prefix | (number & ((1 << 48) - 1))
+    return map(prefix.__or__, itertools.chain(range(first + 1, 1 << 48), itertools.count()))
 
 
 def new_start() -> int:

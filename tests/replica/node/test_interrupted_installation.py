@@ -86,7 +86,7 @@ def test_damaged_received_database_is_dropped(config: ServerConfig, damage: str)
     for _ in range(2):
         durable = opened(config)
         assert (durable.store.applied_index, durable.log.last_index()) == (5, 9)
-        assert durable.log.initial_state()[0] == HardState(4, 0, 5)
+        assert durable.log.hard_state == HardState(4, 0, 5)
         assert durable.store.get(b"own 5") is not None
         assert durable.store.get(b"theirs") is None
         assert not path.exists()

@@ -74,7 +74,7 @@ class After:
     """What a member is once it has applied what its log says is committed."""
 
     def __init__(self, durable: Durable, refused: str = "") -> None:
-        state, _ = durable.log.initial_state()
+        state = durable.log.hard_state
         self.commit, self.last = state.commit, durable.log.last_index()
         self.config = confchange.restore(durable.store.conf_state)
         self.membership = Membership(durable.store)

@@ -208,10 +208,8 @@ def test_an_added_member_is_told_apart_after_a_restart() -> None:
         store = world.machine.store
         assert store.conf_state == ConfState(voters=(ME,), learners=(5,))
         assert store.applied_index == world.node.applied
-        assert world.log.initial_state() == (
-            HardState(1, ME, world.log.initial_state()[0].commit),
-            ConfState(voters=(ME,), learners=(5,)),
-        )
+        assert world.log.hard_state == HardState(1, ME, world.log.hard_state.commit)
+        assert world.log.conf_state == ConfState(voters=(ME,), learners=(5,))
 
     play(scenario)
 

@@ -220,8 +220,8 @@ def _leader_counts_early(patches: Patches) -> None:
 def _commit_forgotten(patches: Patches) -> None:
     def forgetful(recovered: Any, store: Store) -> MemoryLog:
         log: MemoryLog = original(recovered, store)
-        state, _ = log.initial_state()
-        log.set_hard_state(replace(state, commit=max(recovered.snapshot.index, store.applied_index)))
+        state = log.hard_state
+        log.hard_state = replace(state, commit=max(recovered.snapshot.index, store.applied_index))
         return log
 
     original = patches.set(assembly, "memory_log", forgetful)

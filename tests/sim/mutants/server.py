@@ -72,7 +72,7 @@ def _hard_state_forgotten(patches: Patches) -> None:
     def persist(node: Node, ready: Ready) -> None:
         original(node, ready)
         if ready.hard_state is not None and ready.must_sync:
-            node.log.set_hard_state(HardState(ready.hard_state.term, 0, ready.hard_state.commit))
+            node.log.hard_state = HardState(ready.hard_state.term, 0, ready.hard_state.commit)
 
     def submit(disk: Any, batch: Any) -> None:
         if batch.hard_state is not None and not batch.entries:
