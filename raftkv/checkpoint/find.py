@@ -307,14 +307,12 @@ class Lookup:
         found: RangeResult = result.results[0]
         return found
 
-    async def _pages(
-        self, prefix: str, *, limit: int = 0, keys_only: bool = False, descending: bool = False
-    ) -> AsyncGenerator[KeyValue, None]:
+    async def _pages(self, prefix: str, *, limit: int = 0, descending: bool = False) -> AsyncGenerator[KeyValue, None]:
         """Read all keys below a prefix in order, as many at once as are wanted, or as one answer may hold."""
         start, end = prefix.encode(), prefix_end(prefix.encode())
         size = PageSize(min(limit or PAGE, PAGE))
         while True:
-            listing = get_range(start, end, keys_only=keys_only, descending=descending)
+            listing = get_range(start, end, descending=descending)
             page = (await read_page(self._control, listing, size)).results[0]
             for item in page.items:
                 yield item
