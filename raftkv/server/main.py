@@ -211,6 +211,8 @@ def serve(
             received, failure = runner.run(_serve(config, selector, extend_http, on_ready))
     except CorruptionError as error:
         return _complain(f"{error}; {_AFTER_DAMAGE.format(config.data_dir)}")
+    except SpaceError as error:
+        return _complain(f"{error}; {_advice(error, config.data_dir)}")
     except (ConfigError, StorageError) as error:
         return _complain(str(error))
     except MemberRemovedError as error:

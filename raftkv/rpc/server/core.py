@@ -216,7 +216,7 @@ class ServerCore(Carrier):
         self._calls[stream_id] = call
         if request.kept_bytes:
             self._keep_head(stream_id, request.kept_bytes)
-        if request.timeout_s:
+        if request.timeout_s is not None and request.timeout_s >= LATE_S:
             now = self.clock()
             self._environment.wheel.add(call, now + request.timeout_s, now)
         elif request.timeout_s is not None:
@@ -251,13 +251,6 @@ class ServerCore(Carrier):
         """Count the large header of an open call."""
         self._heads[stream_id] = size_bytes
         self._heads_bytes += size_bytes
-
-    def _set_deadline(self, call: ServerCall, timeout_s: float) -> None:
-        if timeout_s < LATE_S:
-            call.expire()
-            return
-        now = self._environment.clock()
-        self._environment.wheel.add(call, now + timeout_s, now)
 
     def _on_odd_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
         fields = dict(request.fields)

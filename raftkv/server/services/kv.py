@@ -160,11 +160,10 @@ class KVService:
         """Delete a range."""
         request = parse(call, rpc_pb2.DeleteRangeRequest, data, check.check_delete_range)
         if request is not None:
-            waiter = PendingWrite(self._responder, call, request)
-            waiter.is_long = (
+            is_long = (
                 request.range_end != b"" and self._store.known_count(request.key, request.range_end) > txn.LONG_WORK
             )
-            self._responder.propose(call, Kind.DELETE_RANGE, data, waiter)
+            self._responder.propose(call, Kind.DELETE_RANGE, data, request, is_long=is_long)
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a read-only transaction is not logged."""
@@ -201,9 +200,7 @@ class KVService:
     def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest, *, is_long: bool = False) -> None:
         """Propose a checked transaction, or execute it as a read."""
         if not txn.is_readonly(request):
-            waiter = PendingWrite(self._responder, call, request)
-            waiter.is_long = is_long
-            self._responder.propose(call, Kind.TXN, data, waiter)
+            self._responder.propose(call, Kind.TXN, data, request, is_long=is_long)
             return
         self._read(call, request, txn.is_serializable(request), self._serve_txn)
 

@@ -427,7 +427,13 @@ class Responder:
         return self.present_header() + body
 
     def propose(
-        self, call: UnaryCall, kind: int, data: bytes, request: Any, pending: type[PendingWrite] = PendingWrite
+        self,
+        call: UnaryCall,
+        kind: int,
+        data: bytes,
+        request: Any,
+        pending: type[PendingWrite] = PendingWrite,
+        is_long: bool = False,
     ) -> None:
         """Propose a request, or answer why not.
 
@@ -435,8 +441,10 @@ class Responder:
             call: call to answer.
             kind, data, request: kind of the request, its bytes, and the parsed message.
             pending: answers the call with the outcome.
+            is_long: see ``Waiter``.
         """
         waiter = pending(self, call, request)
+        waiter.is_long = is_long
         try:
             self.admission.check_write(call, kind, data, request)
             waiter.request_id = self.node.submit(kind, data, waiter, call.caller)
