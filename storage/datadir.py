@@ -16,6 +16,7 @@ in the high half (major and minor version, one byte each), so that an older raft
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import logging
 import os
@@ -29,6 +30,8 @@ from raftkv.errors import StorageError
 _log = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o700
+NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+"""Errors of file systems that cannot reserve space."""
 _ROOT = 0
 
 

@@ -27,8 +27,7 @@ from google_crc32c import value as crc32c
 
 from raftkv.errors import CorruptionError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.datadir import sync_directory
-from raftkv.storage.wal.disk import NO_FALLOCATE
+from raftkv.storage.datadir import NO_FALLOCATE, sync_directory
 
 # -- seal -----------------------------------------------------------------------------------------------------------
 #

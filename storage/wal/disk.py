@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from raftkv.errors import CorruptionError, SpaceError, StorageError
-from raftkv.storage.datadir import ensure_private_directory, give_back, sync_directory
+from raftkv.storage.datadir import NO_FALLOCATE, ensure_private_directory, give_back, sync_directory
 
 # -- errors ---------------------------------------------------------------------------------------------------------
 #
@@ -92,8 +92,6 @@ class WALSpaceError(SpaceError):
 
 
 FILE_MODE: Final = 0o600
-NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
-"""Errors of file systems that cannot reserve space."""
 _ZEROS: Final = bytes(1 << 20)
 
 

@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -393,7 +394,7 @@ class WorkerWatch:
                 try:
                     self._turn(selector)
                 except MemoryError:  # what kills workers too: their ends are found again
-                    time.sleep(STARVED_S)
+                    select.select((), (), (), STARVED_S)
         self._close_all()
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
