@@ -164,13 +164,16 @@ def _quoted(character: str) -> str:
 class Reader:
     """Reads the values of a body, one after the other.
 
+    The text is decoded with the first value: it may take five times the body, and thousands of bodies may wait.
+
     Arguments:
         body: complete body.
     """
 
     def __init__(self, body: bytes) -> None:
-        self._text = body.decode("utf-8", "replace")
-        self._at = skip_space(self._text, 0)
+        self._body = body
+        self._text = ""
+        self._at = 0
         self._is_large = len(body) > COUNTED_BYTES
         self._is_counted = False
 
@@ -186,6 +189,9 @@ class Reader:
         Raises:
             JsonError: the value is not JSON, or not this message.
         """
+        if self._body:
+            self._text, self._body = self._body.decode("utf-8", "replace"), b""
+            self._at = skip_space(self._text, 0)
         if self.is_at_end:
             return None
         if self._is_large and not self._is_counted:
@@ -203,7 +209,7 @@ class Reader:
     @property
     def is_at_end(self) -> bool:
         """Whether only white space is left."""
-        return self._at >= len(self._text)
+        return not self._body and self._at >= len(self._text)
 
 
 def read_message(found: Any, message: Any, depth: int = 0) -> Steps:
