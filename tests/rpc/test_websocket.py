@@ -304,7 +304,7 @@ async def test_a_client_is_read_no_further_than_its_handler_follows() -> None:
         for _ in range(count):
             assert len((await frame_of(reader)).payload) == 20_000
         await sent
-        await until(lambda: answers.held_bytes == 0)
+        await until(lambda: answers.held_bytes < 1_000)  # the handshake
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes, count: int) -> None:

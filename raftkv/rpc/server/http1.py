@@ -90,6 +90,8 @@ class Http1Protocol(asyncio.Protocol):
         """Bytes counted in the budget."""
         self._served_bytes = 0
         """Body size of the request being served."""
+        self._head_bytes = 0
+        """Size of the header that is being received or served."""
         self._transport = transport
         self._peer = peer
         self._released = released
@@ -155,7 +157,7 @@ class Http1Protocol(asyncio.Protocol):
     def _hold(self) -> None:
         """Count request bytes in memory with the unfinished messages of all connections."""
         budget, before = self._budget, self._held_bytes
-        size = len(self._inbox) + len(self._body) + self._served_bytes
+        size = len(self._inbox) + self._head_bytes + len(self._body) + self._served_bytes
         if self._socket is not None:
             size += self._socket.held_bytes
         budget.held_bytes += size - before
@@ -191,7 +193,7 @@ class Http1Protocol(asyncio.Protocol):
 
     def _cut(self) -> None:
         """Abort the connection in the middle of an answer."""
-        self._served_bytes = 0
+        self._served_bytes = self._head_bytes = 0
         self._finish()
         self._transport.abort()
 
@@ -263,6 +265,8 @@ class Http1Protocol(asyncio.Protocol):
         piece = bytes(self._inbox[:_PIECE_BYTES])
         del self._inbox[:_PIECE_BYTES]
         self._fed_bytes += len(piece)
+        if self._request is None:
+            self._head_bytes = self._fed_bytes
         self._h11.receive_data(piece)
         return True
 
@@ -284,7 +288,7 @@ class Http1Protocol(asyncio.Protocol):
                 if _has_unknown_expectation(event.headers):
                     self._refuse(417, "only 100-continue can be expected")
                     return
-                self._request = event
+                self._request, self._head_bytes = event, size
                 if self._raw_head and size == len(self._raw_head):
                     self._heads.learn(self._raw_head, event)
                 self._time(self._limits.http1_body_stall_timeout_s, self._check_body)
@@ -514,13 +518,14 @@ class Http1Protocol(asyncio.Protocol):
         self._timer.cancel()
         self._inbox.clear()
         self._body.clear()
+        self._head_bytes = 0
         self._hold()
         if not self._transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
             self._transport.close()
         self._stall.arm(self._transport, self._transport.abort)
 
     def _next_request(self) -> None:
-        self._served_bytes = 0
+        self._served_bytes = self._head_bytes = 0
         self._hold()
         if self._finished:
             return
@@ -664,7 +669,7 @@ class Http1Protocol(asyncio.Protocol):
             task.cancel()
         self._inbox.clear()
         self._body.clear()
-        self._served_bytes = 0
+        self._served_bytes = self._head_bytes = 0
         self._hold()
         self._released()
 

@@ -48,6 +48,23 @@ async def world(handler: Handler) -> AsyncIterator[tuple[s.EchoServer, str, int]
     assert not echo.server.answers.accounts
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["unfinished", "served"])
+@on_loop
+async def test_headers_count_until_their_request_is_answered(is_whole: bool) -> None:
+    """10,000 connections with headers of 31 KB took 0.4 GB unfinished, and 0.5 GB while served: nothing was counted."""
+    handler = Handler()
+    async with world(handler) as (echo, host, port):
+        writers = []
+        for _ in range(10):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\nx: " + b"v" * 31_000 + b"\r\n" * (2 * is_whole))
+            writers.append(writer)
+        await until(lambda: handler.begun == 10 * is_whole and echo.server.answers.held_bytes >= 10 * 31_000)
+        for writer in writers:
+            writer.close()
+        await until(lambda: not echo.server.answers.held_bytes)
+
+
 @pytest.mark.parametrize("is_body", [False, True], ids=["what follows a request", "its body"])
 @on_loop
 async def test_senders_of_much_are_cut_off_when_all_hold_too_much(is_body: bool) -> None:
