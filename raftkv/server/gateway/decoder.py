@@ -17,6 +17,7 @@ import json
 import re
 from binascii import a2b_base64
 from collections.abc import Callable, Generator
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -297,10 +298,21 @@ def _unquoted(field: FieldDescriptor, value: Any) -> Any:
 def _integer(value: Any, go_type: str, allowed: range) -> int:
     if value is None or (value == "-0" and type(value) is Number and allowed.start < 0):
         return 0
-    if type(value) is int and value in allowed:
-        return value
+    whole = _whole(value) if type(value) is Number and value != "-0" else value
+    if type(whole) is int and whole in allowed:
+        return whole
     is_number = isinstance(value, int | Number) and type(value) is not bool
     raise _mismatch(value, go_type, f" {value}"[: SHOWN_CHARACTERS_MAX + 1] if is_number else "")
+
+
+def _whole(number: Number) -> int | None:
+    """Return a whole number that has a point or an exponent, as etcd from 3.6 on; None: not whole, or too large."""
+    try:
+        value = Decimal(number if len(number) <= DIGITS_MAX else "nan")
+    except InvalidOperation:  # the exponent is too large
+        return None
+    is_small = value.is_finite() and value.adjusted() < DIGITS_MAX
+    return int(value) if is_small and value == value.to_integral_value() else None
 
 
 def _enum_converter(field: FieldDescriptor) -> Callable[[Any], int]:
@@ -340,9 +352,11 @@ def _bytes(value: Any) -> bytes:
         return bytes([_integer(one, "uint8", range(256)) for one in value])
     if type(value) is not str and value is not None:
         raise _mismatch(value, "[]uint8")
-    return decode_base64(value or "")
+    return _decode_either(value or "")
 
 
+_NO_LINE_ENDS: Final = str.maketrans("", "", "\r\n")
+_URL_TO_STANDARD: Final = str.maketrans("-_", "+/")
 _CONVERTERS: Final[dict[int, Callable[[Any], Any]]] = {
     FieldDescriptor.TYPE_BOOL: _bool,
     FieldDescriptor.TYPE_STRING: _string,
@@ -370,6 +384,30 @@ def decode_base64(text: str | bytes) -> bytes:
         end = 0 if match is None else match.end()
         offset = end - end % 4 if end == len(data) else end
         raise JsonError(f"illegal base64 data at input byte {offset}") from None
+
+
+def _decode_either(text: str) -> bytes:
+    """Decode base64 of the standard or the URL alphabet, padded or not, as etcd from 3.6 on.
+
+    >>> _decode_either("_-8")
+    b'\\xff\\xef'
+
+    Raises:
+        JsonError: it is neither, with the text for the standard one.
+    """
+    try:
+        return decode_base64(text)
+    except JsonError:
+        data = text.translate(_NO_LINE_ENDS)
+        if "-" in data or "_" in data:
+            data = "*" if "+" in data or "/" in data else data.translate(_URL_TO_STANDARD)
+        if "=" not in data:
+            data += "=" * (-len(data) % 4)
+        try:
+            return a2b_base64(data, strict_mode=True)
+        except ValueError:
+            pass  # told with the text of the first attempt
+        raise
 
 
 SMALL_BYTES = 256
