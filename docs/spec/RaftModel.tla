@@ -5,7 +5,8 @@ EXTENDS Raft, TLC
 CONSTANTS InitialVoters,        \* the others are no members at first
           TermMax, LogMax, MessagesMax, WritesMax, ReadsMax, CrashesMax,
           DepthMax,             \* steps from the beginning
-          Leading               \* begin with a leader of term 1 that has written its first entry
+          Leading,              \* begin with a leader of term 1 that has written its first entry
+          Eager                 \* what a member may send it sends at once, and its disk is quick: Elections and commits alone
 
 VARIABLES newest,       \* the largest commit index that any member has reached, when each read round began
           crashes
@@ -80,7 +81,35 @@ ModelNext ==
          /\ UNCHANGED crashes
       \/ Restart(i, disk[i].log.base, disk[i].log.base, disk[i].conf) /\ crashes' = crashes + 1 /\ UNCHANGED newest
 
-ModelSpec == ModelInit /\ [][ModelNext]_<<vars, newest, crashes>>
+(* Messages stay in the network for ever, so to send one later forbids or permits nothing: it arrives when it likes. *)
+(* Without PreVote, which only asks; without reads, changes of members, snapshots and crashes. Refusals get lost.    *)
+Unsent(i) ==
+    {m \in Own(i) \cup UNION {Appends(i, j) \cup Asks(i, j) : j \in Server \ {i}} :
+        m.type \notin {"PreVote", "PreVoteResponse"} /\ MaySend(i, m) /\ m \notin messages \cup held[i]}
+SendAll(i) ==
+    /\ held' = [held EXCEPT ![i] = @ \cup {m \in Unsent(i) : m.type \in Promises}]
+    /\ messages' = messages \cup {m \in Unsent(i) : m.type \notin Promises}
+    /\ UNCHANGED <<currentTerm, votedFor, log, elections, commitIndex, lastApplied, config, leading, storage>>
+Sync(i) ==      \* Write and Durable
+    /\ disk' = [disk EXCEPT ![i] = [term |-> currentTerm[i], vote |-> votedFor[i], log |-> log[i], conf |-> config[i], held |-> {}]]
+    /\ messages' = messages \cup held[i] /\ held' = [held EXCEPT ![i] = {}]
+    /\ UNCHANGED <<currentTerm, votedFor, log, elections, commitIndex, lastApplied, config, leading, writes>>
+Unsynced(i) == held[i] # {} \/ disk[i].term # currentTerm[i] \/ disk[i].vote # votedFor[i] \/ disk[i].log # log[i]
+EagerStep(i) ==
+    IF Unsent(i) # {} THEN SendAll(i)
+    ELSE IF Unsynced(i) THEN Sync(i)
+    ELSE /\ \A j \in Server : Unsent(j) = {} /\ ~Unsynced(j)
+         /\ \/ BecomeCandidate(i)
+            \/ BecomeLeader(i)
+            \/ role[i] = "Candidate" /\ StepDown(i)
+            \/ role[i] = "Leader" /\ Propose(i, Normal(i))
+            \/ \E k \in commitIndex[i] + 1..LastIndex(log[i]) : AdvanceCommit(i, k)
+            \/ \E m \in messages : m.to = i /\ Receive(i, m)
+         /\ \A m \in held'[i] : IF m.type = "VoteResponse" THEN m.granted ELSE m.type = "AppendResponse" => m.success
+EagerNext == (\E i \in Server : EagerStep(i)) /\ UNCHANGED <<newest, crashes>>
+Symmetry == Permutations(Server)
+
+ModelSpec == ModelInit /\ [][IF Eager THEN EagerNext ELSE ModelNext]_<<vars, newest, crashes>>
 
 Small ==
     /\ \A i \in Server : /\ currentTerm[i] <= TermMax /\ LastIndex(log[i]) <= LogMax
