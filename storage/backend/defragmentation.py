@@ -86,7 +86,7 @@ class LMDBDefragmentation:
         pin: Callable[[], tuple[ReadTxn, Notes]],
         adopt: Callable[[Environment], None],
         end: Callable[[], None],
-        declared: Callable[[lmdb.Error | OSError], StorageError],
+        declared: Callable[[lmdb.Error | OSError], StorageError | CorruptionError],
         sealed_sum: Callable[[], int | None],
     ) -> None:
         self._path = path

@@ -154,8 +154,10 @@ A flipped bit in the number of the last page makes a file seem larger than the q
 member would stop the writes of all members."""
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes on the disk below which an input/output error is treated as a write that was cut short by a full disk."""
-_DAMAGE: Final = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
-"""Errors of LMDB over what it finds in a file."""
+_DAMAGE: Final = (
+    *(lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.MapResizedError),
+)
+"""Errors of LMDB over the contents of a file; the last one if it claims more than its map, which no process resizes."""
 _closers: Final[set[threading.Thread]] = set()
 """Threads that are closing files after their last reader."""
 
@@ -210,9 +212,6 @@ class Environment:
             except BaseException:
                 self.raw.close()
                 raise
-        except _DAMAGE as error:
-            reason = str(error).removeprefix(f"{path}: ")
-            raise CorruptionError(f"the database {path} is damaged, or is no database: {reason}") from error
         except (lmdb.Error, OSError) as error:
             raise declared(error, path, f"cannot open the database {path}") from error
         self._page_bytes = int(self.raw.stat()["psize"])
@@ -393,8 +392,8 @@ def _pages(stat: lmdb._StatDict) -> int:
     return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
 
 
-def declared(error: Exception, path: Path, what: str = "", *, was_full: bool = False) -> StorageError:
-    """Convert a failure of LMDB or the system into one of our errors: lack of space always becomes a ``SpaceError``.
+def declared(error: Exception, path: Path, what: str = "", *, was_full: bool = False) -> StorageError | CorruptionError:
+    """Convert a failure of LMDB or the system into one of our errors: of lack of space, of damage, or another.
 
     Arguments:
         error: an ``lmdb.Error`` or ``OSError``.
@@ -402,8 +401,10 @@ def declared(error: Exception, path: Path, what: str = "", *, was_full: bool = F
         what: what could not be done; empty: the database failed.
         was_full: whether the disk was full a moment ago.
     """
-    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error).removeprefix(f"{path}: ")
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    if isinstance(error, _DAMAGE):
+        return CorruptionError(f"the database {path} is damaged{what and ', or is no database'}: {text}")
     if isinstance(error, lmdb.MapFullError):
         return MapFullError(f"no room in the map of the database {path}: {text}")
     if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and (was_full or _is_full(path))):
