@@ -80,16 +80,22 @@ def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
     return bool(ranges_) and all(request_range.serializable for request_range in ranges_)
 
 
-def has_intervals(request: rpc_pb2.TxnRequest) -> bool:
-    """Return whether an operation reads or deletes an interval: the request does not show how much work that is."""
+def keys_of(view: Store, request: rpc_pb2.TxnRequest) -> int:
+    """Return about how many keys the intervals of a txn's operations have.
+
+    Arguments:
+        view: the store of the member that received the txn.
+        request: the txn.
+    """
+    keys = 0
     for operation in _both(request):
         kind = operation.WhichOneof("request")
         if kind == _TXN:
-            if has_intervals(operation.request_txn):
-                return True
-        elif kind in (_RANGE, _DELETE) and getattr(operation, kind).range_end:
-            return True
-    return False
+            keys += keys_of(view, operation.request_txn)
+        elif kind in (_RANGE, _DELETE):
+            one: Any = getattr(operation, kind)
+            keys += view.known_count(one.key, one.range_end) if one.range_end else 0
+    return keys
 
 
 def work_of(view: Store, request: rpc_pb2.TxnRequest) -> Generator[None, None, int]:

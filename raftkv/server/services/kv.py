@@ -34,6 +34,8 @@ BYTES_AT_ONCE: Final = 512 * 1024
 """Ranges with more keys, or with larger values, are read in slices."""
 KEYS_OF_TXN_AT_ONCE: Final = 8
 """Read-only transactions over more keys are read in slices: each value may be as large as a request."""
+KEYS_OF_SHORT_TXN: Final = 64
+"""The work of transactions over more keys is estimated in slices, which reads some values."""
 TXN_BYTES_AT_ONCE: Final = 8 * 1024
 """Larger transactions are checked in slices: 8 KiB may have a thousand operations, which take 3 ms."""
 LARGE_BYTES: Final = 64 * 1024
@@ -177,7 +179,8 @@ class KVService:
         try:
             if len(data) <= TXN_BYTES_AT_ONCE:
                 intervals = check.check_txn(request, self._txn_operations_max)
-                if txn.is_readonly(request) or not (intervals or txn.has_intervals(request)):
+                is_short = not intervals and txn.keys_of(self._store, request) <= KEYS_OF_SHORT_TXN
+                if is_short or txn.is_readonly(request):
                     self._take_txn(call, data, request)
                     return
         except errors.StatusError as error:
