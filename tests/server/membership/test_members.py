@@ -285,6 +285,7 @@ def test_killed_in_the_middle_of_a_change(point: str) -> None:
         must_put(wire, "k")
 
 
+@pytest.mark.long
 def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

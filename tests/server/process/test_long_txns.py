@@ -8,6 +8,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.rpc import Channel
+from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 
 pytestmark = pytest.mark.xdist_group("process-long-txns")
@@ -44,7 +45,7 @@ async def fill(channel: Channel) -> None:
         await channel.unary(TXN, txn.SerializeToString(), 60)
 
 
-@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("kind", long_except(LONG, {"ranges"}))
 def test_a_put_waits_for_one_of_many_long_txns(kind: str) -> None:
     async def run(endpoint: str) -> None:
         async with Channel(endpoint) as attacker, Channel(endpoint) as other:

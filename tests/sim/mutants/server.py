@@ -145,8 +145,8 @@ def _older_copy(patches: Patches) -> None:
 
 @mutant("proposals taken twice", "what was sent is sent once (K9)")
 def _taken_twice(patches: Patches) -> None:
-    def take_unsent(proposals: Proposals, bytes_max: int = 1 << 30) -> list[tuple[int, bytes]]:
-        taken: list[tuple[int, bytes]] = original(proposals, bytes_max)
+    def take_unsent(proposals: Proposals, *how: Any) -> list[tuple[int, bytes]]:
+        taken: list[tuple[int, bytes]] = original(proposals, *how)
         again = [item for item in taken if item[0] % 8 == 0 and item[0] not in doubled]
         doubled.update(item[0] for item in again)
         return taken + again
