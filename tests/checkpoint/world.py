@@ -57,8 +57,9 @@ class World(StoreWorld):
         means = Means(self.control(seed, lost), write_manifest, check_files, lambda: self.time_s, self.random.randrange)
         return Registry.from_parts(means, run_id, uri=f"memory://{run_id}" if uri is None else uri)
 
-    def put(self, key: str | bytes, value: bytes | str) -> None:
-        self.store.txn((), [Put(key, value)])
+    def put(self, key: str | bytes, value: bytes | str, *, leased: bool = False) -> None:
+        """Write a key; ``leased``: as a living holder does."""
+        self.store.txn((), [Put(key, value, self.store.grant(60.0) if leased else None)])
 
     def delete(self, key: str) -> None:
         self.store.txn((), [Delete(key)])

@@ -125,8 +125,8 @@ async def nearest(control: Control, keys: RegistryKeys, step: int, file: str, sp
     if record is None:
         raise CheckpointNotFound(f"run {keys.run_id!r} has no checkpoint of step {step} of kind {kind}")
     checkpoint = read(Checkpoint, record)
-    records = [copy for copy in readable(CopyRecord, page.items) if copy.id == checkpoint.id]
-    found = [Copy(distance(spot, copy.host, copy.topology), copy) for copy in sorted(records, key=_holder)]
+    records = sorted(_copies_among(page.items, checkpoint), key=_holder)
+    found = [Copy(distance(spot, copy.host, copy.topology), copy) for copy in records]
     found.sort(key=lambda copy: (TIERS.index(copy.tier), copy.distance))
     if kind != MEMORY:
         found.append(Copy(distance(spot, "", ""), None, checkpoint.uri))
@@ -139,13 +139,21 @@ def _holder(copy: CopyRecord) -> str:
 
 async def copies_of(control: Control, keys: RegistryKeys, attempt: AttemptRecord | Checkpoint) -> list[CopyRecord]:
     """Return the copies of all files of an attempt, as announced by their holders."""
-    found = await _all(control, keys.copies_at(attempt.kind, attempt.step))
-    return [copy for copy in readable(CopyRecord, found) if copy.id == attempt.id]
+    return _copies_among(await _all(control, keys.copies_at(attempt.kind, attempt.step)), attempt)
+
+
+def _copies_among(items: Sequence[KeyValue], attempt: AttemptRecord | Checkpoint) -> list[CopyRecord]:
+    return [copy for copy in readable(CopyRecord, _leased(items)) if copy.id == attempt.id]
 
 
 async def holders(control: Control, keys: RegistryKeys) -> list[HolderRecord]:
-    """Return the nodes of a run that keep copies, by name; a key without a lease is none's."""
-    return readable(HolderRecord, [item for item in await _all(control, keys.holders) if item.lease])
+    """Return the nodes of a run that keep copies, by name."""
+    return readable(HolderRecord, _leased(await _all(control, keys.holders)))
+
+
+def _leased(items: Sequence[KeyValue]) -> list[KeyValue]:
+    """Return the keys of living holders: one without a lease, as a mirror of the cluster writes it, would stay."""
+    return [item for item in items if item.lease]
 
 
 async def _all(control: Control, prefix: str) -> Sequence[KeyValue]:

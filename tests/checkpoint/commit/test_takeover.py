@@ -115,7 +115,7 @@ def test_attempt_in_memory_that_cannot_be_committed_stops_no_later_generation(wh
                 "127.0.0.1:1",
                 "0" * 64,
             )
-            world.put(KEYS.copy(MEMORY, attempt.record.id, file.name, "a"), copy.encode())
+            world.put(KEYS.copy(MEMORY, attempt.record.id, file.name, "a"), copy.encode(), leased=True)
             many = [replace(file, name=f"{rank}-{number}-{'x' * 1000}") for number in range(200)]
             await attempt.prepare(rank, [file] if why == "metrics" else many, metrics={"loss": 1.0})
         claim = await registry.claim()

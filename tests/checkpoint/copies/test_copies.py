@@ -384,7 +384,7 @@ def test_a_hostile_holder_costs_a_reader_its_try_alone(answer: bytes) -> None:
             checkpoint = await kept(registry, await registry.claim(), 10, holders)
             true = holders[0].shelf.held[of_bytes(bytes_of(0, 10))].copies[0]
             planted = replace(true, holder="node-a", host="a", address=stranger.address, token="f" * 64)
-            world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", "node-a"), planted.encode())
+            world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", "node-a"), planted.encode(), leased=True)
             assert bytes(await registry.fetch(checkpoint, "rank-0", to="a")) == bytes_of(0, 10)
             assert len(stranger.heard) == 1
             assert true.token.encode() not in stranger.heard[0]
@@ -417,7 +417,7 @@ def test_a_holder_that_sends_a_byte_now_and_then_costs_a_reader_its_try_alone(mo
             true = holders[0].shelf.held[of_bytes(data)].copies[0]
             address = f"127.0.0.1:{listener.getsockname()[1]}"
             slow = replace(true, holder="node-a", host="a", address=address, token="f" * 64)
-            world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", "node-a"), slow.encode())
+            world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", "node-a"), slow.encode(), leased=True)
             assert bytes(await asyncio.wait_for(registry.fetch(checkpoint, "rank-0", to="a"), 30)) == data
 
     try:
@@ -448,10 +448,27 @@ def test_a_record_that_is_not_of_its_key_is_no_copy(changed: dict[str, Any]) -> 
             checkpoint = await kept(registry, await registry.claim(), 10, holders, ranks=1)
             good = replace(GOOD, generation=checkpoint.generation, number=checkpoint.number)
             key = KEYS.copy(MEMORY, checkpoint.id, "rank-0", "a")
-            world.put(key, good.encode())
+            world.put(key, good.encode(), leased=True)
             assert len(await registry.nearest(10, "rank-0")) == 2
-            world.put(key, json.dumps({**json.loads(good.encode()), **changed}))
+            world.put(key, json.dumps({**json.loads(good.encode()), **changed}), leased=True)
             assert len(await registry.nearest(10, "rank-0")) == 1
+
+    play(story())
+
+
+def test_copy_of_a_key_without_a_lease_does_not_count() -> None:
+    """A mirror of a cluster has the keys of its holders for ever: all copies seemed to be there."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        async with nodes(world, "z") as holders:
+            checkpoint = await kept(registry, await registry.claim(), 10, holders, ranks=1)
+            (copy,) = await registry.nearest(10, "rank-0")
+            assert copy.record is not None
+        world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", copy.record.holder), copy.record.encode())
+        assert await registry.nearest(10, "rank-0") == []
+        assert not await registry.has_all_copies(checkpoint)
 
     play(story())
 
