@@ -129,7 +129,7 @@ def _locked(part: Path) -> BinaryIO:
 def _remove_left(part: Path) -> None:
     """Remove a file that no process is writing to: another user may have made it, to read what is written to it."""
     try:
-        # A symbolic link, which somebody may need, is refused.
+        # A symbolic link is refused: another program may need it.
         descriptor = os.open(part, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return
