@@ -52,7 +52,8 @@ _OF_LEADERS: Final = frozenset(_METHODS[name].path for name in ("SnapshotOffset"
 
 
 TWINS_S: Final = 10.0
-"""How long two streams of one sender must carry messages: messages of a process that is gone may still arrive."""
+"""How long two streams of one sender must carry messages, after as long a time in which messages of a process that is
+gone may still arrive."""
 
 
 class _Stream:
@@ -185,7 +186,7 @@ class PeerService:
             raise _refusal()  # removed while the stream was opened, before ``follow`` knew the stream
         for other in self._streams:
             if other.sender == stream.sender:
-                asyncio.get_running_loop().call_later(TWINS_S, self._compare, other, other.batches, stream)
+                asyncio.get_running_loop().call_later(TWINS_S, self._count, other, stream)
         self._streams.add(stream)
         over = stream.over
         reader: asyncio.Future[object] = asyncio.ensure_future(call.receive())
@@ -199,14 +200,14 @@ class PeerService:
             reader.cancel()
             over.cancel()
 
-    def _compare(self, old: _Stream, before: int, new: _Stream) -> None:
-        """Say that two processes run as one member if both streams are open and carried messages.
+    def _count(self, old: _Stream, new: _Stream) -> None:
+        """Look after a while whether two streams of one sender, which both have messages by now, carry more."""
+        if new.batches:
+            asyncio.get_running_loop().call_later(TWINS_S, self._compare, old, old.batches, new, new.batches)
 
-        Arguments:
-            old, new: the streams.
-            before: number of batches of the old one when the new one was opened.
-        """
-        if {old, new} <= self._streams and new.batches and old.batches > before:
+    def _compare(self, old: _Stream, old_batches: int, new: _Stream, new_batches: int) -> None:
+        """Say that two processes run as one member if both streams are open and have carried more than that."""
+        if {old, new} <= self._streams and old.batches > old_batches and new.batches > new_batches:
             _log.error(
                 "two processes run as member %x, from %s and %s: their votes can lose what was acknowledged; stop "
                 "the one at an address that raftkvctl member list does not show, and delete its copy of the data",
