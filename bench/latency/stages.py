@@ -117,7 +117,8 @@ def medians_us(puts: Sequence[Span], leader: Stamps, followers: Sequence[Stamps]
         if moments is not None:
             seen.append(moments)
     if not seen:
-        raise SystemExit("bench: no put has all its stamps")
+        missing = ", ".join(name for name, spans in leader.items() if not spans) or "each"
+        raise SystemExit(f"bench: no put has all its stamps; the leader has none of: {missing}")
     found = {}
     for stage in STAGES:
         took = sorted(moments[stage.end] - moments[stage.begin] for moments in seen)

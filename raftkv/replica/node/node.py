@@ -710,9 +710,9 @@ class Node(AwaitableNode):
         self.raw.on_applied(last.index)
         if self._stages is not None:
             self._stages.applied(last.index)
+        self._cork.expect(len(answers))
         for waiter, outcome in answers:
             answer(waiter, outcome)
-        self._cork.expect(len(answers))
         if self._changes:
             self._tell_of_changes()
         if self.reads.confirmed:

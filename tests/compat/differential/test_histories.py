@@ -14,7 +14,7 @@ SEED = 20_261_130
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("members", "rounds"), [(3, 12), (1, 6)])
+@pytest.mark.parametrize(("members", "rounds"), [(3, 12), (1, 12)])
 def test_watches_get_the_same_history(members: int, rounds: int) -> None:
     with (
         Cluster(ETCD_FAST) as etcd,
