@@ -36,9 +36,9 @@ BATCH = 16
 """Windows that one run of TLC compares; to read twice as many takes it more than twice as long."""
 PLANTED_BATCH = 48
 MUTANT_SEEDS = 8
-"""Of a planted bug; the last of them is compared when the simulator notices it in none."""
+"""Seeds that are run with a planted bug; if the simulator notices it in none, the last one is compared."""
 LAST_WINDOWS = 2
-"""Of each member."""
+"""Windows of each member that are compared, the last ones."""
 CHECKS = frozenset((*(f"R{number}" for number in range(1, 11)), "K3", "K4", "K9", "D6", "D11", "L2", "invariants"))
 Found = tuple[int, Window]
 UNSEEN = frozenset((

@@ -29,7 +29,7 @@ MEMBERS_MAX = 9
 WINDOWS_MAX = 4
 """Leases of one simulation."""
 TTL_S = 1
-"""Of the leases that are recorded: a constant of the specification."""
+"""TTL of recorded leases in seconds: a constant of the specification."""
 US = 1_000_000
 ROUNDING_US = 2
 """Added to the time of a renewal, so that rounding puts no answer behind the time for which it counts."""

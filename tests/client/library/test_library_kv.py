@@ -55,7 +55,7 @@ def test_nothing_is_guessed_about_keys_and_values(play):
         with pytest.raises(errors.EmptyKeyError):
             await kv.put("", "v")
         with pytest.raises(TypeError, match="keys and values are str or bytes, not NoneType"):
-            await kv.get(None)  # type: ignore[arg-type]
+            await kv.get(None)
         with pytest.raises(TypeError, match="keys and values are str or bytes, not int"):
             await kv.put("k", 1)
         with pytest.raises(ValueError, match="give an end or prefix=True, not both"):

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.auth_model import covered
+from tests.compat.differential.stream_programs import METHODS
 from tests.compat.store import delete, put, txn
 from tests.compat.streams import NothingCameError, Stream, Streams
 from tests.compat.wire import Wire
@@ -31,15 +32,6 @@ LEASES: Final = (21, 22, 23)
 WRITES, LATER, WATCHES = 150, 40, 15
 MESSAGE_BYTES: Final = 1_572_864 + 512 * 1024
 RUN_MAX_S: Final = 3600.0
-KV, LEASE = "etcdserverpb.KV/", "etcdserverpb.Lease/"
-METHODS: Final[dict[type[Any], str]] = {
-    rpc_pb2.PutRequest: KV + "Put",
-    rpc_pb2.DeleteRangeRequest: KV + "DeleteRange",
-    rpc_pb2.TxnRequest: KV + "Txn",
-    rpc_pb2.CompactionRequest: KV + "Compact",
-    rpc_pb2.LeaseGrantRequest: LEASE + "LeaseGrant",
-    rpc_pb2.LeaseRevokeRequest: LEASE + "LeaseRevoke",
-}
 
 
 @dataclass
@@ -58,7 +50,7 @@ class Report:
 
 
 class HistoryPlayer:
-    """See the module's text."""
+    """Plays rounds on both clusters, and reports what differs."""
 
     def __init__(self, oracle: Wire, tested: Wire, seed: int) -> None:
         self.report = Report()

@@ -147,7 +147,7 @@ class PartedError(Exception):
 
 
 class Player:
-    """See the module's text."""
+    """Plays programs on both clusters, and reports what differs."""
 
     def __init__(self, oracle: Wire, tested: Wire, seed: int) -> None:
         self.seed = seed

@@ -5,7 +5,8 @@ The holes are listed in ``auth_requests.HOLES``. A large run, of 20,000 requests
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -20,14 +21,21 @@ SHORT, LONG = 300, 1_200
 CHEAP = ("--bcrypt-cost", "4")
 
 
-@pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
-def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
+@contextmanager
+def both(members: int) -> Iterator[tuple[Wire, Wire]]:
+    """Run one member of etcd and some of raftkv."""
     with (
         Cluster(ETCD_FAST.with_flags(*CHEAP)) as etcd,
         Cluster(RAFTKV.with_flags(*CHEAP), size=members) as raftkv,
         Wire(etcd.endpoints) as oracle,
         Wire(raftkv.endpoints) as tested,
     ):
+        yield oracle, tested
+
+
+@pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
+def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
+    with both(members) as (oracle, tested):
         player = AuthPlayer(oracle, tested, SEED + members)
         player.run(steps)
     report = player.report
@@ -42,13 +50,7 @@ def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
 
 @pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
 def test_watches_end_with_their_right_and_lose_nothing_before(members: int, steps: int) -> None:
-    with (
-        Cluster(ETCD_FAST.with_flags(*CHEAP)) as etcd,
-        Cluster(RAFTKV.with_flags(*CHEAP), size=members) as raftkv,
-        Wire(etcd.endpoints) as oracle,
-        Wire(raftkv.endpoints) as tested,
-        closing(WatchPlayer(oracle, tested, SEED + members)) as player,
-    ):
+    with both(members) as (oracle, tested), closing(WatchPlayer(oracle, tested, SEED + members)) as player:
         player.run(steps)
     print(player.report.describe(), dict(player.seen))
     assert player.report.differences == [], player.report.describe()

@@ -109,7 +109,7 @@ def test_name_of_a_replica_neither_begins_a_line_nor_controls_the_terminal(raftk
 
 @contextlib.contextmanager
 def many_replicas(address: str, host: str) -> Iterator[None]:
-    """As many replicas as a daemon has room for, all on one connection from a host."""
+    """Send heartbeats of as many replicas as a daemon has room for, on one connection from a host."""
     port = int(address.rpartition(":")[2])
     fields = raw.grpc_headers(HEARTBEAT)
     with socket.create_connection(("127.0.0.1", port), 60.0, (host, 0)) as connection:
