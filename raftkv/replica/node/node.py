@@ -141,7 +141,7 @@ class Node(AwaitableNode):
         self.leader, self.role = NONE, StateRole.FOLLOWER
         state = log.hard_state
         self.term, self.committed = state.term, state.commit
-        # The second: rounds that this member, leading, sent after more than twice their interval.
+        # A late heartbeat: this member, leading, sent it after more than twice the interval.
         self.leader_changes = self.late_heartbeats = self.proposals_dropped = 0
         self._ticked_at = math.inf
         self.leader_elected_at, self.leader_lost_at = 0.0, -math.inf
