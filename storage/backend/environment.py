@@ -148,10 +148,6 @@ READERS_BYTES: Final = 12288
 """Size of the reader table: more than LMDB's header and ``READERS_MAX`` slots of a cache line (64 bytes) each."""
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
-UNWRITTEN_MAX_BYTES: Final = 64 << 20
-"""More than an intact file lacks of the bytes that it claims: pages at its end that were freed before a write.
-A flipped bit in the number of the last page makes a file seem larger than the quota, and the resulting alarm of this
-member would stop the writes of all members."""
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes on the disk below which an input/output error is treated as a write that was cut short by a full disk."""
 _DAMAGE: Final = (
@@ -216,18 +212,18 @@ class Environment:
             raise declared(error, path, f"cannot open the database {path}") from error
         self._page_bytes = int(self.raw.stat()["psize"])
         self._sum = self.sealed_sum
-        self._size_bytes = (self.raw.info()["last_pgno"] + 1) * self._page_bytes
+        self._last = self._last_state()
 
     def _restore_length(self) -> None:
-        """Extend a truncated file with zeros: reading there then gives an error instead of killing the process.
+        """Extend a file without the free pages at its end, so that a reader there does not kill the process.
 
-        A read-only file is refused instead.
+        Whether they are free, ``check_pages`` has found out. A read-only file is refused instead.
         """
         size_bytes = (self.raw.info()["last_pgno"] + 1) * self.raw.stat()["psize"]
         found_bytes = self.path.stat().st_size
         if found_bytes >= size_bytes:
             return
-        if self._read_only or size_bytes - found_bytes > UNWRITTEN_MAX_BYTES:
+        if self._read_only:
             raise CorruptionError(f"the database {self.path} is cut short: {found_bytes} of {size_bytes} bytes")
         os.truncate(self.path, size_bytes)
 
@@ -245,14 +241,29 @@ class Environment:
 
     @contextmanager
     def writing(self) -> Iterator[SealedTxn]:
-        """Open a write transaction, which is sealed and committed at the end of the block."""
+        """Open a write transaction, which is sealed and committed at the end of the block.
+
+        Raises:
+            CorruptionError: the last state in the file is not the one that this process left there.
+        """
         before = self.sum_of_values()
         with self.raw.begin(write=True) as txn:
+            # LMDB continues behind the last page that the file claims. With a damaged number the file would seem larger
+            # than the quota, and the resulting alarm of this member would stop the writes of all members.
+            if (found := self._last_state()) != self._last:
+                text = "its last transaction and page are {} and {}, and were written as {} and {}"
+                raise CorruptionError(f"the database {self.path} is damaged: {text.format(*found, *self._last)}")
             sealed = SealedTxn(txn, self.handles, self._inode, before)
             yield sealed
             sealed.seal()
         # Only after the commit: a transaction that found no space changed nothing.
         self._sum = sealed.sum
+        self._last = self._last_state()
+
+    def _last_state(self) -> tuple[int, int]:
+        """Return the numbers of the last transaction and the last page, as the file has them."""
+        info = self.raw.info()
+        return int(info["last_txnid"]), int(info["last_pgno"])
 
     @property
     def sum(self) -> int | None:
@@ -267,16 +278,13 @@ class Environment:
         with self.raw.begin() as txn:
             return total((name, txn.cursor(self.handles[name])) for name in SEALED_BUCKETS)
 
-    def measure(self, growth_max_bytes: int = 0) -> tuple[int, int]:
+    def measure(self) -> tuple[int, int]:
         """Return the bytes that the file takes, and the bytes that hold data.
 
         The first counts every page up to the last one ever used, including free pages in between.
 
-        Arguments:
-            growth_max_bytes: the file can have grown by this much since the last measurement.
-
         Raises:
-            CorruptionError: the record of a bucket or the number of the last page is damaged.
+            CorruptionError: the record of a bucket is damaged.
         """
         try:
             with self.raw.begin() as txn:
@@ -284,13 +292,7 @@ class Environment:
                 pages += _pages(self.raw.stat()) + _META_PAGES
         except lmdb.Error as error:
             raise CorruptionError(f"the database {self.path} cannot be read: {error}") from error
-        size_bytes, before_bytes = (self.raw.info()["last_pgno"] + 1) * self._page_bytes, self._size_bytes
-        if size_bytes - before_bytes > growth_max_bytes:
-            raise CorruptionError(
-                f"the database {self.path} is damaged: it claims {size_bytes} bytes, after {before_bytes}"
-            )
-        self._size_bytes = size_bytes
-        return size_bytes, pages * self._page_bytes
+        return (self._last[1] + 1) * self._page_bytes, pages * self._page_bytes
 
     def rename(self, target: Path) -> None:
         """Rename the file, durably: after a crash the new name refers to one of the two files, complete.

@@ -24,14 +24,12 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 import os
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic, perf_counter
@@ -216,17 +214,6 @@ class LMDBReadTxn:
             self._on_close()
 
 
-GROWTH_BYTES: Final = 16 << 20
-PAGES_PER_CHANGE: Final = 4
-
-
-def _growth_max(batch: WriteBatch, size_bytes: int) -> int:
-    """Return more bytes than a batch can add to a file: copies of the changed pages, new ones, and the free list."""
-    values = chain(batch.records.values(), batch.values.values())
-    written = sum(len(value) for value in values if value is not None)
-    return GROWTH_BYTES + size_bytes // 16 + 4 * written + batch.operations() * PAGES_PER_CHANGE * mmap.PAGESIZE
-
-
 class LMDBBackend:
     """The engine on one LMDB file. ``LMDBBackend(path)`` opens the file, or creates it."""
 
@@ -285,8 +272,8 @@ class LMDBBackend:
                 *(self.path, error),
             )
 
-    def _measure(self, growth_max_bytes: int = 0) -> None:
-        self.size_bytes, self.size_in_use_bytes = self._environment.measure(growth_max_bytes)
+    def _measure(self) -> None:
+        self.size_bytes, self.size_in_use_bytes = self._environment.measure()
 
     def begin_read(self) -> LMDBReadTxn:
         """Implement ``Backend.begin_read``."""
@@ -317,7 +304,7 @@ class LMDBBackend:
                     self._notes.add(batch)
             failpoint("afterCommit")
             # Here, not on demand: measuring takes a read transaction, and the loop asks often.
-            self._measure(_growth_max(batch, self.size_bytes))
+            self._measure()
         except (lmdb.Error, OSError) as error:
             # After a commit that found the disk full, a write that was cut short is retried even if there is space now.
             was_full, self._was_full = self._was_full, isinstance(declared(error, self.path), SpaceError)
@@ -463,7 +450,7 @@ class LMDBBackend:
             old, self._environment = self._environment, environment
             self._notes = None
             old.retire()
-        self._measure(sys.maxsize)  # made here, and written since it was opened
+        self._measure()
 
     def replace(self, path: Path) -> None:
         """Implement ``Backend.replace``."""

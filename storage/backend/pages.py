@@ -65,7 +65,7 @@ def check_pages(path: Path, pace: Callable[[], None] | None = None) -> None:
     """Refuse a database file whose pages are not where its trees say.
 
     A file that is not a database passes: LMDB detects it. A compact copy is checked only with ``pace``, because it is
-    checked before it is put in place.
+    checked before it is put in place, or if it is too short.
 
     Arguments:
         path: the file; its writer must not change the pages of its last state meanwhile.
@@ -81,7 +81,10 @@ def check_pages(path: Path, pace: Callable[[], None] | None = None) -> None:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             meta = _last_meta(data)
-            if meta is None or (meta.txn == _COPY_TXN and pace is None):
+            if meta is None:
+                return
+            is_whole = len(data) >= (meta.last_page + 1) * meta.page_bytes
+            if meta.txn == _COPY_TXN and pace is None and is_whole:
                 return
             try:
                 _Walk(data, meta, pace).check()
@@ -142,9 +145,16 @@ class _Walk:
             for value, _, flags in self._values(leaf):
                 if flags & _TREE_INSIDE:
                     self._check_tree(_tree(self._data, value))
+        behind = set[int]()
         for leaf in free_leaves:
             for value, size_bytes, flags in self._values(leaf):
-                self._check_free(value, size_bytes, flags)
+                behind.update(self._checked_free(value, size_bytes, flags))
+        # LMDB does not write pages at the end that it freed before the commit. All others are in the file. With a pace,
+        # the file may have grown since it was mapped.
+        claimed = self._meta.last_page + 1
+        if self._pace is None and sum(number < claimed for number in behind) < claimed - self._pages:
+            found_bytes, claimed_bytes = len(self._data), claimed * self._meta.page_bytes
+            raise _Misplaced(f"it is cut short: {found_bytes} of {claimed_bytes} bytes")
 
     def _check_tree(self, tree: _Tree) -> None:
         for count, leaf in enumerate(self._leaves(tree), 1):
@@ -214,8 +224,8 @@ class _Walk:
         number: int = _NUMBER.unpack_from(self._data, value)[0]
         return number * self._meta.page_bytes + _HEAD.size + size_bytes
 
-    def _check_free(self, value: int, size_bytes: int, flags: int) -> None:
-        """Refuse a free page that is in use: the next commit would overwrite it."""
+    def _checked_free(self, value: int, size_bytes: int, flags: int) -> Iterator[int]:
+        """Refuse a free page that is in use: the next commit would overwrite it. Yield those behind the file's end."""
         end = self._end_of_big(value, size_bytes) if flags & _BIG else value + size_bytes
         value = end - size_bytes
         if end > len(self._data) or size_bytes % _NUMBER.size or not size_bytes:
@@ -225,5 +235,7 @@ class _Walk:
             raise _Misplaced("the list of free pages is cut short")
         seen, pages = self._seen, self._pages
         for number in free[:count]:
-            if number < pages and seen[number]:
+            if number >= pages:
+                yield number
+            elif seen[number]:
                 raise _Misplaced(f"page {number} is in use, and on the list of free pages")
