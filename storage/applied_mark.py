@@ -37,7 +37,7 @@ MARK_NAME: Final = "applied"
 """Name of the file, beside the database."""
 
 _SLOT_BYTES: Final = 64
-_FILE_BYTES: Final = 2 * _SLOT_BYTES
+MARK_BYTES: Final = 2 * _SLOT_BYTES
 _BODY: Final = Struct("<QQ")
 _SUM: Final = Struct("<I")
 _FORMAT: Final = Struct("<I")
@@ -60,12 +60,12 @@ def check_mark_format(path: Path) -> None:
         StorageError: the format is newer; the message names the raftkv version that reads it.
     """
     try:
-        data = path.read_bytes()[:_FILE_BYTES]
+        data = path.read_bytes()[:MARK_BYTES]
     except FileNotFoundError:
         return
     except OSError as error:
         raise StorageError(f"cannot open {path}: {error.strerror}") from error
-    if len(data) < _FILE_BYTES:
+    if len(data) < MARK_BYTES:
         return
     stated, other = (_FORMAT.unpack_from(data, slot + _USED_BYTES)[0] for slot in (0, _SLOT_BYTES))
     refusal = format_refusal(f"the mark {path}", stated or FORMAT_VERSION, FORMAT_VERSION)
@@ -110,7 +110,7 @@ class AppliedMark:
 
     def forget(self) -> None:
         """Reset the mark to 0: the log has lost its entries and starts again with other ones."""
-        self._map[:] = bytes(_FILE_BYTES)
+        self._map[:] = bytes(MARK_BYTES)
         self.index = self.term = self._slot = 0
 
     def close(self) -> None:
@@ -120,8 +120,8 @@ class AppliedMark:
 
 def read_index(path: Path) -> int:
     """Return the index of the newest entry noted in a file, which is only read; 0: there is none, or no such file."""
-    data = path.read_bytes()[:_FILE_BYTES] if path.exists() else b""
-    return _newest(data)[0] if len(data) == _FILE_BYTES else 0
+    data = path.read_bytes()[:MARK_BYTES] if path.exists() else b""
+    return _newest(data)[0] if len(data) == MARK_BYTES else 0
 
 
 def _newest(data: bytes) -> tuple[int, int, int]:
@@ -139,12 +139,12 @@ def _newest(data: bytes) -> tuple[int, int, int]:
 def _open(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if os.fstat(descriptor).st_size != _FILE_BYTES:
+        if os.fstat(descriptor).st_size != MARK_BYTES:
             # Write zeros instead of only extending the file: a store into a page without disk space kills the process.
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, bytes(_FILE_BYTES), 0)
+            os.pwrite(descriptor, bytes(MARK_BYTES), 0)
             os.fsync(descriptor)
             sync_directory(str(path.parent))
-        return mmap.mmap(descriptor, _FILE_BYTES)
+        return mmap.mmap(descriptor, MARK_BYTES)
     finally:
         give_back(descriptor)

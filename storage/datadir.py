@@ -6,8 +6,8 @@ write there can replace the log of the member, and so forge its vote and its ack
 Files are created with mode 0600. A directory that others may *list* is therefore accepted; a directory that others may
 *write* is refused.
 
-``refuse_etcd`` refuses directories of etcd, which uses the same file names. ``format_refusal`` makes the error message
-for files that a later version wrote.
+``check_file`` refuses what is not a file. ``refuse_etcd`` refuses directories of etcd, which uses the same file names.
+``format_refusal`` makes the error message for files that a later version wrote.
 
 A format number has 32 bits: the format in the low half and, from the second format on, the raftkv version that reads it
 in the high half (major and minor version, one byte each), so that an older raftkv can name the version to install.
@@ -71,6 +71,34 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
             )
         raise StorageError(f"directory {path} is not readable and writable by this user")
     return path
+
+
+def check_file(path: Path, whole_bytes: int = 0) -> None:
+    """Refuse anything but a file at a path, where there may be nothing; warn of a mapped file that lacks its end.
+
+    A member that has such a file mapped is ended by SIGBUS when it reads or writes there, without time for a message.
+
+    Arguments:
+        path: where a member keeps a file.
+        whole_bytes: smallest size of the whole file.
+
+    Raises:
+        StorageError: something else is there, or the path cannot be examined.
+    """
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise StorageError(f"cannot open {path}: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise StorageError(f"{path} is not a file, and raftkv keeps one there: move it elsewhere, then start again")
+    if found.st_size < whole_bytes:
+        _log.warning(
+            "another program has cut short %s to %d bytes, which ends a running member by a Bus error (SIGBUS): find "
+            "that program, and keep it from the files of members; this file is made whole now",
+            *(path, found.st_size),
+        )
 
 
 def is_shared(found: os.stat_result) -> bool:

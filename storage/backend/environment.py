@@ -146,6 +146,8 @@ class SealedTxn:
 READERS_MAX: Final = 126
 READERS_BYTES: Final = 12288
 """Size of the reader table: more than LMDB's header and ``READERS_MAX`` slots of a cache line (64 bytes) each."""
+READERS_MIN_BYTES: Final = 64 * READERS_MAX
+"""A table is never smaller: without room reserved for it, LMDB itself makes one of the slots and its header."""
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
 FULL_BYTES: Final = 4 * 1024 * 1024

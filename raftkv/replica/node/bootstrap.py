@@ -60,14 +60,16 @@ from raftkv.raft.types import NO_LIMIT, ConfChange, ConfState, Entry, EntryType,
 from raftkv.replica.node.conf_changes import hide_beginning
 from raftkv.replica.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
-from raftkv.storage.applied_mark import MARK_NAME, AppliedMark, check_mark_format
+from raftkv.storage.applied_mark import MARK_BYTES, MARK_NAME, AppliedMark, check_mark_format
+from raftkv.storage.backend.environment import READERS_MIN_BYTES, lock_path
 from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter, Writer, check_copy, read_value
-from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
+from raftkv.storage.datadir import check_file, ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
 from raftkv.storage.restore import scan_steps
 from raftkv.storage.snapshot import meta_of, read_meta
 from raftkv.storage.wal import WAL, Recovered, WALExistsError
 from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
+from raftkv.storage.wal.segment import LOCK_NAME
 
 _log = logging.getLogger(__name__)
 
@@ -307,6 +309,7 @@ def open_durable(
         origin = origin or _founder(config)
     for directory in (config.data_dir, str(snapshots)):
         ensure_private_directory(directory)
+    _check_files(wal_dir, snapshots)
     if origin is not None and not WAL.exists(wal_dir):
         _begin(config, origin, wal_dir, snapshots)
     # Before the log is opened, which cuts a torn tail: data of a later version must stay unchanged.
@@ -333,6 +336,14 @@ def open_durable(
             _refuse_data_of_another(config, metadata.member_id, Membership(store).members)
         opened.pop_all()
     return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
+
+
+def _check_files(wal_dir: str, snapshots: Path) -> None:
+    database = snapshots / "db"
+    for path in (Path(wal_dir, LOCK_NAME), database):
+        check_file(path)
+    check_file(lock_path(database), READERS_MIN_BYTES)
+    check_file(snapshots / MARK_NAME, MARK_BYTES)
 
 
 def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:

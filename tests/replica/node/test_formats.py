@@ -15,6 +15,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import Entry, HardState
 from raftkv.storage import schema
+from raftkv.storage.datadir import ensure_private_directory
 from raftkv.storage.wal import WAL, wal
 from raftkv.storage.wal.record import SegmentHead
 from tests.replica.node.durable import close, opened
@@ -123,3 +124,42 @@ def test_a_damaged_format_number_asks_for_no_other_version(tmp_path: Path) -> No
     database.write_bytes(damaged)
     with pytest.raises(CorruptionError, match="/db is damaged: "):
         opened(config)
+
+
+@pytest.mark.parametrize("name", ["snap/applied", "snap/db", "snap/db-lock", "wal/lock"])
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])
+def test_another_thing_in_the_place_of_a_file_is_refused_with_a_remedy(tmp_path: Path, name: str, is_new: bool) -> None:
+    """As where a volume is mounted over a file that does not exist yet."""
+    config = ServerConfig(data_dir=str(tmp_path / "data"))
+    if not is_new:
+        _open_and_close(config)
+    place, kept = tmp_path / "data/member" / name, tmp_path / "kept"
+    if is_new:
+        ensure_private_directory(place.parent)
+    else:
+        place.rename(kept)
+    place.mkdir()
+    with pytest.raises(StorageError) as refused:
+        opened(config)
+    assert (
+        str(refused.value) == f"{place} is not a file, and raftkv keeps one there: move it elsewhere, then start again"
+    )
+    place.rmdir()
+    if not is_new:
+        kept.rename(place)
+    _open_and_close(config)
+
+
+@pytest.mark.parametrize("name", ["applied", "db-lock"])
+def test_a_mapped_file_that_was_cut_short_is_told_at_the_next_start(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServerConfig(data_dir=str(tmp_path / "data"))
+    _open_and_close(config)
+    _open_and_close(config)
+    assert not [record for record in caplog.records if "cut short" in record.message]
+    path = tmp_path / "data/member/snap" / name
+    os.truncate(path, 0)
+    _open_and_close(config)
+    (line,) = (record.getMessage() for record in caplog.records if "cut short" in record.getMessage())
+    assert line.startswith(f"another program has cut short {path} to 0 bytes")
