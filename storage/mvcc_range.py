@@ -188,17 +188,16 @@ class Reader:
         """Empty an unused list, and the lists in it, gradually on another thread."""
         self._overlay.free_later(items)
 
-    def mean_bytes(self, key: bytes, end: bytes, samples: int) -> int:
+    def mean_bytes(self, main: int, key: bytes, end: bytes, samples: int) -> int:
         """Estimate the mean size of a KeyValue of an interval from a random sample; 0 if no key exists.
 
         Arguments:
+            main: main revision.
             key, end: the interval (``index.py``).
             samples: KeyValues to look at, at most.
         """
-        revisions = [
-            revision for name in self._index.sample(key, end, samples) if (revision := self._index.latest(name))
-        ]
-        return sum(map(len, self._overlay.load_all(revisions))) // len(revisions) if revisions else 0
+        states = self._index.states(self._index.sample(key, end, samples), main)
+        return sum([self._overlay.size_bytes(state[1]) for state in states]) // len(states) if states else 0
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
         """Return the first KeyValues of packed revisions: at least one, then until a size is reached.

@@ -192,6 +192,19 @@ class Overlay:
             found.append(data if intact else self.load(key))  # ``load`` raises the error
         return found
 
+    def size_bytes(self, revision: int) -> int:
+        """Return the size of the record of a packed revision known to the index, without checking it.
+
+        Raises:
+            CorruptRecordError: the record cannot be read.
+        """
+        key = pack_key(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK)
+        record = self.pending.records.get(key) or (self._committing or self.pending).records.get(key)
+        try:
+            return len(record or self._get_record(key) or b"")
+        except Exception as error:
+            raise CorruptRecordError(f"revision {describe(key)} cannot be read: {error}") from error
+
     def discard(self, revision_key: bytes) -> bool:
         """Drop a record that is still pending; return ``False`` when it must be deleted on disk."""
         # ``_pending_keys`` maps positions in the batch to keys, and the positions shift now.

@@ -18,6 +18,7 @@ field, and an unknown result is true.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
@@ -127,12 +128,13 @@ def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, Non
         TooManyComparedError: they are too much work.
     """
     left = WORK_MAX
+    mean_bytes = partial(view.reader.mean_bytes, view.revision)
     for number, compare in enumerate(intervals, 1):
         key, end = compare.key, compare.range_end
         count = view.known_count(key, end)
         left -= count
         if count and compare.target == _VALUE:
-            left -= count * (VALUE_WORK - 1 + view.reader.mean_bytes(key, end, SAMPLES) // BYTES_PER_KEY)
+            left -= count * (VALUE_WORK - 1 + mean_bytes(key, end, SAMPLES) // BYTES_PER_KEY)
             yield
         elif number % INTERVALS_PER_PIECE == 0:
             yield

@@ -28,14 +28,14 @@ from raftkv.storage.mvcc import Store, WriteTxn
 from raftkv.storage.selection import VALUE, Selection, finish, no_limit
 
 _RANGE: Final = "request_range"
-_PUT: Final = "request_put"
-_DELETE: Final = "request_delete_range"
+PUT: Final = "request_put"
+DELETE: Final = "request_delete_range"
 _TXN: Final = "request_txn"
 _VALUE: Final = rpc_pb2.Compare.VALUE
 _RESPONSES: Final = 3
 """Field of TxnResponse."""
 # Field of ResponseOp for each kind of operation.
-_ANSWER: Final = {_RANGE: 1, _PUT: 2, _DELETE: 3, _TXN: 4}
+_ANSWER: Final = {_RANGE: 1, PUT: 2, DELETE: 3, _TXN: 4}
 
 
 OPERATIONS_PER_PIECE: Final = 16
@@ -92,39 +92,99 @@ def keys_of(view: Store, request: rpc_pb2.TxnRequest) -> int:
         kind = operation.WhichOneof("request")
         if kind == _TXN:
             keys += keys_of(view, operation.request_txn)
-        elif kind in (_RANGE, _DELETE):
+        elif kind in (_RANGE, DELETE):
             one: Any = getattr(operation, kind)
             keys += view.known_count(one.key, one.range_end) if one.range_end else 0
     return keys
 
 
 def work_of(view: Store, request: rpc_pb2.TxnRequest) -> Generator[None, None, int]:
-    """Return about how much work the intervals of a txn's operations are, in keys, with pauses.
+    """Return about how much work a txn's operations are, in keys, with pauses: its intervals, and the values that it
+    reads for its response, to keep or to compare.
 
     Arguments:
         view: the store of the member that received the txn.
         request: the txn.
     """
-    work = 0
-    mean_bytes: dict[tuple[bytes, bytes], int] = {}
+    return (yield from _bytes_of_txn(view, request, {})) // compares.BYTES_PER_KEY
+
+
+def work_of_plain(view: Store, plain: wire.PlainTxn) -> int:
+    """Return about how much work the values are that a plain txn reads, in keys; at most a little over ``LONG_WORK``.
+
+    Arguments:
+        view: the store of the member that received the txn.
+        plain: the txn.
+    """
+    names = [key for key, target, _, _ in plain.compares if target == _VALUE]
+    names += [key for branch in (plain.success, plain.failure) for key, value, _ in branch if value is None]
+    read_bytes = 0
+    for name in names:
+        read_bytes += _mean_bytes(view, name, b"")
+        if read_bytes > LONG_WORK * compares.BYTES_PER_KEY:
+            break
+    return read_bytes // compares.BYTES_PER_KEY
+
+
+def work_of_operation(kind: str, view: Store, request: Any) -> int:
+    """Return about how much work a put, a deletion or a range is, in keys.
+
+    Arguments:
+        kind: its field of a ``RequestOp``.
+        view: the store of the member that received it.
+        request: the operation.
+    """
+    return _bytes_of(view, kind, request, {}) // compares.BYTES_PER_KEY
+
+
+_Sizes = dict[tuple[bytes, bytes, int], int]
+"""The mean size of a KeyValue of an interval at a main revision (0: the present), in bytes."""
+
+
+def _bytes_of_txn(view: Store, request: rpc_pb2.TxnRequest, sizes: _Sizes) -> Generator[None, None, int]:
+    work_bytes = 0
+    for compare in request.compare:
+        if compare.target == _VALUE and not compare.range_end:
+            work_bytes += _mean_bytes(view, compare.key, b"")
+            yield
     for operation in _both(request):
         kind = operation.WhichOneof("request")
         if kind == _TXN:
-            work += yield from work_of(view, operation.request_txn)
-        elif kind in (_RANGE, _DELETE):
-            one: Any = getattr(operation, kind)
-            count = view.known_count(one.key, one.range_end) if one.range_end else 1
-            if kind == _RANGE and one.limit and not ranges.is_selection(one):
-                count = min(count, one.limit)
-            work += count
-            if count > 1 and (one.prev_kv if kind == _DELETE else not (one.count_only or one.limit)):
-                interval = one.key, one.range_end
-                if interval not in mean_bytes:
-                    mean_bytes[interval] = view.reader.mean_bytes(*interval, compares.SAMPLES)
-                    yield
-                work += count * mean_bytes[interval] // compares.BYTES_PER_KEY
-    yield
-    return work
+            work_bytes += yield from _bytes_of_txn(view, operation.request_txn, sizes)
+        elif kind is not None:
+            work_bytes += _bytes_of(view, kind, getattr(operation, kind), sizes)
+            yield
+    return work_bytes
+
+
+def _bytes_of(view: Store, kind: str, one: Any, sizes: _Sizes) -> int:
+    """Return the work of an operation in bytes: what it reads, and ``BYTES_PER_KEY`` for each key of an interval."""
+    looked = known = view.known_count(one.key, one.range_end) if kind != PUT and one.range_end else 0
+    read, revision = known or 1, 0
+    if kind == PUT:
+        read = int(one.prev_kv or one.ignore_value or one.ignore_lease)
+    elif kind == DELETE:
+        read *= one.prev_kv
+    else:
+        revision = one.revision
+        if one.limit > 0:
+            read = min(read, one.limit)
+            looked = known if ranges.is_selection(one) else min(known, read)
+        if one.sort_target == VALUE:
+            read = known or 1
+        elif one.count_only or one.keys_only:
+            read = 0
+    if read:
+        interval = one.key, b"" if kind == PUT else one.range_end, revision
+        if interval not in sizes:
+            sizes[interval] = _mean_bytes(view, *interval)
+        read *= sizes[interval]
+    return looked * compares.BYTES_PER_KEY + read
+
+
+def _mean_bytes(view: Store, key: bytes, range_end: bytes, revision: int = 0) -> int:
+    main = revision if 0 < revision < view.revision else view.revision
+    return view.reader.mean_bytes(main, key, range_end, compares.SAMPLES)
 
 
 def has_put(request: rpc_pb2.TxnRequest) -> bool:
@@ -132,7 +192,7 @@ def has_put(request: rpc_pb2.TxnRequest) -> bool:
     for branch in (request.success, request.failure):
         for operation in branch:
             kind = operation.WhichOneof("request")
-            if kind == _PUT or (kind == _TXN and has_put(operation.request_txn)):
+            if kind == PUT or (kind == _TXN and has_put(operation.request_txn)):
                 return True
     return False
 
@@ -340,14 +400,14 @@ def spend_operations(view: compares.View, path: Path, budget: Budget, *, is_coun
     """
     is_answered = path.is_answered
     for kind, request in path.operations:
-        if kind == _DELETE or (kind == _RANGE and is_answered):
+        if kind == DELETE or (kind == _RANGE and is_answered):
             count = 1
             if request.range_end:
                 count = view.known_count(request.key, request.range_end)
                 budget.spend(count)
-            if (is_counted or (is_answered and request.prev_kv)) if kind == _DELETE else not request.count_only:
+            if (is_counted or (is_answered and request.prev_kv)) if kind == DELETE else not request.count_only:
                 budget.spend_values(count)
-        elif kind == _PUT and (
+        elif kind == PUT and (
             is_counted or request.ignore_value or request.ignore_lease or (is_answered and request.prev_kv)
         ):
             budget.spend_values(1)
@@ -365,10 +425,10 @@ def count_changes(view: compares.View, path: Path) -> Generator[None, None, int]
     """
     changes = 0
     for number, (kind, request) in enumerate(path.operations, 1):
-        if kind == _PUT:
+        if kind == PUT:
             # A deletion of an interval that contains a key put earlier may count the key once more.
             changes += 2
-        elif kind == _DELETE:
+        elif kind == DELETE:
             changes += view.range(request.key, request.range_end, count_only=True).count
             if number % OPERATIONS_PER_PIECE == 0:
                 yield
@@ -400,10 +460,10 @@ def _check_puts(view: ranges.ReadView, path: Path, leases: Leases, emptied: byte
     for kind, request in path.operations:
         if kind == _TXN:
             emptied = _check_puts(view, next(nested), leases, emptied)
-        elif kind == _DELETE:
+        elif kind == DELETE:
             if request.range_end == b"\0" and (emptied is None or request.key < emptied):
                 emptied = request.key
-        elif kind == _PUT:
+        elif kind == PUT:
             _check_put(view, request, leases)
             if emptied is not None:
                 _check_not_deleted(request, emptied)
@@ -472,9 +532,9 @@ def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Pa
     kind, request = operation
     if kind == _RANGE:
         revision, body = ranges.execute(view, request)
-    elif kind == _PUT:
+    elif kind == PUT:
         revision, body = put(view, request)
-    elif kind == _DELETE:
+    elif kind == DELETE:
         revision, body = delete_range(view, request)
     elif kind == _TXN:
         return wire.field(_ANSWER[kind], wire.EMPTY_HEADER + execute(view, next(nested)))
@@ -486,13 +546,13 @@ def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Pa
 def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> None:
     """Execute an operation whose response is not needed."""
     kind, request = operation
-    if kind == _PUT:
+    if kind == PUT:
         # The kept value or lease must be read, although it is not returned.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:
             view.put(request.key, request.value, request.lease)
-    elif kind == _DELETE:
+    elif kind == DELETE:
         view.delete_range(request.key, request.range_end)
     elif kind == _TXN:
         execute(view, next(nested))
@@ -521,13 +581,13 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
         if kind == _TXN:
             header = wire.EMPTY_HEADER
             pieces = yield from execute_in_pieces(view, next(nested), room)
-        elif kind == _DELETE and request.range_end:
+        elif kind == DELETE and request.range_end:
             revision, pieces = yield from delete_range_in_pieces(view, request, room)
             header = wire.revision_header(revision)
         elif not room.is_left:
             _change(view, operation, nested)
             # The kept value of a put may be as large as a request.
-            is_pause_due |= kind == _PUT and (request.ignore_value or request.ignore_lease)
+            is_pause_due |= kind == PUT and (request.ignore_value or request.ignore_lease)
         elif kind == _RANGE and request.range_end:
             try:
                 revision, pieces = yield from _range_in_pieces(view, request, room)
@@ -539,7 +599,7 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
             body += (wire.head(_RESPONSES, len(answer)), answer)
             if room.take(len(answer)) and kind == _RANGE:
                 room.look(KEYS_OF_RANGE)
-            is_pause_due |= len(answer) > BYTES_PER_PIECE or kind == _PUT
+            is_pause_due |= len(answer) > BYTES_PER_PIECE or kind == PUT
         if header is not None and room.is_left:
             size_bytes = len(header) + sum(map(len, pieces))
             head = wire.head(_ANSWER[str(kind)], size_bytes)

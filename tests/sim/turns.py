@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raftkv.loop.fair import Identity
-from raftkv.replica.node.proposals import Proposals, Waiter, cost_bytes
+from raftkv.replica.node.proposals import KEY_COST_BYTES, Proposals, Waiter, cost_bytes
 
 Unsent = list[tuple[int, bytes]]
 
@@ -37,6 +37,7 @@ class Turns:
         self.contended = 0
         """Turns in which some had to wait for others."""
         inner: Any = proposals
+        self._inner = inner
         self._add, self._take = inner.add, inner.take_unsent
         self._give_back, self._leave = inner.give_back, inner._leave
         inner.add, inner.take_unsent, inner.give_back, inner._leave = self.add, self.take, self.give_back, self.leave
@@ -69,7 +70,8 @@ class Turns:
     def take(self, bytes_max: int, *arguments: Any) -> Unsent:
         taken: Unsent = self._take(bytes_max, *arguments)
         for number, data in taken:
-            self._take_one(number, cost_bytes([data]) if bytes_max else 0)
+            cost = cost_bytes([data]) + self._inner._waiters[number].work * KEY_COST_BYTES
+            self._take_one(number, cost if bytes_max else 0)
         if not self._lines:
             self._served.clear()
         self.contended += len(self._lines) > 1

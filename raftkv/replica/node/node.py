@@ -39,6 +39,7 @@ from raftkv import errors
 from raftkv.apply import wire as requests
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.membership import Decision, conf_change_of
+from raftkv.apply.txn import keys_of
 from raftkv.apply.wire import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -153,7 +154,9 @@ class Node(AwaitableNode):
         self.on_conf_change: list[Callable[[], None]] = []
         self._loop, self.uses, timeout_s = asyncio.get_running_loop(), Uses(), settings.request_timeout_s
         clock = self._loop.time
-        self.proposals = Proposals(ids, timeout_s, clock, self.uses.waited)
+        self.proposals = Proposals(
+            ids, timeout_s, clock, self.uses.waited, lambda request: keys_of(self.applier.store, request)
+        )
         # Membership changes that are applied and not reported yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
@@ -536,7 +539,8 @@ class Node(AwaitableNode):
                 self.raw.propose_batch(datas)
                 by_index = self.raw.raft.role == StateRole.LEADER or not unsent
                 mark = self.raw.raft.log.last_index if by_index else -unsent[-1][0]
-                pace.propose(mark, cost_bytes(datas), self._loop.time(), is_first, is_shared)
+                cost = cost_bytes(datas) + self.proposals.taken_work_bytes
+                pace.propose(mark, cost, self._loop.time(), is_first, is_shared)
                 if self._stages is not None:
                     self._stages.proposed(datas, self.role != StateRole.LEADER)
             except ProposalDropped:

@@ -11,8 +11,9 @@ proposal is refused on arrival, by the measured waiting time, or when its turn c
 definite (``etcdserver: too many requests``, with the time to retry), unlike DEADLINE_EXCEEDED, after which clients
 cannot know the outcome.
 
-Of the entries that take long to apply, one of this member is in the log at a time: later entries wait for it, and would
-wait for as many as one client likes to send. The others wait here, and identities take turns.
+An entry counts what applying it costs, not only its bytes: 200 bytes may look at 10,000 keys. Of the entries that take
+long to apply, one of this member is in the log at a time: later entries wait for it, and would wait for as many as one
+client likes to send. The others wait here, and identities take turns.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply import wire as requests
 from raftkv.apply.applier import Outcome
+from raftkv.apply.txn import LONG_WORK
 from raftkv.loop.fair import MEMBER, FairQueue
+from raftkv.pb import rpc_pb2
 from raftkv.raft.errors import ProposalDropped
 from raftkv.rpc.shares import Identity, Shares, name_of, queue_of, refusal
 
@@ -64,6 +67,12 @@ Many more than fit in one append, if they are small; otherwise the order would r
 ENTRY_COST_BYTES: Final = 1024
 """Bytes that a waiting entry counts in addition to its own: appending, sending and applying it takes as long."""
 
+KEY_COST_BYTES: Final = 16
+"""Bytes that a waiting entry counts for each key of its work: looking at a key takes a microsecond."""
+
+COUNTED_AGAIN_BYTES: Final = 4096
+"""Size of a txn up to which its keys are counted again when its turn comes: 0.2 ms at most."""
+
 PACE_MIN_BYTES: Final = 64 * 1024
 PACE_MAX_BYTES: Final = 8 * 1024 * 1024
 PACE_DELAY_S: Final = 0.015
@@ -91,18 +100,19 @@ class Waiter:
         deadline: loop time after which its caller no longer waits; ``None``: no deadline.
 
     Attributes:
-        is_long: whether its entry takes long to apply: only one of those is in the log at a time.
+        work: keys that applying its entry looks at or changes, about; of those that take long (``LONG_WORK``), only one
+            is in the log at a time.
         held_bytes: bytes that it counts in that share.
         started_at: loop time of the proposal.
     """
 
-    __slots__ = ("deadline", "held_bytes", "identity", "is_long", "request", "started_at")
+    __slots__ = ("deadline", "held_bytes", "identity", "request", "started_at", "work")
 
     def __init__(self, request: Any = None, identity: Identity = MEMBER, deadline: float | None = None) -> None:
         self.request = request
         self.identity = identity
         self.deadline = deadline
-        self.is_long = False
+        self.work = 0
         self.held_bytes = 0
         self.started_at = 0.0
 
@@ -132,9 +142,11 @@ class Proposals:
         timeout_s: longest wait of a caller.
         clock: returns the loop time.
         on_wait: called with an identity, and the time that one of its proposals has waited for its turn.
+        keys_of: counts the keys of the intervals of a txn: entries before it may have added some since it arrived.
 
     Attributes:
         unsent_bytes: size of the entries that are not proposed yet.
+        taken_work_bytes: bytes that the work of the entries taken last counts.
         failed: number of proposals that timed out.
         late: number of proposals refused because they would have been applied after their deadline.
     """
@@ -145,6 +157,7 @@ class Proposals:
         timeout_s: float,
         clock: Callable[[], float],
         on_wait: Callable[[Identity, float], None] = lambda identity, seconds: None,
+        keys_of: Callable[[rpc_pb2.TxnRequest], int] = lambda request: 0,
     ) -> None:
         self._ids = ids
         self._timeout_s = timeout_s
@@ -154,7 +167,9 @@ class Proposals:
         self._unsent: dict[int, bytes] = {}
         self._crowd = _Crowd(clock)
         """The oldest unsent proposals, while more wait than fit in one append: identities take turns by bytes."""
-        self.unsent_bytes = 0
+        self.unsent_bytes = self.taken_work_bytes = 0
+        self._has_work = False
+        """Whether an entry of ``_unsent`` has work that its bytes do not show."""
         self._long = _Crowd()
         """Long entries that wait until another one is applied."""
         self.long_id = 0
@@ -163,6 +178,7 @@ class Proposals:
         self.shares = Shares(PENDING_BYTES_MAX)
         self.failed = self.late = 0
         self._on_wait = on_wait
+        self._keys_of = keys_of
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -188,11 +204,13 @@ class Proposals:
             self._check_deadline(waiter.identity, deadline, now)
         request_id = self.expect(waiter, now, len(body))
         data = requests.encode(kind, request_id, body)
-        if waiter.is_long:
+        if waiter.work > LONG_WORK:
             self._long.add(queue_of(waiter.identity), request_id, data)
             if not self.long_id:
                 self.end_long()
             return request_id
+        if waiter.work or isinstance(waiter.request, rpc_pb2.TxnRequest):
+            self._has_work = True
         self._unsent[request_id] = data
         self.unsent_bytes += len(data) + ENTRY_COST_BYTES
         return request_id
@@ -204,7 +222,7 @@ class Proposals:
             return False
         [(request_id, data)], _ = self._long.take(0, lambda request_id: False)
         self.long_id, self._long_at = request_id, self._clock()
-        self._unsent[request_id] = data
+        self._unsent[request_id], self._has_work = data, True
         self.unsent_bytes += len(data) + ENTRY_COST_BYTES
         return True
 
@@ -275,9 +293,10 @@ class Proposals:
             pace: the pace.
         """
         unsent = self._unsent
+        self.taken_work_bytes = 0
         if not bytes_max and len(self.shares.held) < 2:
             return []
-        if self.unsent_bytes > bytes_max or self._crowd.queue.length:
+        if self.unsent_bytes > bytes_max or self._crowd.queue.length or self._has_work:
             return self._take_in_turns(bytes_max, apply_s, pace)
         self._unsent, self.unsent_bytes = {}, 0
         taken = list(unsent.items())
@@ -302,22 +321,37 @@ class Proposals:
                 identity = waiter.identity
                 queue = queue_of(identity)
             data = self._unsent.pop(request_id)
-            if pace is not None and not bytes_max and pace.lets_pass(self._crowd.queue, queue, data):
-                self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
+            size_bytes = len(data) + ENTRY_COST_BYTES
+            cost = size_bytes + waiter.work * KEY_COST_BYTES
+            if pace is not None and not bytes_max and pace.lets_pass(self._crowd.queue, queue, cost):
+                self.unsent_bytes -= size_bytes
                 if not self._is_late(request_id, late_at):
                     taken.append((request_id, data))
             else:
                 self._crowd.add(queue, request_id, data)
+        self._has_work = bool(self._unsent)
         if bytes_max:
-            taken, dropped_bytes = self._crowd.take(bytes_max, lambda request_id: self._is_late(request_id, late_at))
+            taken, dropped_bytes = self._crowd.take(
+                bytes_max, lambda request_id: self._is_late(request_id, late_at), self._work_bytes
+            )
             self.unsent_bytes -= cost_bytes([data for _, data in taken]) + dropped_bytes
         oldest: dict[Identity, float] = {}
         for request_id, _ in taken:
             waiter = self._waiters[request_id]
+            self.taken_work_bytes += waiter.work * KEY_COST_BYTES
             oldest.setdefault(waiter.identity, waiter.started_at)
         for identity, started_at in oldest.items():
             self._on_wait(identity, late_at - apply_s - started_at)
         return taken
+
+    def _work_bytes(self, request_id: int, data: bytes) -> int:
+        """Return the bytes that the work of a proposal counts, now that its turn has come."""
+        waiter = self._waiters.get(request_id)
+        if waiter is None:
+            return 0
+        if len(data) <= COUNTED_AGAIN_BYTES and isinstance(waiter.request, rpc_pb2.TxnRequest):
+            waiter.work = max(waiter.work, self._keys_of(waiter.request))
+        return waiter.work * KEY_COST_BYTES
 
     def _is_late(self, request_id: int, late_at: float) -> bool:
         """Refuse a proposal whose turn has come if it cannot be applied before its deadline; return whether it was."""
@@ -348,6 +382,7 @@ class Proposals:
         self.unsent_bytes += cost_bytes([data for _, data in unsent])
         if not self._crowd.queue.length:
             self._unsent = {**dict(unsent), **self._unsent}
+            self._has_work = True
             return
         for request_id, data in reversed(unsent):
             self._crowd.put_back(queue_of(self._waiters[request_id].identity), request_id, data)
@@ -438,6 +473,10 @@ class _Timed(dict[int, Waiter]):
         return waiter
 
 
+def _no_work(number: int, data: bytes) -> int:
+    return 0
+
+
 @final
 class _Crowd:
     """Entries that wait for the log, each under a number: identities take turns by bytes, and no flood delays others.
@@ -469,15 +508,18 @@ class _Crowd:
         self.queue.discard(identity, number)
         return self.datas.pop(number)
 
-    def take(self, bytes_max: int, is_late: Callable[[int], bool]) -> tuple[list[tuple[int, bytes]], int]:
+    def take(
+        self, bytes_max: int, is_late: Callable[[int], bool], work_bytes: Callable[[int, bytes], int] = _no_work
+    ) -> tuple[list[tuple[int, bytes]], int]:
         """Take as many entries as fit in ``bytes_max``, but at least one, of identities in turn.
 
         Arguments:
             bytes_max: maximum total size.
             is_late: refuses an entry whose turn comes too late; returns whether it did.
+            work_bytes: returns the bytes that an entry counts in addition to its size.
 
         Returns:
-            the entries, and the cost in bytes of the late ones.
+            the entries, and the size in bytes of the late ones.
         """
         queue, taken, left_bytes, dropped_bytes = self.queue, list[tuple[int, bytes]](), bytes_max, 0
         looks = EXPIRED_AT_ONCE
@@ -489,11 +531,12 @@ class _Crowd:
                 dropped_bytes += size_bytes
                 looks -= 1
                 continue
-            left_bytes -= size_bytes
+            cost = size_bytes + work_bytes(number, data)
+            left_bytes -= cost
             if taken and left_bytes < 0:
                 self.put_back(identity, number, data)
                 break
-            queue.charge(identity, size_bytes)
+            queue.charge(identity, cost)
             taken.append((number, data))
         return taken, dropped_bytes
 
@@ -604,7 +647,7 @@ class Pace:
         elif used_bytes >= self.limit_bytes and delay_s <= target_s:
             self.limit_bytes = min(PACE_MAX_BYTES, self.limit_bytes * 2)
 
-    def lets_pass(self, waiting: FairQueue[int], identity: Identity, data: bytes) -> bool:
+    def lets_pass(self, waiting: FairQueue[int], identity: Identity, size_bytes: int) -> bool:
         """Return whether an entry need not wait for the next round, and count it.
 
         Its identity must have no other waiting entries, and must have used less than an equal part of this round.
@@ -612,9 +655,8 @@ class Pace:
         Arguments:
             waiting: queue for the next round.
             identity: identity of the entry.
-            data: the entry.
+            size_bytes: its size, with what it counts in addition.
         """
-        size_bytes = len(data) + ENTRY_COST_BYTES
         passed_bytes = self._passed.get(identity, 0) + size_bytes
         parts = len(self._passed) + 1 + (identity not in self._passed)
         if waiting.has(identity) or passed_bytes * parts > self.limit_bytes:
@@ -702,7 +744,11 @@ class Forwarded:
         taken, dropped_bytes = list[tuple[int, bytes]](), 0
         for number, data in first:
             origin = _origin_of(data)
-            if pace is not None and not bytes_max and pace.lets_pass(self._crowd.queue, origin, data):
+            if (
+                pace is not None
+                and not bytes_max
+                and pace.lets_pass(self._crowd.queue, origin, len(data) + ENTRY_COST_BYTES)
+            ):
                 taken.append((number, data))
             else:
                 self._crowd.add(origin, number, data)

@@ -169,7 +169,7 @@ class AwaitableNode:
         *,
         identity: Identity,
         deadline: float | None = None,
-        is_long: bool = False,
+        work: int = 0,
     ) -> Outcome:
         """Propose a request and wait until it is applied here.
 
@@ -182,7 +182,7 @@ class AwaitableNode:
                 is not yet proposed when the caller is cancelled never will be.
             identity: identity in whose share it waits (``rpc/shares``); ``fair.MEMBER``: the member's own share.
             deadline: loop time after which it must not be proposed; ``None``: no deadline.
-            is_long: whether it takes long to apply (``Waiter``).
+            work: keys that applying it looks at or changes (``Waiter``).
 
         Returns:
             The outcome, with an error if applying refused the request.
@@ -193,7 +193,7 @@ class AwaitableNode:
             StatusError: it was not applied in time. It may still be applied.
         """
         waiter = _Awaited(request, on_abandoned, identity, deadline)
-        waiter.is_long = is_long
+        waiter.work = work
         request_id = self.submit(kind, body, waiter, caller)
         try:
             return await waiter.outcome

@@ -220,7 +220,7 @@ class Recipe:
             *(Kind.TXN, data, request, call.caller, undo or _ignore_outcome),
             identity=identity_of(call),
             deadline=call.deadline,
-            is_long=finish(txn.work_of(self.store, request)) > txn.LONG_WORK,
+            work=finish(txn.work_of(self.store, request)),
         )
         outcome.check()
         if outcome.unanswered is not None:

@@ -25,6 +25,8 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server.services.responder import PendingRead, PendingWrite, Responder, fail, parse
+from raftkv.storage.mvcc import Store
+from raftkv.storage.selection import finish
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.KV"]
@@ -35,7 +37,7 @@ BYTES_AT_ONCE: Final = 512 * 1024
 KEYS_OF_TXN_AT_ONCE: Final = 8
 """Read-only transactions over more keys are read in slices: each value may be as large as a request."""
 KEYS_OF_SHORT_TXN: Final = 64
-"""The work of transactions over more keys is estimated in slices, which reads some values."""
+"""The work of transactions over more keys is estimated in slices, which looks at some values."""
 TXN_BYTES_AT_ONCE: Final = 8 * 1024
 """Larger transactions are checked in slices: 8 KiB may have a thousand operations, which take 3 ms."""
 LARGE_BYTES: Final = 64 * 1024
@@ -156,22 +158,30 @@ class KVService:
             return
         request = parse(call, rpc_pb2.PutRequest, data, check.check_put)
         if request is not None:
-            self._responder.propose(call, Kind.PUT, data, request)
+            self._propose(call, Kind.PUT, data, request, partial(txn.work_of_operation, txn.PUT))
+
+    def _propose(
+        self, call: UnaryCall, kind: int, data: bytes, request: Any, work_of: Callable[[Store, Any], int]
+    ) -> None:
+        """Propose a write whose work is known without reading values, or answer why not."""
+        try:
+            work = work_of(self._store, request)
+        except Exception as error:
+            self._responder.refuse_read(call, error)
+            return
+        self._responder.propose(call, kind, data, request, work=work)
 
     def delete_range(self, call: UnaryCall, data: bytes) -> None:
         """Delete a range."""
         request = parse(call, rpc_pb2.DeleteRangeRequest, data, check.check_delete_range)
         if request is not None:
-            is_long = (
-                request.range_end != b"" and self._store.known_count(request.key, request.range_end) > txn.LONG_WORK
-            )
-            self._responder.propose(call, Kind.DELETE_RANGE, data, request, is_long=is_long)
+            self._propose(call, Kind.DELETE_RANGE, data, request, partial(txn.work_of_operation, txn.DELETE))
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a read-only transaction is not logged."""
         decoded = wire.decode_txn(data, self._txn_operations_max)
         if decoded is not None and decoded.writes:
-            self._responder.propose(call, Kind.TXN, data, decoded)
+            self._propose(call, Kind.TXN, data, decoded, txn.work_of_plain)
             return
         request = parse(call, rpc_pb2.TxnRequest, data)
         if request is None:
@@ -179,12 +189,14 @@ class KVService:
         try:
             if len(data) <= TXN_BYTES_AT_ONCE:
                 intervals = check.check_txn(request, self._txn_operations_max)
-                is_short = not intervals and txn.keys_of(self._store, request) <= KEYS_OF_SHORT_TXN
-                if is_short or txn.is_readonly(request):
+                if txn.is_readonly(request):
                     self._take_txn(call, data, request)
                     return
-        except errors.StatusError as error:
-            fail(call, error)
+                if not intervals and txn.keys_of(self._store, request) <= KEYS_OF_SHORT_TXN:
+                    self._take_txn(call, data, request, finish(txn.work_of(self._store, request)))
+                    return
+        except Exception as error:
+            self._responder.refuse_read(call, error)
             return
         self._responder.check_in_slices(call, partial(self._check_and_take_txn, call, data, request))
 
@@ -198,12 +210,12 @@ class KVService:
             work = yield from compares.check_work(self._store, intervals)
             work += yield from txn.work_of(self._store, request)
         if not call.cancelled:
-            self._take_txn(call, data, request, is_long=work > txn.LONG_WORK)
+            self._take_txn(call, data, request, work)
 
-    def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest, *, is_long: bool = False) -> None:
+    def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest, work: int = 0) -> None:
         """Propose a checked transaction, or execute it as a read."""
         if not txn.is_readonly(request):
-            self._responder.propose(call, Kind.TXN, data, request, is_long=is_long)
+            self._responder.propose(call, Kind.TXN, data, request, work=work)
             return
         self._read(call, request, txn.is_serializable(request), self._serve_txn)
 

@@ -433,7 +433,7 @@ class Responder:
         data: bytes,
         request: Any,
         pending: type[PendingWrite] = PendingWrite,
-        is_long: bool = False,
+        work: int = 0,
     ) -> None:
         """Propose a request, or answer why not.
 
@@ -441,10 +441,10 @@ class Responder:
             call: call to answer.
             kind, data, request: kind of the request, its bytes, and the parsed message.
             pending: answers the call with the outcome.
-            is_long: see ``Waiter``.
+            work: see ``Waiter``.
         """
         waiter = pending(self, call, request)
-        waiter.is_long = is_long
+        waiter.work = work
         try:
             self.admission.check_write(call, kind, data, request)
             waiter.request_id = self.node.submit(kind, data, waiter, call.caller)

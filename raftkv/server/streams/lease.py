@@ -128,7 +128,8 @@ class LeaseService:
         """
         request = parse(call, rpc_pb2.LeaseRevokeRequest, data)
         if request is not None:
-            self._responder.propose(call, Kind.LEASE_REVOKE, data, request)
+            work = self._responder.applier.store.lease_key_count(request.ID)
+            self._responder.propose(call, Kind.LEASE_REVOKE, data, request, work=work)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 

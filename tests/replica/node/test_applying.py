@@ -11,6 +11,7 @@ import pytest
 from raftkv import errors
 from raftkv.apply import applier
 from raftkv.apply.applier import Outcome
+from raftkv.apply.txn import LONG_WORK
 from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
@@ -116,7 +117,7 @@ def test_a_short_entry_waits_for_one_long_entry_at_most() -> None:
         world = await leader()
         long = [Caller(delete(b"k%d" % number, b"k%d" % (number + 1))) for number in range(3)]
         for caller in long:
-            caller.is_long = True
+            caller.work = LONG_WORK + 1
             world.node.submit(Kind.DELETE_RANGE, caller.request.SerializeToString(), caller, None)
         short = propose(world, put(b"short"), Kind.PUT)
         await passes(world, lambda: short.outcome is not None)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -369,6 +370,70 @@ def test_large_txn_check_does_not_block_loop(end: str) -> None:
         assert len(node.proposed) == (end == "proposed")
         duplicate = (errors.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
         assert call.error == (duplicate if end == "refused" else None)
+
+    asyncio.run(run())
+
+
+_LARGE_BYTES = 100_000
+"""Size of a large value: 195 keys of work."""
+
+
+def _make(message: Any, **fields: Any) -> Any:
+    return message(key=fields.pop("key", b"large"), **fields)
+
+
+_RANGE_OF_LARGE = partial(_make, rpc_pb2.RangeRequest)
+
+
+def _write_and(*ranges_: rpc_pb2.RangeRequest) -> rpc_pb2.TxnRequest:
+    put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"x", value=b"v"))
+    return rpc_pb2.TxnRequest(success=[put, *(rpc_pb2.RequestOp(request_range=one) for one in ranges_)])
+
+
+_BY_VALUE = rpc_pb2.Compare(key=b"large", target=rpc_pb2.Compare.VALUE, value=b"v")
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "values"),
+    [
+        ("put", rpc_pb2.PutRequest(key=b"large", value=b"v"), 0),
+        ("put", rpc_pb2.PutRequest(key=b"large", value=b"v", prev_kv=True), 1),
+        ("put", rpc_pb2.PutRequest(key=b"large", ignore_value=True), 1),
+        ("put", rpc_pb2.PutRequest(key=b"large", value=b"v", ignore_lease=True), 1),
+        ("delete_range", rpc_pb2.DeleteRangeRequest(key=b"large", prev_kv=True), 1),
+        ("delete_range", rpc_pb2.DeleteRangeRequest(key=b"large", range_end=b"largf"), 0),
+        ("delete_range", rpc_pb2.DeleteRangeRequest(key=b"large", range_end=b"largf", prev_kv=True), 20),
+        ("txn", _write_and(_RANGE_OF_LARGE()), 1),
+        ("txn", _write_and(*[_RANGE_OF_LARGE()] * 30), 30),
+        ("txn", _write_and(_RANGE_OF_LARGE(keys_only=True)), 0),
+        ("txn", _write_and(_RANGE_OF_LARGE(range_end=b"largf", limit=15)), 15),
+        ("txn", _write_and(_RANGE_OF_LARGE(range_end=b"largf", keys_only=True)), 0),
+        (
+            "txn",
+            _write_and(_RANGE_OF_LARGE(range_end=b"largf", limit=1, sort_target="VALUE", sort_order="DESCEND")),
+            20,
+        ),
+        ("txn", _write_and(_RANGE_OF_LARGE(key=b"gone", range_end=b"gonf", revision=KEYS + 40)), 20),
+        ("txn", _write_and(_RANGE_OF_LARGE(key=b"gone", range_end=b"gonf")), 0),
+        ("txn", rpc_pb2.TxnRequest(compare=[_BY_VALUE] * 20, success=_write_and().success), 20),
+    ],
+)
+def test_a_write_states_the_work_of_the_values_that_it_reads(method: str, request_: Any, values: int) -> None:
+    """A txn of a put and 63 keys of 1 MB, 1 KB itself, counted as two puts, and took a third of a second to apply."""
+
+    async def run() -> None:
+        world, call = World(), Call()
+        for name in (b"gone", b"large"):
+            for number in range(20):
+                world.put(name + b"%d" % number * bool(number), bytes(_LARGE_BYTES))
+        deletion = world.machine.store.begin()
+        deletion.delete_range(b"gone", b"gonf")
+        deletion.end()
+        getattr(world.service, method)(call, request_.SerializeToString())
+        await world.finish()
+        ((_, _, waiter),) = cast(ManualNode, world.responder.node).proposed
+        of_a_value = _LARGE_BYTES // compares.BYTES_PER_KEY
+        assert values * of_a_value <= waiter.work <= values * (of_a_value + 2) + 20
 
     asyncio.run(run())
 
