@@ -224,6 +224,7 @@ class Lessor:
             self._revoke_early,
             lambda: self._auth.is_enabled,
             self._renewals.look_again,
+            self._store.lease_key_count,
         )
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()

@@ -34,6 +34,10 @@ from raftkv.replica.lease.times import LeaseClock, LeaseTimes
 EXPIRE_MAX: Final = 100
 """Leases ended by one entry: applying it must not block the loop for long."""
 
+EXPIRE_KEYS_MAX: Final = 4_096
+"""Keys of the leases of such an entry after which it takes no further lease: their deletion takes 20 ms, and other
+entries wait for it."""
+
 RENEW_MAX: Final = 4_000
 """Leases renewed by one entry, and keep-alives processed in one turn: about 20 ms."""
 
@@ -314,6 +318,7 @@ class Expiry:
         revoke: proposes the early end of a lease.
         asks_users: returns whether authentication is enabled.
         restored: called when leases got their time back: keep-alives may wait for their end.
+        keys_of: returns the number of keys of a lease.
     """
 
     def __init__(
@@ -324,6 +329,7 @@ class Expiry:
         revoke: Revoke,
         asks_users: Callable[[], bool],
         restored: Callable[[], None],
+        keys_of: Callable[[int], int],
     ) -> None:
         self._times = times
         self._propose = propose
@@ -331,6 +337,7 @@ class Expiry:
         self._revoke = revoke
         self._asks_users = asks_users
         self._restored = restored
+        self._keys_of = keys_of
         # Revocations in progress, and whether one of them was refused.
         self._revoking = 0
         self._is_refused = False
@@ -360,7 +367,7 @@ class Expiry:
         self._take_up_unsure()
         if not self._times.has_due() or not self._revocations.look():
             return  # the next sweep examines more entries
-        due = self._times.take_due(EXPIRE_MAX)
+        due = self._times.take_due(EXPIRE_MAX, EXPIRE_KEYS_MAX, self._keys_of)
         revoked = [lease_id for lease_id in due if lease_id in self._revocations]
         if revoked:
             self._doubt(revoked)

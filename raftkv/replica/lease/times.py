@@ -386,21 +386,31 @@ class LeaseTimes:
         self._looks_left = LOOKS_PER_STEP
         return bool(self._again) or self._due(self._clock.now()) is not None
 
-    def take_due(self, count_max: int) -> list[int]:
-        """Take at most ``count_max`` expired leases: they are expiring now, and each end must be proposed."""
+    def take_due(
+        self, count_max: int, keys_max: int = 1, keys_of: Callable[[int], int] = lambda lease_id: 0
+    ) -> list[int]:
+        """Take some expired leases: they are expiring now, and each end must be proposed.
+
+        Arguments:
+            count_max: maximum number of leases.
+            keys_max: number of keys after which no further lease is taken.
+            keys_of: returns the number of keys of a lease.
+        """
         due: list[int] = []
-        while self._again and len(due) < count_max:
+        while self._again and len(due) < count_max and keys_max > 0:
             lease_id = self._again.popleft()
             lease = self._leases.get(lease_id)
             # Not one that was granted again: the end of the previous one was applied after all.
             if lease is not None and lease.is_expiring:
                 due.append(lease_id)
+                keys_max -= keys_of(lease_id)
         now = self._clock.now()
         self._looks_left = LOOKS_PER_STEP
-        while len(due) < count_max and (first := self._due(now)) is not None:
+        while len(due) < count_max and keys_max > 0 and (first := self._due(now)) is not None:
             heapq.heappop(self._heap)
             self._leases[first].is_expiring = True
             due.append(first)
+            keys_max -= keys_of(first)
         return due
 
     def _due(self, now: float) -> int | None:

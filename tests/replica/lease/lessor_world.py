@@ -114,6 +114,7 @@ class Member:
             self._revoke,
             lambda: self.machine.applier.auth.is_enabled,
             self.renewals.look_again,
+            lambda lease_id: self.world.keys_of.get(lease_id, 0),
         )
         self.machine.applier.leases.observer = self.times
 
@@ -190,6 +191,7 @@ class World:
     ended: dict[int, float] = field(default_factory=dict)
     last_sent_at: dict[int, float] = field(default_factory=dict)
     ttl_s: dict[int, int] = field(default_factory=dict)
+    keys_of: dict[int, int] = field(default_factory=dict)
     leader: Member | None = None
 
     def __post_init__(self) -> None:

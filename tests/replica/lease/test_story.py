@@ -41,6 +41,20 @@ def test_a_lease_ends_in_time_on_all_members() -> None:
     assert all(not member.machine.applier.leases.granted for member in world.members)
 
 
+def test_one_entry_ends_leases_of_many_keys_a_few_at_a_time() -> None:
+    """A hundred leases of 10,000 keys each, which end together, were one entry of a million deletions."""
+    world = _led_by(0)
+    for lease_id in range(100, 130):
+        world.grant(lease_id, 2)
+        world.keys_of[lease_id] = 1_500
+    world.advance(4.0)
+    expired = [
+        raft_pb2.LeaseDecision.FromString(entry.body).ids for entry in world.log if entry.kind == Kind.LEASE_EXPIRE
+    ]
+    assert {lease_id for ids in expired for lease_id in ids} >= set(range(100, 130))
+    assert max(len(ids) for ids in expired) == 3
+
+
 def test_a_new_leader_keeps_the_time_that_is_left() -> None:
     world = _led_by(0, ttl_s=10)
     granted_at = world.now
