@@ -44,7 +44,7 @@ from raftkv.checkpoint.keys import (
 from raftkv.checkpoint.records import Checkpoint, Deleting, Extremes, FenceRecord, Latest, Reference
 from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.retention.holds import holds
-from raftkv.checkpoint.retention.policy import Decision, Policy, decide
+from raftkv.checkpoint.retention.policy import UNRULED, Decision, Policy, decide
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
 from raftkv.client.control import Control, read_page, txn_until_answered, until_answered
@@ -384,11 +384,7 @@ class Collector:
     async def _apply(self, policy: Policy) -> bool:
         """Delete by a policy; False: the keys have changed meanwhile, so decide again."""
         state = await load(self._control, self._run_id)
-        decisions = decide(
-            policy, state.checkpoints, latest={name: kind.latest.step for name, kind in state.kinds.items()},
-            held=state.held, now=self._now(),
-        )  # fmt: skip
-        decisions = await self._allowed(decisions)
+        decisions = await self._allowed(await self._decide(policy, state))
         self._result.decisions = [
             *(each for each in self._result.decisions if each.checkpoint in self._result.deleted),
             *decisions,
@@ -406,6 +402,27 @@ class Collector:
             if self._on_progress is not None:
                 self._on_progress(done, total)
         return True
+
+    async def _decide(self, policy: Policy, state: RunState) -> list[Decision]:
+        """Decide by a policy, with no place for a checkpoint whose files are gone."""
+        latest = {name: kind.latest.step for name, kind in state.kinds.items()}
+        checked: set[Reference] = set()
+        lost: set[Reference] = set()
+        while True:
+            decisions = decide(policy, state.checkpoints, latest=latest, held=state.held, now=self._now(), lost=lost)
+            if all(each.is_kept for each in decisions):
+                return decisions
+            ruled = [each.checkpoint for each in decisions if each.is_kept and each.why != UNRULED]
+            new = [each for each in ruled if each.reference not in checked]
+            try:
+                found = await asyncio.to_thread(ownership.without_files, self._uri, new)
+            except StorageError as error:
+                self._fail(f"nothing was deleted: {error}")
+                return [replace(each, is_kept=True) for each in decisions]
+            if not found:
+                return decisions
+            checked |= {each.reference for each in new}
+            lost |= {each.reference for each in found}
 
     async def _allowed(self, decisions: list[Decision]) -> list[Decision]:
         """Keep checkpoints whose files must not be deleted, and record why."""

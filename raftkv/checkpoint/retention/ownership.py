@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
@@ -30,11 +31,14 @@ from raftkv.checkpoint.storage.verify import decode_manifest
 from raftkv.client.control import Control, until_answered
 from raftkv.client.operations import get, mod_revision, put, version
 from raftkv.client.records import RecordError
+from raftkv.errors import ConfigError
 
 ADOPTED: Final = "raftkv.adopted"
 """Metadata name for a checkpoint in an existing directory."""
 OWNED: Final = "owned"
 KEPT: Final = "kept"
+CHECKS_AT_ONCE: Final = 16
+"""Threads that look for manifests, because an object store answers each look after some 20 ms."""
 
 
 def holds_whole_checkpoint(uri: str) -> bool:
@@ -55,6 +59,25 @@ def holds_whole_checkpoint(uri: str) -> bool:
         return False
     there = {found.name: found.size_bytes for found in place.list()}
     return all(there.get(file.name) == file.size_bytes for file in files)
+
+
+def without_files(uri: str, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints below a place that have no manifest there; of those elsewhere nothing is known.
+
+    Raises:
+        StorageError: the place cannot be read.
+    """
+
+    def is_gone(checkpoint: Checkpoint) -> bool:
+        try:
+            return Place(uri).name_below(checkpoint.uri) != "" and not Place(checkpoint.uri).exists(MANIFEST)
+        except ConfigError:
+            return False  # the record names no place
+
+    if not uri:
+        return []
+    with ThreadPoolExecutor(CHECKS_AT_ONCE, "raftkv-check") as threads:
+        return [each for each, gone in zip(checkpoints, threads.map(is_gone, checkpoints), strict=True) if gone]
 
 
 def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:

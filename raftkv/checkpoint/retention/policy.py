@@ -17,6 +17,8 @@ The rules
 - The best by a metric stays while ``keep_best`` names it. If a program repeats the value of an older validation at
   later steps, the oldest and the newest checkpoint with each of the best values stay. If no checkpoint of the run has
   the metric, the best is unknown, and all stay.
+- A checkpoint whose files are gone stays, and counts for no rule: an older store, restored from a backup, has records
+  of checkpoints that were deleted since.
 
 ``keep_...`` rules apply to each kind of checkpoint separately, ``max_bytes`` to all checkpoints of a run together.
 ``keep_every=1000`` keeps the first checkpoint of each thousand steps: those at multiples of 1000, if they exist.
@@ -43,6 +45,7 @@ from raftkv.errors import ConfigError
 
 LATEST: Final = "latest"
 HELD: Final = "held"
+UNRULED: Final = ("no rule deletes it",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ def decide(
     latest: Mapping[str, int],
     held: Mapping[Reference, Sequence[str]],
     now: float,
+    lost: Collection[Reference] = (),
 ) -> list[Decision]:
     """Return the decision for each checkpoint of a run, by kind and step.
 
@@ -145,13 +149,16 @@ def decide(
         latest: kind to the step of its newest.
         held: the holds on each checkpoint, by their names.
         now: the collector's wall clock, in seconds.
+        lost: checkpoints whose files are gone.
     """
-    ordered = sorted(checkpoints, key=lambda each: (each.kind, each.step))
+    every = sorted(checkpoints, key=lambda each: (each.kind, each.step))
+    ordered = [each for each in every if each.reference not in lost]
+    newest = {each.kind: each.step for each in ordered}
     ages = ages_of(ordered, now)
     why: dict[Reference, list[str]] = {each.reference: [] for each in ordered}
     for each in ordered:
         why[each.reference] += [f"{HELD}: {name}" for name in held.get(each.reference, ())]
-        if latest.get(each.kind, each.step) <= each.step:
+        if min(latest.get(each.kind, each.step), newest[each.kind]) <= each.step:
             why[each.reference].append(LATEST)
     for _, group in groupby(ordered, key=lambda each: each.kind):
         for reference, rule in _protected(policy, list(group), ages):
@@ -160,10 +167,11 @@ def decide(
         for rules in why.values():
             rules.append(f"no checkpoint has the metric {metric} yet")
     gone = {} if policy.is_empty else _gone(policy, ordered, why, ages)
+    why |= {reference: ["its files are gone"] for reference in lost}
     return [
         Decision(each, each.reference not in gone, (gone[each.reference],) if each.reference in gone
-                 else tuple(why[each.reference]) or ("no rule deletes it",))
-        for each in ordered
+                 else tuple(why[each.reference]) or UNRULED)
+        for each in every
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from raftkv.checkpoint.keys import DCP, FILES, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting, FileRecord
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import ownership
-from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import verify
 from tests.checkpoint.retention.kept import Kept
@@ -245,6 +245,38 @@ def test_a_whole_checkpoint_that_the_store_does_not_know_stays(tmp_path: Path) -
         assert (done.unknown, done.orphans) == ([lost[0].uri], [lost[1].uri])
         assert Place(lost[0].uri).exists("sub/a.bin")
         assert not Place(lost[1].uri).list()
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("policy", "gone", "kept"),
+    [
+        (Policy(keep_last=1), [4], [3, 4]),
+        (Policy(keep_last=2), [3, 4], [1, 2, 3, 4]),
+        (Policy(keep_best=(Best("loss"),)), [2], [2, 3, 4]),
+        (Policy(keep_every=2), [2], [1, 2, 3, 4]),
+        (Policy(max_age_s=0), [4], [2, 3, 4]),
+        (Policy(keep_last=1), [], [4]),
+    ],
+)
+def test_a_checkpoint_whose_files_are_gone_takes_no_place_of_another(
+    policy: Policy, gone: list[int], kept: list[int], tmp_path: Path
+) -> None:
+    """Play a restore of the store from a backup: what was deleted since has records again, but no files."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = {
+            step: await world.save(step, {"loss": loss}) for step, loss in ((1, 0.9), (2, 0.1), (3, 0.2), (4, 0.3))
+        }
+        for step in gone:
+            Place(saved[step].uri).delete_tree()
+        assert [each.step for each in (await world.collect(policy, dry_run=True)).deleted] == [
+            step for step in saved if step not in kept
+        ]
+        await world.collect(policy)
+        assert world.steps() == kept
 
     play(story())
 
