@@ -264,6 +264,7 @@ async def _open_listener(lighthouse: Lighthouse, text: str, default_job: str) ->
         addresses = await lighthouse.listen(host, port, name)
     except OSError as error:
         raise ConfigError(f"--listen {text}: {error.strerror or error}") from None
+    _warn_if_open("torchft's protocol", f"take part in job {name}", *addresses[0])
     return f"raftkv: torchft lighthouse of job {name} on http://{join_address(*addresses[0])}"
 
 
@@ -385,7 +386,12 @@ def _announce_gateway(gateway: Any, config: GatewayConfig) -> None:
     host, port = gateway.address
     # This line tells a parent process that clients can connect, and at which port if it was 0.
     print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
+    _warn_if_open("TCPStore", "read and write the store", host, port)
+
+
+def _warn_if_open(protocol: str, right: str, host: str, port: int) -> None:
+    """Warn of a listener without authentication that other machines reach."""
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         logging.warning(
-            "TCPStore has no authentication: every program that reaches %s:%d can read and write the store", host, port
+            "%s has no authentication: every program that reaches %s:%d can %s", protocol, host, port, right
         )

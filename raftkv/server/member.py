@@ -33,13 +33,13 @@ from raftkv.replica.node.proposals import new_start, request_ids
 from raftkv.replica.replica import Devices, Replica
 from raftkv.replica.watch.stream import SendTimes
 from raftkv.rpc.server.budget import AnswerBudget
-from raftkv.rpc.server.http import HttpHandler, Origins
+from raftkv.rpc.server.http import HostCheck, HttpHandler, Origins
 from raftkv.rpc.server.router import Around
 from raftkv.rpc.server.server import Server
 from raftkv.server.audit.calls import make_audit
 from raftkv.server.auth.users import Users
 from raftkv.server.gateway.handler import Gateway
-from raftkv.server.http.access import HostCheck, HttpAccess, own_names
+from raftkv.server.http.access import HttpAccess, own_names
 from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
 from raftkv.server.insecure_settings import list_insecure_settings

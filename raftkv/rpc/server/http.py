@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -151,6 +152,57 @@ def _usual_origin(origin: str) -> str:
     """Return an origin as browsers write it: in lower case, without the default port of its scheme."""
     origin = origin.lower()
     return origin.removesuffix(_SCHEME_PORTS.get(origin.partition(":")[0], ""))
+
+
+class HostCheck:
+    """Checks the host names of plain-text requests.
+
+    Arguments:
+        whitelist: names that pass at every address; ``*``: all. Empty: at loopback addresses only ``own`` names, IP
+            addresses and localhost pass, elsewhere all.
+        own: names of this member.
+    """
+
+    def __init__(self, whitelist: Iterable[str], own: Iterable[str] = ()) -> None:
+        self._whitelist = frozenset(map(str.lower, whitelist))
+        self._own = frozenset(map(str.lower, own))
+
+    def allows(self, request: HttpRequest, name: str) -> bool:
+        """Return whether a request with a host name is allowed."""
+        name = name.lower()
+        if request.tls or "*" in self._whitelist or name in self._whitelist:
+            return True
+        if self._whitelist:
+            return False
+        return not request.loopback or name in self._own or _is_nobodys(name)
+
+    def proves(self, request: HttpRequest, name: str) -> bool:
+        """Return whether the host name of a request is this member's, so that no stranger's page can have it."""
+        name = name.lower()
+        return request.tls or name in self._whitelist or name in self._own or _is_nobodys(name)
+
+
+def _is_nobodys(name: str) -> bool:
+    """Return whether no stranger, not even one on the local network (mDNS, DHCP), can point this name here."""
+    if name in ("", "localhost", "localhost."):
+        return True
+    try:
+        ipaddress.ip_address(name.removesuffix(".").replace("%25", "%", 1))
+    except ValueError:
+        return False
+    return True
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without port and brackets.
+
+    >>> host_name("[::1]:2379"), host_name("a.example")
+    ('::1', 'a.example')
+    """
+    if host.startswith("["):
+        name, _, rest = host[1:].partition("]")
+        return name if not rest or rest.startswith(":") else host
+    return host.partition(":")[0]
 
 
 async def close_body(body: bytes | AsyncIterator[bytes]) -> None:

@@ -15,17 +15,24 @@ stranger can point here. Texts and headers are etcd's. The defaults are not: etc
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import socket
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from raftkv import cluster_id
 from raftkv.config import ServerConfig
-from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, Origins, text_response
+from raftkv.rpc.server.http import (
+    HostCheck,
+    HttpHandler,
+    HttpHeaders,
+    HttpRequest,
+    HttpResponse,
+    Origins,
+    host_name,
+    text_response,
+)
 from raftkv.rpc.server.websocket import is_handshake
 
 _MISDIRECTED: Final = """
@@ -49,45 +56,6 @@ _JSON_PATHS: Final = "/v3"
 
 _OF_BROWSERS: Final = ("origin", "sec-fetch-site", "sec-fetch-mode")
 """Headers that browsers send with requests of a page."""
-
-
-class HostCheck:
-    """Checks the host names of plain-text requests.
-
-    Arguments:
-        whitelist: names that pass at every address; ``*``: all. Empty: at loopback addresses only ``own`` names, IP
-            addresses and localhost pass, elsewhere all.
-        own: names of this member.
-    """
-
-    def __init__(self, whitelist: Iterable[str], own: Iterable[str] = ()) -> None:
-        self._whitelist = frozenset(map(str.lower, whitelist))
-        self._own = frozenset(map(str.lower, own))
-
-    def allows(self, request: HttpRequest, name: str) -> bool:
-        """Return whether a request with a host name is allowed."""
-        name = name.lower()
-        if request.tls or "*" in self._whitelist or name in self._whitelist:
-            return True
-        if self._whitelist:
-            return False
-        return not request.loopback or name in self._own or _is_nobodys(name)
-
-    def proves(self, request: HttpRequest, name: str) -> bool:
-        """Return whether the host name of a request is this member's, so that no stranger's page can have it."""
-        name = name.lower()
-        return request.tls or name in self._whitelist or name in self._own or _is_nobodys(name)
-
-
-def _is_nobodys(name: str) -> bool:
-    """Return whether no stranger, not even one on the local network (mDNS, DHCP), can point this name here."""
-    if name in ("", "localhost", "localhost."):
-        return True
-    try:
-        ipaddress.ip_address(name.removesuffix(".").replace("%25", "%", 1))
-    except ValueError:
-        return False
-    return True
 
 
 def own_names(config: ServerConfig) -> set[str]:
@@ -174,15 +142,3 @@ def _is_form_of_page(request: HttpRequest) -> bool:
     """Return whether a browser sends this for a page without a preflight: other programs send no browser headers."""
     content_type = request.header("content-type").partition(";")[0].strip().lower()
     return content_type != "application/json" and any(request.header(name) for name in _OF_BROWSERS)
-
-
-def host_name(host: str) -> str:
-    """Return the name in a Host header, without port and brackets.
-
-    >>> host_name("[::1]:2379"), host_name("a.example")
-    ('::1', 'a.example')
-    """
-    if host.startswith("["):
-        name, _, rest = host[1:].partition("]")
-        return name if not rest or rest.startswith(":") else host
-    return host.partition(":")[0]

@@ -10,8 +10,8 @@ from raftkv.integrations.horovod import HorovodService
 from raftkv.rpc import Channel, ChannelOptions, RpcError, ServerLimits, framing, status
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.accept import Connection
-from raftkv.rpc.server.http import HttpRequest, HttpResponse, Origins, text_response
-from raftkv.server.http.access import HostCheck, HttpAccess
+from raftkv.rpc.server.http import HostCheck, HttpRequest, HttpResponse, Origins, text_response
+from raftkv.server.http.access import HttpAccess
 from tests.fuzz.target import Target
 from tests.rpc import raw
 from tests.rpc import services as s

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from raftkv.rpc.server.http import HttpHeaders, HttpRequest, HttpResponse, Origins
-from raftkv.server.http.access import HostCheck, HttpAccess, host_name
+from raftkv.rpc.server.http import HostCheck, HttpHeaders, HttpRequest, HttpResponse, Origins, host_name
+from raftkv.server.http.access import HttpAccess
 from tests import websocket
 
 REBINDABLE = (

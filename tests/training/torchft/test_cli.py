@@ -66,21 +66,26 @@ def daemon(*words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def status(address: str) -> Any:
-    with urllib.request.urlopen(f"{address}/status", timeout=60) as answer:
+def status(address: str, **headers: str) -> Any:
+    request = urllib.request.Request(f"{address}/status", headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
 def test_jobs_have_ports_of_their_own_and_a_signal_ends_it_well(raftkv_cluster):
-    with daemon("--listen=one=127.0.0.1:0,127.0.0.1:0", f"--endpoints={raftkv_cluster.endpoints[0]}") as process:
-        assert process.stdout is not None
+    with daemon("--listen=one=127.0.0.1:0,0.0.0.0:0", f"--endpoints={raftkv_cluster.endpoints[0]}") as process:
+        assert process.stdout is not None and process.stderr is not None
         lines = [process.stdout.readline().split() for _ in range(2)]
         assert [line[5] for line in lines] == ["one", "default"]
         assert set(status(lines[0][-1])["jobs"]) == {"one", "default"}
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{lines[0][-1]}/elsewhere", timeout=60)
+        with pytest.raises(urllib.error.HTTPError, match="421"):  # a page of evil.example, whose name leads here
+            status(lines[0][-1], Host="evil.example")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
+        warnings = [line for line in process.stderr if "has no authentication" in line]
+        assert len(warnings) == 1 and "can take part in job default" in warnings[0]
     with raftkv_cluster.connect() as kv:
         assert list(kv.range("/raftkv/", prefix=True)) == []
 
