@@ -651,6 +651,27 @@ def test_a_generation_that_begins_before_a_node_asks_for_it_waits_for_that_node(
     play(scenario)
 
 
+def test_a_run_that_is_deleted_under_its_nodes_forms_again(play):
+    """Else the nodes would run on unseen, beside those of the next run with this id."""
+
+    async def scenario(job: Job) -> None:
+        config = RunConfig(run_id=job.run_id, min_nodes=2, max_nodes=2, lease_ttl_s=10, disconnect_grace_s=0.05)
+        nodes = [await Participant.open(job.kv, config) for _ in range(2)]
+        assert {world.generation for world in await asyncio.gather(*(node.next_world() for node in nodes))} == {1}
+        await job.kv.delete(job.keys.base, prefix=True)
+        await until(lambda: all(node.nodes_waiting for node in nodes))
+        worlds = await asyncio.gather(*(node.next_world() for node in nodes))
+        assert len({world.generation for world in worlds}) == 1
+        assert worlds[0].generation > 1
+        assert {item.key for item in await job.kv.range(job.keys.nodes, prefix=True)} == {
+            job.keys.node(node.node.id).encode() for node in nodes
+        }
+        for node in nodes:
+            await node.leave()
+
+    play(scenario)
+
+
 def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
     async def scenario(job: Job) -> None:
         config = RunConfig(

@@ -456,10 +456,10 @@ class RecordCache(Reflector):
     def nodes_waiting(self, world: World | None) -> int:
         """Return 0 while a world lasts, as far as is known; else how many nodes wait for the next one, at least 1."""
         state = self.state
-        if world is None or state is None or state.phase == CLOSED:
+        if world is None or self.closed:
             return 0
-        if self.round_revision != world.revision:
-            return 1  # a later generation; after a restore from a backup also an earlier one or none
+        if state is None or self.round_revision != world.revision:
+            return 1  # a later generation; after a deletion or a restore from a backup also an earlier one or none
         return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
 
     def _on_events(self, revision: int, events: Sequence[Event]) -> None:
