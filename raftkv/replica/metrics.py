@@ -282,10 +282,10 @@ class WatchMetrics(Collector):
         )
         text = "Total number of events sent by this member."
         yield from counters(("etcd_debugging_mvcc_events_total", text, hub.events_total))
-        if (times := hub.send_times) is not None:
-            found = (times.responses, times.events, times.control, times.progress)
-            for (name, text), buckets in zip(_SEND_TIMES, found, strict=True):
-                yield histogram_family(f"etcd_debugging_server_watch_send_loop_{name}_seconds", text, {(): buckets})
+        times = hub.send_times
+        found = (times.responses, times.events, times.control, times.progress)
+        for (name, text), buckets in zip(_SEND_TIMES, found, strict=True):
+            yield histogram_family(f"etcd_debugging_server_watch_send_loop_{name}_seconds", text, {(): buckets})
 
 
 class LeaseMetrics(Collector):

@@ -31,7 +31,6 @@ from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.leadership import LeaderLog, hand_over
 from raftkv.replica.node.proposals import new_start, request_ids
 from raftkv.replica.replica import Devices, Replica
-from raftkv.replica.watch.stream import SendTimes
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HostCheck, HttpHandler, Origins
 from raftkv.rpc.server.router import Around
@@ -283,8 +282,9 @@ class Member:
         """Return the wrappers of clients' handlers. The audit log also sees calls that the guard refuses."""
         noting = () if self._audit is None else (self._audit.around,)
         tracing = () if self._tracing is None else (self._tracing.calls.around,)
-        timing = (self._times().around,) if self.config.extensive_metrics else ()
-        return (crowded.around, *noting, *tracing, *timing, self._users.guard.around)
+        times = CallTimes(self.config.extensive_metrics)
+        self._registry.register(times)
+        return (crowded.around, *noting, *tracing, times.around, self._users.guard.around)
 
     def _make_dashboard(self, durable: Durable) -> Dashboard:
         identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
@@ -293,12 +293,6 @@ class Member:
         figures = Figures(self.replica, transport.peers, lambda: len(self._client_server.connections), events)
         self._everybody = ClusterFigures(figures, applier, identity, transport.channel, transport.introduction)
         return Dashboard(identity, self._everybody, applier, self._users, self.replica.hub)
-
-    def _times(self) -> CallTimes:
-        times = CallTimes()
-        self._registry.register(times)
-        self.replica.hub.send_times = SendTimes()
-        return times
 
     def _guarded(self, handler: HttpHandler) -> HttpHandler:
         config = self.config

@@ -208,8 +208,7 @@ class WatchHub:
         """Incremented when rights may have changed: streams then fall behind until checked (``WatchStream``)."""
         self.events_total = 0
         """Number of events sent, counted by the streams."""
-        self.send_times: SendTimes | None = None
-        """Durations of sending; ``None``: not measured."""
+        self.send_times = SendTimes()
         self.watcher_count = 0
         """Number of watchers of all open streams."""
         self.shares = Shares(MEMBER_WATCHERS_MAX_BYTES)

@@ -88,7 +88,7 @@ class Call(Protocol):
 
 
 class SendTimes:
-    """Durations of sending responses, for ``--metrics=extensive``: the responses of a turn are measured together.
+    """Durations of sending responses: the responses of a turn are measured together.
 
     Attributes:
         responses, events, control, progress: seconds per response with events, per event, per other response, and per
@@ -479,14 +479,12 @@ class WatchStream:
         bodies, self._bodies = self._bodies, 0
         events, self._events = self._events, 0
         control, self._control = self._control, 0
-        times = self._hub.send_times
         try:
             if out:
-                count, began_s = len(out) - bodies, 0.0 if times is None else perf_counter()
+                count, began_s = len(out) - bodies, perf_counter()
                 frames = b"".join(out)
                 self._call.send_frames_nowait(frames, count)
-                if times is not None:
-                    times.sent(perf_counter() - began_s, count - control, events, control)
+                self._hub.send_times.sent(perf_counter() - began_s, count - control, events, control)
                 if self._on_sent is not None:
                     self._on_sent(len(frames))
         except Exception:

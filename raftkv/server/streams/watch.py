@@ -158,8 +158,7 @@ class WatchService:
             began_s = perf_counter()
             for _ in stream.notify_progress():
                 await asyncio.sleep(0)
-            if (times := self._hub.send_times) is not None:
-                times.progress.observe(perf_counter() - began_s)
+            self._hub.send_times.progress.observe(perf_counter() - began_s)
 
 
 def _fail(end: asyncio.Future[None], error: errors.StatusError) -> None:
