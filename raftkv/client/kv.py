@@ -502,6 +502,7 @@ class Txn(Operation):
             answer = await scope.call(method, self._guarded(scope.space), timeout_s)
         except LeaseNotFoundError:
             raise lost_lease(self.leases()) or LeaseNotFoundError() from None
+        scope.keeper.heard_of(answer.header.cluster_id)
         return self._unguarded(answer, scope.space)
 
     # A fence wraps the txn in another one, so that its failure differs from a condition that does not hold.

@@ -265,6 +265,7 @@ class Lease:
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
         self._cluster_id = answer.header.cluster_id
         self.renewed(answer.TTL, asked_at)
+        scope.keeper.heard_of(self._cluster_id)
         scope.keeper.add(self)
 
     async def revoke(self, timeout_s: float | None = None) -> None:
@@ -354,11 +355,8 @@ class Lease:
             answer: answer of the member.
             asked_at: time at which the keep-alive was sent, by ``lease_now``.
         """
-        cluster_id = answer.header.cluster_id
-        if 0 != self._cluster_id != cluster_id != 0:
-            # A cluster restored from an older state may know the lease, but not the keys attached to it since.
-            self.lose("another cluster has granted it: this one was restored since")
-        elif answer.TTL > 0:
+        self._scope.keeper.heard_of(answer.header.cluster_id)
+        if answer.TTL > 0:
             self.renewed(answer.TTL, asked_at)
         else:
             self.lose("the cluster no longer knows it")
@@ -818,6 +816,7 @@ class LeaseKeeper:
         self._due: list[tuple[float, int]] = []
         self._sent_at: dict[int, float] = {}
         self._wake = asyncio.Event()
+        self._cluster_id = 0
         self._given_up = ""
         self._is_emptied = False
         self._streams_failed = 0
@@ -840,6 +839,21 @@ class LeaseKeeper:
         if self._leases.get(lease.id) is lease:
             del self._leases[lease.id]
             self._wake.set()
+
+    def heard_of(self, cluster_id: int) -> None:
+        """Lose the leases of other clusters than the one that now answers: it was restored from an older state.
+
+        It may know a lease, but not the keys attached to it since.
+
+        Arguments:
+            cluster_id: id in the header of an answer to this client; 0: unknown.
+        """
+        if cluster_id in (self._cluster_id, 0):
+            return
+        self._cluster_id = cluster_id
+        for lease in list(self._leases.values()):
+            if 0 != lease.cluster_id != cluster_id:
+                lease.lose("another cluster has granted it: this one was restored since")
 
     async def close(self) -> None:
         """Stop all keep-alives; all leases are lost."""

@@ -89,6 +89,11 @@ class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
         await self.close()
 
 
+def _new_scope(core: Core, space: Space, timeout_s: float) -> Scope:
+    keeper = LeaseKeeper(core)
+    return Scope(core, space, timeout_s, WatchHub(core, heard_of=keeper.heard_of), keeper)
+
+
 @asynccontextmanager
 async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
     """Create a scope of all keys for the block; its watches and keep-alives end with the block, the core stays open.
@@ -97,7 +102,7 @@ async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
         core: calls with failover.
         timeout_s: default time limit of a call.
     """
-    scope = Scope(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))
+    scope = _new_scope(core, Space(), timeout_s)
     try:
         yield scope
     finally:
@@ -167,7 +172,7 @@ def connect(
     )
     core = Core(endpoints, options)
     require_ports(core.endpoints)
-    return Client(Scope(core, Space(to_bytes(namespace)), timeout_s, WatchHub(core), LeaseKeeper(core)))
+    return Client(_new_scope(core, Space(to_bytes(namespace)), timeout_s))
 
 
 def _who(user: str | None, password: Secret, token: Secret) -> tuple[str, Secret, Secret]:

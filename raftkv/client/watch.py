@@ -319,9 +319,15 @@ class WatchHub:
     Arguments:
         core: connection to the cluster.
         progress_interval_s: seconds between progress requests.
+        heard_of: called with the id of the cluster that confirms a watcher.
     """
 
-    def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        core: Client,
+        progress_interval_s: float = PROGRESS_INTERVAL_S,
+        heard_of: Callable[[int], object] = lambda cluster_id: None,
+    ) -> None:
         self.failures: dict[str, str] = {}
         """For each endpoint, why no stream could be opened there; empty while a stream works."""
         self.failing_since = 0.0
@@ -330,6 +336,7 @@ class WatchHub:
         """Called after each failed stream."""
         self.progress_interval_s = progress_interval_s
         self._core = core
+        self._heard_of = heard_of
         self.watchers: dict[Watcher, None] = {}
         """All watchers that have not ended."""
         self._by_id: dict[int, Watcher] = {}
@@ -536,6 +543,7 @@ class WatchHub:
         if self._by_id.get(asked_id) is not watcher:
             return  # cancelled before it was confirmed
         header = response.header
+        self._heard_of(header.cluster_id)
         if watcher.is_of_another(header.cluster_id):
             self._withdraw(watcher)
             self.watchers.pop(watcher, None)

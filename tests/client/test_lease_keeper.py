@@ -10,10 +10,14 @@ import pytest
 
 from raftkv import errors, suspend_clock
 from raftkv.client.errors import LeaseLost
+from raftkv.client.kv import Txn
 from raftkv.client.lease import Lease, LeaseKeeper, renewals
 from raftkv.client.rpc.core import Stream
+from raftkv.client.scope import Scope, Space
+from raftkv.client.watch import Request, Watch, Watcher, WatchHub
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
+from tests.client.fake_watches import FakeCore
 from tests.client.waiting import until
 
 
@@ -57,6 +61,8 @@ class Core:
         self.calls = []
         self.left = []
         self.granted = 0
+        self.cluster_id = 0
+        self.watches = FakeCore()
         self.refuse = None
 
     @property
@@ -71,8 +77,11 @@ class Core:
         return Stream(self.calls[-1], method.response, endpoint)
 
     async def call(self, method, request, *, timeout_s):
+        header = rpc_pb2.ResponseHeader(cluster_id=self.cluster_id)
+        if isinstance(request, rpc_pb2.TxnRequest):
+            return rpc_pb2.TxnResponse(header=header, succeeded=True)
         self.granted += 1
-        return rpc_pb2.LeaseGrantResponse(ID=self.granted, TTL=request.TTL)
+        return rpc_pb2.LeaseGrantResponse(header=header, ID=self.granted, TTL=request.TTL)
 
     def next_endpoint(self, failed):
         self.left.append(failed)
@@ -85,10 +94,12 @@ def play(scenario):
     async def main():
         core = Core()
         keeper = LeaseKeeper(core)
-        scope = SimpleNamespace(core=core, keeper=keeper, timeout_s=5.0)
+        hub = WatchHub(core.watches, heard_of=keeper.heard_of)
+        scope = Scope(core, Space(), 5.0, hub, keeper)
         try:
             await asyncio.wait_for(scenario(core, scope), 90)
         finally:
+            await hub.close()
             await keeper.close()
 
     asyncio.run(main())
@@ -310,6 +321,40 @@ def test_a_patient_lease_is_lost_on_the_clusters_word_alone():
         await lease.lost.wait()
         with pytest.raises(LeaseLost, match="the cluster no longer knows it"):
             lease.check()
+
+    play(scenario)
+
+
+async def txn(scope, lease):
+    await Txn(scope).commit()
+
+
+async def grant(scope, lease):
+    await Lease(scope, 60)
+
+
+async def confirm_watcher(scope, lease):
+    Watch(scope.hub, Space(), Watcher(Request(b"k"), 1000), 5.0)
+    await until(lease.lost.is_set)
+
+
+@pytest.mark.parametrize("answer", [txn, grant, confirm_watcher])
+def test_any_answer_of_a_restored_cluster_ends_the_leases_of_the_one_before(answer):
+    async def scenario(core, scope):
+        core.cluster_id = 7
+        old, patient = [await Lease(scope, 60), await Lease(scope, 60, patient=True)]
+        core.cluster_id = 0  # unknown
+        unknown = await Lease(scope, 60)
+        await txn(scope, old)
+        assert old.alive
+        assert patient.alive
+        core.cluster_id = core.watches.cluster_id = 8
+        await answer(scope, old)
+        assert not old.alive
+        assert not patient.alive
+        assert unknown.alive
+        with pytest.raises(LeaseLost, match="another cluster has granted it"):
+            patient.check()
 
     play(scenario)
 
