@@ -13,6 +13,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.errors import CODE_NAMES, ContextDeadlineExceededError, StatusError
+from raftkv.rpc.status import CLOSED_TEXT
 
 # -- reasons --------------------------------------------------------------------------------------------------------
 #
@@ -232,8 +233,8 @@ ANOTHER_LOOP: Final = (
 
 def is_client_closed(error: Exception) -> bool:
     """Return whether a call or a watch ended because this client was closed."""
-    is_end = isinstance(error, errors.StatusError) and error.code == errors.CANCELED and error.definite
-    return is_end and str(error).endswith(CLIENT_CLOSED)
+    is_end = isinstance(error, errors.StatusError) and error.code == errors.CANCELED
+    return is_end and str(error).endswith((CLIENT_CLOSED, CLOSED_TEXT))
 
 
 class WatchCanceled(errors.StatusError):

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote_to_bytes
 
+CLOSED_TEXT = "grpc: the client connection is closing"
+"""Message of calls that end because their channel was closed here, as in Go."""
 Headers = tuple[tuple[bytes, bytes], ...]
 """Header fields in transmission order, names in lower case."""
 

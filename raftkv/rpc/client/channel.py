@@ -27,7 +27,7 @@ from raftkv.rpc.client.core import TIMED_PING, ClientCore
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.framing import MessageAssembler, Metadata, encode_metadata, encode_timeout
 from raftkv.rpc.limits import ChannelOptions
-from raftkv.rpc.status import Code, Headers, RpcError
+from raftkv.rpc.status import CLOSED_TEXT, Code, Headers, RpcError
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, Security, fixed
 
 
@@ -192,7 +192,7 @@ class Channel:
     def _enqueue(self, call: UnaryFuture | ClientStream, wait_for_ready: bool | None) -> None:
         call.wait_for_ready = self.options.wait_for_ready if wait_for_ready is None else wait_for_ready
         if self.state is ChannelState.SHUTDOWN:
-            call.fail(RpcError(Code.CANCELLED, _CLOSED_TEXT, definite=True))
+            call.fail(RpcError(Code.CANCELLED, CLOSED_TEXT, definite=True))
         elif self._failure is not None and not call.wait_for_ready:
             call.fail(self._failure_now())
         elif len(self._queue) >= self.options.queued_calls:
@@ -360,14 +360,14 @@ class Channel:
         self._core = None
         queued, self._queue = self._queue, {}
         for call in queued:
-            call.fail(RpcError(Code.CANCELLED, _CLOSED_TEXT, definite=True))
+            call.fail(RpcError(Code.CANCELLED, CLOSED_TEXT, definite=True))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         connections = list(self._connections)
         for connection in connections:
-            connection.close(_CLOSED_TEXT)
+            connection.close(CLOSED_TEXT)
         for connection in connections:
             await connection.lost.wait()
         self._timer.close()
@@ -379,5 +379,4 @@ class Channel:
         await self.close()
 
 
-_CLOSED_TEXT = "grpc: the client connection is closing"
 _TIMEOUTS_KEPT = 1024
