@@ -24,7 +24,7 @@ TABLES = {
     "neutral": PERFORMANCE,
     "neutral-compiled": PERFORMANCE,
     "operate": PERFORMANCE,
-    "registry": ROOT / "docs" / "training" / "checkpoints.md",
+    "registry": PERFORMANCE,
     "restart": ROOT / "docs" / "training" / "index.md",
 }
 """The page with the table of each benchmark, which is between markers with the benchmark's name."""

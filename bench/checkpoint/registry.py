@@ -308,7 +308,7 @@ def _worker(role: str, endpoints: list[str], directory: str, *numbers: int) -> W
 
 def main() -> None:
     """Run the benchmark, and exit with 1 if a bar is missed."""
-    parser = parser_of(__doc__, list(ROWS), writes="the table of docs/training/checkpoints.md")
+    parser = parser_of(__doc__, list(ROWS), writes="the table of docs/reference/performance.md")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of ranks, commits and checkpoints")
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
