@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from raftkv.loop import turns as turns_module
 from raftkv.loop.turns import TURN_LIMIT_S, LoopTurns, MemberLoop, TurnSelector, name_work
 from tests.procs import RAFTKV, Cluster, http_get
 
@@ -41,13 +42,15 @@ def _metrics(turns: LoopTurns) -> dict[str, float]:
 
 
 def test_a_long_turn_is_counted_and_named_and_its_own(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = LoopTurns()
+    monkeypatch.setattr(turns_module, "WARNING_INTERVAL_S", 0.0)
     with caplog.at_level(logging.WARNING):
         _run(turns, block_s=0.12)
-    (record,) = [record for record in caplog.records if record.name == "raftkv.loop.turns"]
-    took_ms, own_ms = (float(part.split(" ms")[0].split()[-1]) for part in record.getMessage().split(", ")[:2])
+    told = [record.getMessage().split(", ") for record in caplog.records if record.name == "raftkv.loop.turns"]
+    # On a busy machine, other turns may be slow too.
+    took_ms, own_ms = max([float(part.split(" ms")[0].split()[-1]) for part in parts[:2]] for parts in told)
     # It slept, which is no wait for a processor; before that it may have waited for one.
     assert 0 < own_ms <= took_ms
     assert took_ms >= 120
@@ -56,11 +59,16 @@ def test_a_long_turn_is_counted_and_named_and_its_own(
     assert figures["raftkv_loop_turn_seconds_sum"] >= 0.12
 
 
-def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     selector = TurnSelector(turns := LoopTurns())
+    now = 10.0
+    monkeypatch.setattr(turns_module, "monotonic", lambda: now)
 
     async def work() -> None:
-        threading.Event().wait(0.12)
+        nonlocal now
+        now += 0.12
         selector.disregard()
         await asyncio.sleep(0)
 
@@ -72,7 +80,7 @@ def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(caplog: pytes
     assert not caplog.records
     figures = _metrics(turns)
     assert figures["raftkv_loop_turn_seconds_count"] > 0
-    assert figures["raftkv_loop_turn_seconds_sum"] < 0.12
+    assert figures["raftkv_loop_turn_seconds_sum"] == 0
 
 
 def test_the_longest_turn_begins_anew_with_each_scrape() -> None:

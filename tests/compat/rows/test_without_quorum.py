@@ -69,11 +69,10 @@ def test_a_serializable_range_is_served(rest: Rest) -> None:
 
 
 def test_a_client_that_requires_a_leader_is_refused_at_once(rest: Rest) -> None:
+    """One that waited for the leader would be told that its time is over."""
     metadata = [("hasleader", "true")]
-    started = time.monotonic()
     for method, request in ((PUT, put(b"a")), (RANGE, get(b"a")), (RANGE, get(b"a", serializable=True))):
         assert _refusal(rest.wire.call(method, request, metadata=metadata)) == NO_LEADER
-    assert time.monotonic() - started < REQUEST_TIMEOUT_S, "none waited for the leader"
     other_value = rest.wire.call(RANGE, get(b"a", serializable=True), metadata=[("hasleader", "yes")])
     assert other_value.code == "OK"
 

@@ -17,6 +17,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
 from raftkv.replica.node import applying
 from raftkv.storage import mvcc
+from tests.client.waiting import until
 from tests.compat.store import delete, put
 from tests.replica.node.node_world import Caller, World
 
@@ -229,16 +230,14 @@ def test_entries_wait_for_a_database_that_is_far_behind(
         monkeypatch.setattr(store, "commit", note)
         monkeypatch.setattr(store._overlay, "space_error", error)
         callers = [propose(world, put(b"new%d" % number, bytes(96)), Kind.PUT) for number in range(10)]
-        await asyncio.sleep(4 * applying.CATCH_UP_S)
         if is_full:  # what makes room is among the entries
-            assert count(world) == KEYS + 10
+            await until(lambda: count(world) == KEYS + 10)
             return
+        await until(lambda: asked > 1)
         assert count(world) == KEYS + 3
         assert store.unwritten_bytes == 300
-        assert asked > 1
         monkeypatch.setattr(store, "commit", commit)
-        await asyncio.sleep(20 * applying.CATCH_UP_S)
-        assert all(isinstance(caller.outcome, Outcome) for caller in callers)
+        await until(lambda: all(isinstance(caller.outcome, Outcome) for caller in callers))
         assert count(world) == KEYS + 10
         assert world.failures == []
 

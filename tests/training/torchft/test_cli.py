@@ -90,15 +90,13 @@ def test_jobs_have_ports_of_their_own_and_a_signal_ends_it_well(raftkv_cluster):
         assert list(kv.range("/raftkv/", prefix=True)) == []
 
 
-def beat(address: str, *replica_ids: str) -> None:
-    """Send one heartbeat of each replica, and leave."""
+def beat(address: str, replica_id: str) -> None:
+    """Send one heartbeat of a replica, and leave."""
 
     async def send() -> None:
-        channel = Channel(address.removeprefix("http://"))
-        for replica_id in replica_ids:
+        async with Channel(address.removeprefix("http://")) as channel:
             request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id).SerializeToString()
             await channel.unary(HEARTBEAT, request, 60.0)
-        await channel.close()
 
     asyncio.run(send())
 
@@ -113,13 +111,13 @@ def test_name_of_a_replica_neither_begins_a_line_nor_controls_the_terminal(raftk
 
 
 @contextlib.contextmanager
-def many_replicas(address: str, host: str) -> Iterator[None]:
-    """Send heartbeats of as many replicas as a daemon has room for, on one connection from a host."""
+def replicas(address: str, host: str, count: int) -> Iterator[None]:
+    """Send heartbeats of replicas on one connection from a host, which is closed at the end of the block."""
     port = int(address.rpartition(":")[2])
     fields = raw.grpc_headers(HEARTBEAT)
     with socket.create_connection(("127.0.0.1", port), 60.0, (host, 0)) as connection:
         connection.sendall(raw.PREFACE + raw.settings())
-        for number in range(REPLICAS_MAX):
+        for number in range(count):
             body = torchft_pb2.LighthouseHeartbeatRequest(replica_id=f"{host}-{number}").SerializeToString()
             framed = b"\0" + len(body).to_bytes(4, "big") + body
             stream = 2 * number + 1
@@ -137,11 +135,11 @@ def test_replicas_of_one_host_keep_no_replica_of_another_out(raftkv_cluster):
             found: list[str] = status(address)["jobs"]["default"]["replicas_here"]
             return found
 
-        with many_replicas(address, "127.0.0.2"):
+        with replicas(address, "127.0.0.2", REPLICAS_MAX):
             wait_for(lambda: len(present()) == REPLICAS_MAX, "the many replicas")
-            beat(address, "honest")
-            assert "honest" in present()
-            assert len(present()) == REPLICAS_MAX
+            with replicas(address, "127.0.0.1", 1):
+                wait_for(lambda: "127.0.0.1-0" in present(), "the replica of another host")
+                assert len(present()) == REPLICAS_MAX
 
 
 def test_help_names_every_flag(capsys):
