@@ -46,7 +46,7 @@ from raftkv.storage.wal.disk import (
     WALNotFoundError,
     WALSpaceError,
 )
-from raftkv.storage.wal.record import BODY_MAX_BYTES, encode_frame, frame_size
+from raftkv.storage.wal.record import BODY_MAX_BYTES, encode_frame
 from raftkv.storage.wal.recovery import ReplayError
 from raftkv.storage.wal.segment import SpareSegment
 
@@ -261,12 +261,8 @@ class WAL:
             self._refuse()
         # Check everything before writing the first byte; otherwise the log would have to be repaired.
         last_index = self._check_batch(hard_state, entries)
-        parts: list[bytes] = []
-        encode_entries(entries, parts)
-        if hard_state is not None:
-            parts.append(encode_hard_state(hard_state))
-        if parts:
-            self._write(b"".join(parts))
+        if entries or hard_state is not None:
+            self._write(None, entries, hard_state)
             self._last_index = last_index
             if hard_state is not None:
                 self._hard_state = hard_state
@@ -289,7 +285,7 @@ class WAL:
         if hard_state is not None:
             self._check_hard_state(hard_state, last_index)
         # One frame: after a crash either both are there or neither is.
-        self._write(encode_snapshot(meta) + (b"" if hard_state is None else encode_hard_state(hard_state)))
+        self._write(meta, (), hard_state)
         self._snapshot = meta
         self._last_index = last_index
         if hard_state is not None:
@@ -379,17 +375,23 @@ class WAL:
         if state.commit > last_index:
             raise InvariantError(f"commit index {state.commit} is beyond the last entry {last_index}")
 
-    def _write(self, body: bytes) -> None:
-        size = frame_size(len(body))
+    def _write(self, meta: SnapshotMeta | None, entries: Sequence[Entry], hard_state: HardState | None) -> None:
+        parts: list[bytes] = [] if meta is None else [encode_snapshot(meta)]
+        encode_entries(entries, parts)
+        if hard_state is not None:
+            parts.append(encode_hard_state(hard_state))
+        body = b"".join(parts)
+        # Each frame states what was durable when it was written, which distinguishes a torn write from damage
+        # (``tail.py``).
+        buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
+        size = sum(map(len, buffers))
         # A frame never spans two segments, so that each segment can be checked and deleted separately.
         if self._offset + size > self._size:
             self._cut(len(body))
+            buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
         try:
             if failpoints.armed:
                 failpoint("walBeforeWrite")
-            # Each frame states what was durable when it was written, which distinguishes a torn write from damage
-            # (``tail.py``).
-            buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
             end = self._offset + size
             whole = buffers if end <= self._filled else self._with_zeros(buffers, end)
             self._disk.write(self._fd, whole, self._offset)
@@ -493,7 +495,7 @@ class WAL:
             buffers, self._crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
             self._disk.write(fd, buffers, self._offset)
             self._disk.sync_data(fd)
-            self._offset = self._durable = self._offset + frame_size(len(body))
+            self._offset = self._durable = self._offset + sum(map(len, buffers))
         failpoint("walBeforeCutRename")
         self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
         self._disk.sync_directory(self._directory)
