@@ -74,7 +74,8 @@ def status(address: str, **headers: str) -> Any:
 
 def test_jobs_have_ports_of_their_own_and_a_signal_ends_it_well(raftkv_cluster):
     with daemon("--listen=one=127.0.0.1:0,0.0.0.0:0", f"--endpoints={raftkv_cluster.endpoints[0]}") as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         lines = [process.stdout.readline().split() for _ in range(2)]
         assert [line[5] for line in lines] == ["one", "default"]
         assert set(status(lines[0][-1])["jobs"]) == {"one", "default"}
@@ -85,7 +86,8 @@ def test_jobs_have_ports_of_their_own_and_a_signal_ends_it_well(raftkv_cluster):
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
         warnings = [line for line in process.stderr if "has no authentication" in line]
-        assert len(warnings) == 1 and "can take part in job default" in warnings[0]
+        assert len(warnings) == 1
+        assert "can take part in job default" in warnings[0]
     with raftkv_cluster.connect() as kv:
         assert list(kv.range("/raftkv/", prefix=True)) == []
 
