@@ -79,7 +79,7 @@ Ack(i, to, index, success) ==
 -----------------------------------------------------------------------------
 (* Elections *)
 
-Promotable(i) == i \in Members(config[i]) \ config[i].learners
+Promotable(i) == i \in Voters(config[i])     \* also one that joint consensus demotes
 MayCampaign(i) == role[i] # "Leader" /\ Promotable(i) /\ ~Unapplied(i, commitIndex[i])
 
 BecomePreCandidate(i) ==
