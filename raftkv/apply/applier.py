@@ -355,7 +355,7 @@ class Applier:
         write = self.store.begin()
         revision, pieces = yield from txn.delete_range_in_pieces(write, request, room)
         write.end()
-        return Outcome(revision, pieces=pieces)
+        return Outcome(revision, pieces=pieces, unanswered=room.refusal)
 
     def _txn(self, request: rpc_pb2.TxnRequest | wire.PlainTxn) -> Outcome | Work:
         if not isinstance(request, wire.PlainTxn):

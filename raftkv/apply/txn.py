@@ -48,6 +48,12 @@ ANSWER_KEYS_MAX: Final = 2_000_000
 """Keys that the ranges of one entry may look at for a response, which only one member makes: about 2 s during which
 that member applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
 
+ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Bytes of the response of one entry: 0.3 s during which that member applies nothing else."""
+
+KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes of values that the puts of one txn may keep: each is written again, by every member."""
+
 KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
 """Cost factor of a range that is sorted by values: the measured minimum."""
@@ -105,8 +111,11 @@ def work_of(view: Store, request: rpc_pb2.TxnRequest) -> Generator[None, None, i
     Arguments:
         view: the store of the member that received the txn.
         request: the txn.
+
+    Raises:
+        RequestTooLargeError: its puts keep values that are larger than ``KEPT_BYTES_MAX``.
     """
-    return (yield from _bytes_of_txn(view, request, {})) // compares.BYTES_PER_KEY
+    return (yield from _bytes_of_txn(view, request, _Estimate())) // compares.BYTES_PER_KEY
 
 
 def work_of_plain(view: Store, plain: wire.PlainTxn) -> int:
@@ -134,14 +143,23 @@ def work_of_operation(kind: str, view: Store, request: Any) -> int:
         view: the store of the member that received it.
         request: the operation.
     """
-    return _bytes_of(view, kind, request, {}) // compares.BYTES_PER_KEY
+    return _bytes_of(view, kind, request, _Estimate()) // compares.BYTES_PER_KEY
 
 
-_Sizes = dict[tuple[bytes, bytes, int], int]
-"""The mean size of a KeyValue of an interval at a main revision (0: the present), in bytes."""
+class _Estimate:
+    """What is known while the work of a txn is estimated.
+
+    Attributes:
+        sizes: the mean size of a KeyValue of an interval at a main revision (0: the present), in bytes.
+        kept_bytes: the size of the values that puts keep.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[tuple[bytes, bytes, int], int] = {}
+        self.kept_bytes = 0
 
 
-def _bytes_of_txn(view: Store, request: rpc_pb2.TxnRequest, sizes: _Sizes) -> Generator[None, None, int]:
+def _bytes_of_txn(view: Store, request: rpc_pb2.TxnRequest, known: _Estimate) -> Generator[None, None, int]:
     work_bytes = 0
     for compare in request.compare:
         if compare.target == _VALUE and not compare.range_end:
@@ -150,17 +168,19 @@ def _bytes_of_txn(view: Store, request: rpc_pb2.TxnRequest, sizes: _Sizes) -> Ge
     for operation in _both(request):
         kind = operation.WhichOneof("request")
         if kind == _TXN:
-            work_bytes += yield from _bytes_of_txn(view, operation.request_txn, sizes)
+            work_bytes += yield from _bytes_of_txn(view, operation.request_txn, known)
         elif kind is not None:
-            work_bytes += _bytes_of(view, kind, getattr(operation, kind), sizes)
+            work_bytes += _bytes_of(view, kind, getattr(operation, kind), known)
+            if known.kept_bytes > KEPT_BYTES_MAX:
+                raise errors.RequestTooLargeError
             yield
     return work_bytes
 
 
-def _bytes_of(view: Store, kind: str, one: Any, sizes: _Sizes) -> int:
+def _bytes_of(view: Store, kind: str, one: Any, known: _Estimate) -> int:
     """Return the work of an operation in bytes: what it reads, and ``BYTES_PER_KEY`` for each key of an interval."""
-    looked = known = view.known_count(one.key, one.range_end) if kind != PUT and one.range_end else 0
-    read, revision = known or 1, 0
+    looked = count = view.known_count(one.key, one.range_end) if kind != PUT and one.range_end else 0
+    read, revision = count or 1, 0
     if kind == PUT:
         read = int(one.prev_kv or one.ignore_value or one.ignore_lease)
     elif kind == DELETE:
@@ -169,16 +189,17 @@ def _bytes_of(view: Store, kind: str, one: Any, sizes: _Sizes) -> int:
         revision = one.revision
         if one.limit > 0:
             read = min(read, one.limit)
-            looked = known if ranges.is_selection(one) else min(known, read)
+            looked = count if ranges.is_selection(one) else min(count, read)
         if one.sort_target == VALUE:
-            read = known or 1
+            read = count or 1
         elif one.count_only or one.keys_only:
             read = 0
     if read:
         interval = one.key, b"" if kind == PUT else one.range_end, revision
-        if interval not in sizes:
-            sizes[interval] = _mean_bytes(view, *interval)
-        read *= sizes[interval]
+        if interval not in known.sizes:
+            known.sizes[interval] = _mean_bytes(view, *interval)
+        read *= known.sizes[interval]
+        known.kept_bytes += read if kind == PUT and one.ignore_value else 0
     return looked * compares.BYTES_PER_KEY + read
 
 
@@ -294,16 +315,19 @@ class Room:
         refusal: error for the caller instead of the response, if it was too much work.
     """
 
-    __slots__ = ("_has_room", "_keys_left", "is_left", "refusal")
+    __slots__ = ("_bytes_left", "_has_room", "_keys_left", "is_left", "refusal")
 
     def __init__(self, has_room: Callable[[int], bool] | None, keys_max: int = ANSWER_KEYS_MAX) -> None:
         self._has_room = has_room
-        self._keys_left = keys_max
+        self._bytes_left, self._keys_left = ANSWER_BYTES_MAX, keys_max
         self.is_left = True
         self.refusal: errors.StatusError | None = None
 
     def take(self, size_bytes: int) -> bool:
         """Reserve bytes; return whether there is room for them."""
+        self._bytes_left -= size_bytes
+        if self._bytes_left < 0:
+            self._refuse()
         if self.is_left and self._has_room is not None:
             self.is_left = self._has_room(size_bytes)
         return self.is_left
@@ -316,10 +340,14 @@ class Room:
     def look(self, keys: int) -> bool:
         """Count keys that are looked at only for the response; return whether that is not too much work."""
         self._keys_left -= keys
-        if self._keys_left < 0 and self.is_left:
+        if self._keys_left < 0:
+            self._refuse()
+        return self.is_left
+
+    def _refuse(self) -> None:
+        if self.is_left:
             self.is_left = False
             self.refusal = errors.RequestTimeoutError()
-        return self.is_left
 
 
 class AnswerTooLarge(Exception):

@@ -327,6 +327,30 @@ def test_ranges_of_an_entry_stop_where_their_answer_has_no_room() -> None:
     assert machine.store.get(b"x") is not None
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("kind", [Kind.TXN, Kind.DELETE_RANGE])
+def test_the_answer_of_an_entry_is_limited(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A txn that read 500 MB for its answer had all other writes wait for more than a second."""
+    monkeypatch.setattr(txn, "ANSWER_BYTES_MAX", 50_000)
+    deletion = rpc_pb2.DeleteRangeRequest(key=b"k", range_end=b"l", prev_kv=True)
+    written = make_txn(then=[put(b"x"), rpc_pb2.RangeRequest(key=b"k", range_end=b"l")])
+    body = (written if kind == Kind.TXN else deletion).SerializeToString()
+    for count, is_answered in ((40, True), (60, False)):
+        machine = Machine()
+        for number in range(count):
+            machine.apply(put(b"k%02d" % number, bytes(1000)))
+        silent = machine.reopened()
+        limited = _Limit(1 << 30)
+        outcome = machine.applier.apply(kind, body, has_room=limited.has_room)
+        assert outcome.error is None
+        assert isinstance(outcome.unanswered, errors.RequestTimeoutError) == (not is_answered)
+        assert limited.taken_bytes < 53_000
+        silent.applier.apply(kind, body, is_answered=False)
+        for one in (machine, silent):
+            one.apply(put(b"after"))
+        assert _state(machine) == _state(silent)
+
+
 def _ranges(count: int, each: rpc_pb2.RangeRequest, nested: int = 64) -> rpc_pb2.TxnRequest:
     """A txn of a put and so many nested ones of 64 times the same range."""
     return make_txn(then=[put(b"x"), *([make_txn(then=[each] * nested)] * (count // nested))])

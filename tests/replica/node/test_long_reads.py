@@ -438,13 +438,35 @@ def test_a_write_states_the_work_of_the_values_that_it_reads(method: str, reques
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("lists", "is_taken"), [(50, True), (55, False)])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_txn_keeps_no_more_than_it_may(is_nested: bool) -> None:
+    """5 KB that kept 100 values of 1 MB took each member 100 MB of memory and disk, in seconds without other writes."""
+
+    async def run() -> None:
+        world = World()
+        for number in range(100):
+            world.put(b"large%d" % number, bytes(400_000))
+        for count, is_refused in ((50, False), (100, True)):
+            call, request = Call(), rpc_pb2.TxnRequest()
+            inner = request.success.add().request_txn if is_nested else request
+            for number in range(count):
+                inner.success.add().request_put.CopyFrom(rpc_pb2.PutRequest(key=b"large%d" % number, ignore_value=True))
+            world.txn(call, request)
+            await world.finish()
+            refusal = (errors.INVALID_ARGUMENT, "etcdserver: request is too large")
+            assert call.error == (refusal if is_refused else None)
+        assert len(cast(ManualNode, world.responder.node).proposed) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("lists", "is_taken"), [(5, True), (6, False)])
 def test_compares_that_would_keep_all_members_busy_are_refused(
     lists: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices_module, "TURN_S", 0.002)  # long jobs come after short ones
     # A key takes 0.3 us: 3,500 compares over 200,000 keys are 210 s of every member's applying.
-    assert 50 * 64 * KEYS < compares.WORK_MAX < 55 * 64 * KEYS
+    assert 5 * 64 * KEYS < compares.WORK_MAX < 6 * 64 * KEYS
 
     async def run() -> None:
         world, call, other = World(), Call(), Call()
