@@ -381,13 +381,16 @@ class Responder:
         else:
             _log.error("a read request failed", exc_info=error)
 
-    async def propose_versioned(self, kind: int, request: Any, caller: Caller | None, identity: Identity) -> Outcome:
+    async def propose_versioned(
+        self, kind: int, request: Any, caller: Caller | None, identity: Identity, work: int = 0
+    ) -> Outcome:
         """Propose an entry of a kind that not every version knows.
 
         Arguments:
             kind: kind of the entry.
             request: message of the entry.
             caller, identity: caller and identity of the request.
+            work: see ``Waiter``.
 
         Returns:
             The outcome; never a refusal.
@@ -397,7 +400,7 @@ class Responder:
         """
         self._check_capable(FIRST_KNOWN_IN[kind])
         body = versioned(kind, request.SerializeToString())
-        outcome = await self.node.propose(kind, body, request, caller, identity=identity)
+        outcome = await self.node.propose(kind, body, request, caller, identity=identity, work=work)
         outcome.check()
         return outcome
 
