@@ -5,7 +5,8 @@
     claim = await claim_generation(control, "job", source=round_source(run.world), world=run.fence, at_least=7)
     await control.txn([], [guarded(claim, conditions, then, otherwise)])
 
-The fence is the mod_revision of one key. A generation of a run claims once: its first rank writes the key, and the
+The fence is one key: its mod_revision, and its value, because a cluster that was restored from a backup may give the
+same revision to another claim. A generation of a run claims once: its first rank writes the key, and the
 others find their generation there. Programs outside a run claim under a new name, and pass the claim to their other
 ranks (``token``). A new claim ends all previous ones: their writes raise ``FenceBroken``. A claim of a run also carries
 the run's fence, so a rank that was frozen when its generation ended can neither claim nor write.
@@ -28,7 +29,7 @@ from raftkv.checkpoint.records import FenceRecord
 from raftkv.client.arguments import limit
 from raftkv.client.control import Control, Interval, Reflector, Sparse, until_answered
 from raftkv.client.kv import txn
-from raftkv.client.operations import Compare, Operation, get, mod_revision, put
+from raftkv.client.operations import Compare, Operation, get, mod_revision, put, value
 from raftkv.client.records import read
 from raftkv.client.scope import Space
 from raftkv.client.values import Event, KeyValue, TxnResult
@@ -76,20 +77,26 @@ class Claim:
     Attributes:
         run_id: run id.
         generation: number in the path of everything written under the claim; increases with every claim.
-        revision: mod revision of the key that says so.
+        revision, value: mod revision and content of the key that says so.
         world: generation of the run on which the claim is based; None: the claim is outside of a run.
     """
 
     run_id: str
     generation: int
     revision: int
+    value: bytes
     world: WorldConditions | None = None
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
         """Return conditions for a write under this claim."""
-        own = mod_revision(RegistryKeys(self.run_id).fence) == self.revision
-        return (own,) if self.world is None else (own, *self.world.conditions)
+        key = RegistryKeys(self.run_id).fence
+        own = (mod_revision(key) == self.revision, value(key) == self.value)
+        return own if self.world is None else (*own, *self.world.conditions)
+
+    def is_in(self, fence: KeyValue | None) -> bool:
+        """Return whether the key, as read, is that of this claim."""
+        return fence is not None and (fence.mod_revision, fence.value) == (self.revision, self.value)
 
     def compares(self) -> list[rpc_pb2.Compare]:
         """Implement ``client.operations.Conditions.compares``."""
@@ -106,7 +113,7 @@ class Claim:
     @property
     def token(self) -> str:
         """Text for other ranks, which make the same claim from it with ``from_token``."""
-        return json.dumps([self.run_id, self.generation, self.revision])
+        return json.dumps([self.run_id, self.generation, self.revision, self.value.decode()])
 
     @classmethod
     def from_token(cls, token: str, world: WorldConditions | None = None) -> Claim:
@@ -120,12 +127,13 @@ class Claim:
             ConfigError: the text is not a token.
         """
         try:
-            run_id, generation, revision = json.loads(token)
+            run_id, generation, revision, content = json.loads(token)
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{token!r} is not a claim token: {error}") from None
-        if not (isinstance(run_id, str) and isinstance(generation, int) and isinstance(revision, int)):
+        are_texts = isinstance(run_id, str) and isinstance(content, str)
+        if not (are_texts and isinstance(generation, int) and isinstance(revision, int)):
             raise ConfigError(f"{token!r} is not a claim token")
-        return cls(run_id, generation, revision, world)
+        return cls(run_id, generation, revision, content.encode(), world)
 
 
 async def claim_generation(
@@ -158,7 +166,7 @@ async def claim_generation(
         found = await _read(control, key, world)
         known = None if found is None else read(FenceRecord, found)
         if found is not None and known is not None and known.source == source:
-            return Claim(run_id, known.generation, found.mod_revision, world)
+            return Claim(run_id, known.generation, found.mod_revision, found.value, world)
         generation = max(at_least, 0 if known is None else known.generation + 1)
         record = FenceRecord(generation, source, holder, now())
         seen = mod_revision(key) == (0 if found is None else found.mod_revision)
@@ -166,7 +174,7 @@ async def claim_generation(
         if result is None:
             raise (FenceBroken(run_id, generation) if world is None else world.broken())
         if result.succeeded:
-            return Claim(run_id, generation, result.revision, world)
+            return Claim(run_id, generation, result.revision, record.encode(), world)
 
 
 async def _read(control: Control, key: str, world: WorldConditions | None) -> KeyValue | None:
@@ -255,8 +263,7 @@ class Watching:
         world = self._claim.world
         reason = None if world is None or self._world is None else world.why_over(self._world.items)
         fence = self._fence.get(RegistryKeys(self._claim.run_id).fence)
-        has_ended = fence is None or fence.mod_revision != self._claim.revision
-        return "" if has_ended and reason is None else reason
+        return "" if reason is None and not self._claim.is_in(fence) else reason
 
     @property
     def _everything(self) -> list[Reflector]:

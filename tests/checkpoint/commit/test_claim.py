@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -77,7 +77,30 @@ def test_a_claim_ends_all_before_and_can_be_handed_on() -> None:
     play(story())
 
 
-@pytest.mark.parametrize("token", ["", "[]", "1", '["job",1]', '["job","1",2]', '["job",1,null]', "[" * 100_000])
+def test_a_claim_is_over_in_a_restored_cluster_that_gives_its_revision_to_another() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        first = await registry.claim()
+        lost = world.store.items.pop(KEYS.fence.encode())
+        second = await registry.claim()
+        there = world.store.items[KEYS.fence.encode()]
+        world.store.items[KEYS.fence.encode()] = replace(there, mod_revision=lost.mod_revision)
+        assert Claim.from_token(second.token) == second
+        second = replace(second, revision=first.revision)
+        assert second.generation == first.generation
+        with pytest.raises(FenceBroken):
+            await registry.begin(first, 100)
+        with pytest.raises(FenceBroken):
+            await registry.join(first, 100)
+        await registry.begin(second, 100)
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    "token", ["", "[]", "1", '["job",1]', '["job","1",2]', '["job",1,null,""]', '["job",1,2]', "[" * 100_000]
+)
 def test_a_token_that_is_none_is_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="is not a claim token"):
         Claim.from_token(token)

@@ -173,14 +173,14 @@ def _claim_unconditional(patches: Patches) -> None:
 def _claim_without_world(patches: Patches) -> None:
     async def claim_generation(*args: Any, **kwargs: Any) -> Claim:
         claim = await original(*args, **kwargs)
-        return NoWorld(claim.run_id, claim.generation, claim.revision, claim.world)
+        return NoWorld(claim.run_id, claim.generation, claim.revision, claim.value, claim.world)
 
     class NoWorld(Claim):
         __slots__ = ()
 
         @property
         def conditions(self) -> tuple[Compare, ...]:
-            return Claim(self.run_id, self.generation, self.revision).conditions
+            return Claim(self.run_id, self.generation, self.revision, self.value).conditions
 
     original = patches.set(registry, "claim_generation", claim_generation)
 
