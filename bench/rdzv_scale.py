@@ -7,8 +7,9 @@ rather than the nodes' Python: every node is a complete ``Participant`` with a l
 view of the run. The nodes share one connection per member. They also share work that each would do on a separate
 machine: decoding a record, and computing the members of a head. So a read of ``round`` by all nodes, as at the first
 gathering, is not measured here. A round: one node leaves; *again* is the time until the last survivor is in the next
-generation, *cpu* the processor time of the nodes' process and of the members for that (on a machine shared with other
-work, the time alone means little). *calls* and *bytes* are the maximum that a survivor needs.
+generation. *cpu* is the processor time of the nodes' process and of the members, first for registering and gathering,
+then for one round (on a machine shared with other work, the time alone means little). *calls* and *bytes* are the
+maximum that a survivor needs.
 
 For torch's dynamic rendezvous (one TCPStore without replication; also without processes), it measures rounds of
 ``next_rendezvous`` of all nodes, and counts their store calls.
@@ -181,12 +182,12 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int) -> tuple[Any, ...]
     async with AsyncExitStack() as stack:
         places = [cluster.endpoints[at:] + cluster.endpoints[:at] for at in range(len(cluster.endpoints))]
         clients = [await stack.enter_async_context(raftkv.aio.connect(each, timeout_s=600.0)) for each in places]
-        began = time.monotonic()
+        began, at_first = time.monotonic(), used()
         await agents.register(clients)
         registered = time.monotonic()
         agents.live()
         await agents.wait_for(1, nodes)
-        gathered = time.monotonic()
+        gathered, at_gathering = time.monotonic(), used()
         for number in range(rounds):
             agents.tasks.pop().cancel()  # the arbiter is among the first
             leaving, _ = agents.participants.pop(), agents.controls.pop()
@@ -200,7 +201,16 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int) -> tuple[Any, ...]
         for task in agents.tasks:
             task.cancel()
     own, theirs = (statistics.median(column) for column in zip(*processor, strict=True))
-    times = (registered - began, gathered - registered, statistics.median(seconds), max(seconds), own, theirs)
+    gathering = (now - then for now, then in zip(at_gathering, at_first, strict=True))
+    times = (
+        registered - began,
+        gathered - registered,
+        *gathering,
+        statistics.median(seconds),
+        max(seconds),
+        own,
+        theirs,
+    )
     calls, size = (max(cost[name] for cost in costs) for name in ("calls", "bytes"))
     return (nodes, *(f"{each:.2f} s" for each in times), calls, size)
 
@@ -288,8 +298,9 @@ def main() -> None:
         sys.stdin.read()
         return
     rows = [measure(nodes, given.rounds) for nodes in given.agents]
-    headings = ("nodes", "register", "gather", "again", "again (max)", "cpu of nodes", "cpu of members")
-    text = markdown((*headings, "calls of a survivor", "bytes"), rows)
+    cpu = ("cpu of nodes", "cpu of members")
+    headings = ("nodes", "register", "gather", *cpu, "again", "again (max)", *cpu, "calls of a survivor", "bytes")
+    text = markdown(headings, rows)
     others = [row for nodes in given.c10d for row in measure_c10d(nodes, given.rounds)]
     text += "\n\n" + markdown(("nodes, c10d", "round", "seconds", "store calls of a node"), others)
     finish(text, [f"{row[0]} nodes: {row[-2]} calls of a survivor" for row in rows if row[-2] > CALLS_MAX])

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from raftkv.training.records import GenerationRecord, Head, RunKeys
+from raftkv.training.records import GenerationRecord, Head, RunKeys, State
 from raftkv.training.rendezvous import arbiter_driver, world
 from raftkv.training.rendezvous.world import RecordCache, Roster, new_head
 from tests.long import long_except
@@ -50,6 +50,24 @@ def test_calls_and_bytes_of_a_survivor_do_not_grow_with_the_nodes(nodes: int) ->
     ((calls, received),) = costs_of_a_fault(nodes)
     assert calls <= CALLS_MAX
     assert received <= NEWS_MAX_BYTES
+
+
+def test_reports_of_progress_get_rarer_with_the_nodes_that_receive_them() -> None:
+    """Sent once a second, the reports kept 12,500 nodes from gathering."""
+    with (
+        mock.patch.object(arbiter_driver, "NODES_TOLD_PER_S", 10),
+        scenario(100, habits=QUIET, min_nodes=200, max_nodes=200) as run,
+    ):
+        run.pass_time(12.0)
+        state = run.cluster.store.items[KEYS.state.encode()]
+        assert State.decode(state.value).joined == 100
+        for _ in range(20):
+            run.add_agent()
+            run.pass_time(1.0)
+        assert run.cluster.store.items[KEYS.state.encode()].version <= state.version + 3
+        run.pass_time(12.0)
+        assert State.decode(run.cluster.store.items[KEYS.state.encode()].value).joined == 120
+        run.check()
 
 
 # ---- mistakes in a head

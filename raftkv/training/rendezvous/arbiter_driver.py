@@ -238,6 +238,8 @@ _log = logging.getLogger(__name__)
 RETRY_S: Final = 0.05
 AFTER_ERROR_S: Final = 1.0
 REPORT_PROGRESS_S: Final = 1.0
+NODES_TOLD_PER_S: Final = 1000
+"""Maximum rate at which nodes receive reports of progress: each report goes to all nodes, and is only for people."""
 FAULTS_MAX: Final = 64
 """Maximum lost members recorded by one decision; a txn has at most 128 operations."""
 EVICTED_MAX: Final = 60
@@ -545,7 +547,7 @@ class ArbiterDriver:
         return operations
 
     async def _report_progress(self, view: View) -> None:
-        """Write how many nodes are present and what they wait for; not more often than people can read."""
+        """Write how many nodes are present and what they wait for; less often if many nodes would receive it."""
         kept = view.state
         if kept.phase == CLOSED:
             return
@@ -560,8 +562,8 @@ class ArbiterDriver:
         now = self._loop.time()
         if news == told or all(getattr(kept, name) == value for name, value in news.items()):
             return
-        if now < at + REPORT_PROGRESS_S:
-            later = at + REPORT_PROGRESS_S
+        later = at + max(REPORT_PROGRESS_S, len(view.nodes) / NODES_TOLD_PER_S)
+        if now < later:
             self._arbiter.look_again_at = min(self._arbiter.look_again_at or later, later)
             return
         state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
