@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 # ``jepsen`` has a separate launcher, because it may not import the system under test.
 
 HOST: Final = "127.0.0.1"
-READY_TIMEOUT_S: Final = 30.0
+READY_TIMEOUT_S: Final = 90.0
+"""Where dozens of processes share a processor, a start takes half a minute. A member that ends is reported at once."""
 POLL_S: Final = 0.01
 _PORTS: Final = range(10_000, 32_000)
 """Below the kernel's range of ports for outgoing connections, which may be taken at any moment."""
