@@ -110,7 +110,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = PATIEN
         pause.wait(POLL_S)
 
 
-def http_get(endpoint: str, path: str, method: str = "GET", timeout_s: float = 5.0) -> tuple[int, str, str]:
+def http_get(endpoint: str, path: str, method: str = "GET", timeout_s: float = PATIENCE_S) -> tuple[int, str, str]:
     """Send one HTTP/1.1 request to `host:port`; return status, content type and body."""
     host, _, port = endpoint.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)

@@ -538,7 +538,7 @@ def test_no_listener(text):
 
 
 def test_every_endpoint_that_was_tried_is_named_behind_the_line_of_etcdctl():
-    found = run_ctl(["--endpoints=127.0.0.1:1,127.0.0.1:2", "get", "a", "--command-timeout=300ms"])
+    found = run_ctl(["--endpoints=127.0.0.1:1,127.0.0.1:2", "get", "a", "--command-timeout=2s"])
     first = "Error: context deadline exceeded"
     assert found.errors.splitlines() == [first, REFUSED.format(1), REFUSED.format(2)]
 

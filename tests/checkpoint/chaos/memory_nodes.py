@@ -30,7 +30,7 @@ IN_RESTORE: Final = "in_restore"
 
 SAVE_POINTS: Final = (BEFORE_SEND, MID_SEND, BETWEEN_SENDS, BEFORE_PREPARE, AFTER_PREPARE, BEFORE_COMMIT, AFTER_COMMIT)
 """Nothing sent; half of the bytes with its own node; one node has them; both have; prepared; and of the coordinator."""
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 90.0
 LEASE_TTL_S: Final = 8
 """On a machine that is busy a node that lives stays silent for seconds. That one was killed its connection tells."""
 

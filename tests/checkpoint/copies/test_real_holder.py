@@ -20,8 +20,8 @@ from raftkv.checkpoint.registry import Registry
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
-TTL_S = 2
-PATIENCE_S = 30.0
+TTL_S = 5
+PATIENCE_S = 90.0
 HOLDER = """
 import asyncio, sys
 from raftkv.aio import connect

@@ -116,7 +116,7 @@ def test_a_registration_ends_with_its_block_and_comes_back_after_a_loss(play):
         greeter = kv.endpoints("greeter")
         watch = greeter.watch()
         assert await anext(watch) == {}
-        async with greeter.register("a:1", {"zone": "a"}, ttl=2) as session:
+        async with greeter.register("a:1", {"zone": "a"}, ttl=5) as session:
             here = {"a:1": Endpoint("a:1", {"zone": "a"})}
             assert await anext(watch) == here
             assert (await kv.get("greeter/a:1")).lease == session.id

@@ -12,6 +12,9 @@ from raftkv.aio import LeaseLost, connect, put
 from raftkv.client import lease
 from tests.client.waiting import until
 
+TTL_S = 5
+"""A lease that a test revokes is missed at its next keep-alive. A shorter one would also end on a busy machine."""
+
 
 def test_a_lease_and_its_keys(play):
     async def scenario(kv):
@@ -137,7 +140,7 @@ async def kept_past(lease, seconds):
 def test_lease_loss_reaches_every_user_of_the_lease(play):
     async def scenario(kv):
         told = []
-        lease = await kv.lease(ttl=2, on_lost=told.append)
+        lease = await kv.lease(ttl=TTL_S, on_lost=told.append)
         await kv.revoke(lease.id)  # by another client, as far as the lease can know
         async with asyncio.timeout(90):
             await lease.lost.wait()
@@ -289,7 +292,7 @@ def test_a_session_comes_back_with_its_keys(play):
     async def scenario(kv):
         told = []
         session = kv.session(
-            ttl=2,
+            ttl=TTL_S,
             on_lost=lambda session: told.append(("lost", session.generation)),
             on_established=lambda session: told.append(("established", session.generation)),
         )
@@ -317,7 +320,7 @@ def test_a_session_comes_back_with_its_keys(play):
 
 def test_session_drops_no_key_that_another_client_has_put_since(play):
     async def scenario(kv):
-        async with kv.session(ttl=2) as session, kv.session(ttl=2) as other:
+        async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
             for name in ("plain", "of another session"):
                 await session.keep(name, "1")
             await kv.put("plain", "2")
@@ -331,7 +334,7 @@ def test_session_drops_no_key_that_another_client_has_put_since(play):
 
 def test_session_that_comes_back_takes_no_key_that_another_client_has_put_since(play, caplog):
     async def scenario(kv):
-        async with kv.session(ttl=2) as session, kv.session(ttl=2) as other:
+        async with kv.session(ttl=TTL_S) as session, kv.session(ttl=60) as other:
             for name in ("mine", "plain", "of another session"):
                 await session.keep(name, "1")
             await kv.put("plain", "2")
@@ -373,7 +376,7 @@ def hold_puts_of(session):
 
 def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
     async def scenario(kv):
-        async with kv.session(ttl=2) as session:
+        async with kv.session(ttl=TTL_S) as session:
             for name in ("changed", "dropped", "last"):
                 await session.keep(name, "1")
             begun, go_on = hold_puts_of(session)
@@ -395,7 +398,7 @@ def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
 
 def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
     async def scenario(kv):
-        session = await kv.session(ttl=3)  # renewed every second, which is when it learns of the end
+        session = await kv.session(ttl=TTL_S)
         await session.keep("kept", "1")
         begun, _ = hold_puts_of(session)
         await kv.revoke(session.id)
@@ -409,7 +412,7 @@ def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
 
 def test_a_session_whose_keys_cannot_be_put_keeps_no_lease_of_an_attempt(play):
     async def scenario(kv):
-        async with kv.session(ttl=2) as session:
+        async with kv.session(ttl=TTL_S) as session:
             await session.keep("kept", "1")
             put_now, failures = session._put_again, []
 

@@ -78,7 +78,7 @@ async def test_session_of_write_only_user_restores_its_keys() -> None:
             asyncio.timeout(90),
         ):
             established = asyncio.Event()
-            async with kv.session(ttl=2, on_established=lambda _: established.set()) as session:
+            async with kv.session(ttl=5, on_established=lambda _: established.set()) as session:
                 await session.keep("nodes/a", "here")
                 await root.revoke(session.lease.id)
                 await established.wait()

@@ -86,15 +86,15 @@ def test_the_client_library_states_a_bound(alone: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "status", "output"),
+    ("bound", "timeout", "status", "output"),
     [
-        ("10m", 0, "k\nv\n"),
-        ("-1s", 128, "Error: --max-staleness must not be negative\n"),
-        ("0s", 1, "Error: context deadline exceeded\n"),
+        ("10m", "90s", 0, "k\nv\n"),
+        ("-1s", "90s", 128, "Error: --max-staleness must not be negative\n"),
+        ("0s", "400ms", 1, "Error: context deadline exceeded\n"),
     ],
 )
-def test_raftkvctl_states_a_bound(alone: str, bound: str, status: int, output: str) -> None:
-    program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", alone, "--command-timeout=400ms"]
+def test_raftkvctl_states_a_bound(alone: str, bound: str, timeout: str, status: int, output: str) -> None:
+    program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", alone, f"--command-timeout={timeout}"]
     command = [*program, "get", "k", f"--max-staleness={bound}"]
     ran = forked.run(command, timeout_s=90)
     shown = ran.stderr.splitlines(keepends=True)[0] if status else ran.stdout

@@ -111,7 +111,7 @@ def _scraped(room: Room, endpoint: str, name: str) -> int:
     """The status of /metrics over TLS; 0: turned away."""
     host, _, port = endpoint.rpartition(":")
     context = tls_context(room.path("ca.crt"), room.path(f"{name}.crt"), room.path(f"{name}.key"))
-    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=10)
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=90)
     try:
         connection.request("GET", "/metrics")
         return connection.getresponse().status
