@@ -52,11 +52,12 @@ def pytest_collection(session: pytest.Session) -> None:
     """Let each of several processes start its imports at another file.
 
     Each process imports all files. In a fresh clone it would also compile all of them, at the same time as the others;
-    now each finds most of them compiled by another process.
+    now each finds most of them compiled by another process. What imports make is kept: no garbage is looked for.
     """
     told = getattr(session.config, "workerinput", None)
     if told is None:
         return
+    gc.disable()
     root = session.config.rootpath
     folders = [path for word in session.config.args if (path := Path(word).absolute()).is_dir()]
     files = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
@@ -114,5 +115,5 @@ def _no_words_left() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """Freeze the objects that exist before the first test, so that garbage collections skip them."""
-    gc.collect()
     gc.freeze()
+    gc.enable()

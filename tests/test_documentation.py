@@ -22,21 +22,20 @@ ENDLESS = re.compile(r"(make|(\.venv/bin/)?raftkv) cluster\b(?!.*(&|--help))")
 INDENTED = re.compile(r"^ {4}\$ ", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_is_in_a_block_that_is_played_or_says_why_not(page: str) -> None:
-    for block in blocks(page):
+def test_every_command_is_in_a_block_that_is_played_or_says_why_not() -> None:
+    found = [(page, block) for page in PAGES for block in blocks(page)]
+    for page, block in found:
+        where = f"in {page}:\n{block.text}"
         if block.language == "console":
-            assert block.commands, block.text
-            assert not block.note.startswith(STAYS) or len(block.commands) == 1, "one command stays, and no other waits"
-            if block.is_played and not block.note.startswith(STAYS):
-                assert not [command for command in block.commands if ENDLESS.match(command)], (
-                    "it never ends: &, or stays"
-                )
+            assert block.commands, where
+            stays = block.note.startswith(STAYS)
+            assert not stays or len(block.commands) == 1, f"one command stays, and no other waits, {where}"
+            endless = [command for command in block.commands if ENDLESS.match(command)]
+            assert stays or not block.is_played or not endless, f"it never ends: &, or stays, {where}"
         else:
-            assert block.language == "python" or not SHELL.search(block.text), f"fence it as console:\n{block.text}"
-    assert not INDENTED.search((ROOT / page).read_text(encoding="utf-8")), (
-        "fence commands as console, with $ before them"
-    )
+            assert block.language == "python" or not SHELL.search(block.text), f"fence it as console {where}"
+    indented = [page for page in PAGES if INDENTED.search((ROOT / page).read_text(encoding="utf-8"))]
+    assert indented == [], "fence commands as console, with $ before them"
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -104,28 +104,48 @@ def sources(folder: str) -> list[Path]:
     return sorted(found)
 
 
-def statements(path: Path, tree: ast.AST | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Yield each import of a file, or of a part of it: the module and the imported names."""
-    package = module_of(path).split(".")
-    if path.name != "__init__.py":
-        package = package[:-1]
-    for node in ast.walk(tree or ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, []) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module, [alias.name for alias in node.names]
+@dataclass(frozen=True)
+class Import:
+    """An import statement: the module, the imported names, and whether it runs when the file is imported."""
+
+    module: str
+    names: list[str]
+    is_at_import: bool
 
 
 @functools.cache
+def statements(path: Path) -> list[Import]:
+    """Return the imports of a file, inside functions too."""
+    package = module_of(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    found = []
+
+    def visit(node: ast.AST, is_at_import: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, [], is_at_import) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.append(Import(module, [alias.name for alias in node.names], is_at_import))
+        elif not isinstance(node, ast.expr):
+            later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+                isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            )
+            for child in ast.iter_child_nodes(node):
+                visit(child, is_at_import and not later)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    return found
+
+
 def _imports(path: Path) -> list[str]:
     """Return the absolute names of all modules that a file imports, inside functions too."""
     found = []
-    for module, names in statements(path):
-        found.append(module)
-        if module == "raftkv":
-            found += [f"raftkv.{name}" for name in names]
+    for one in statements(path):
+        found.append(one.module)
+        if one.module == "raftkv":
+            found += [f"raftkv.{name}" for name in one.names]
     return found
 
 

@@ -42,26 +42,12 @@ def _graph() -> dict[str, set[str]]:
 
 
 def _at_import(path: Path, known: Container[str]) -> Iterator[str]:
-    tree = _OnlyAtImport().visit(ast.parse(path.read_text(encoding="utf-8")))
-    for module, names in statements(path, tree):
-        submodules = [name for name in names if f"{module}.{name}" in known]
-        yield from (f"{module}.{name}" for name in submodules)
-        if len(submodules) < len(names) or not names:
-            yield module
-
-
-class _OnlyAtImport(ast.NodeTransformer):
-    """Removes code that does not run at import time."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Remove the function."""
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        """Remove the function."""
-
-    def visit_If(self, node: ast.If) -> ast.If | None:
-        """Remove what only the type checker sees."""
-        return None if "TYPE_CHECKING" in ast.unparse(node.test) else node
+    for one in statements(path):
+        if one.is_at_import:
+            submodules = [name for name in one.names if f"{one.module}.{name}" in known]
+            yield from (f"{one.module}.{name}" for name in submodules)
+            if len(submodules) < len(one.names) or not one.names:
+                yield one.module
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:

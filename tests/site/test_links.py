@@ -10,7 +10,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,9 +40,9 @@ def links(page: str) -> list[tuple[str, str]]:
     return [(path or Path(page).name, anchor) for path, _, anchor in (link.partition("#") for link in inside)]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_of_a_page_lead_somewhere(page: str) -> None:
-    for path, anchor in links(page):
+def test_links_of_pages_lead_somewhere() -> None:
+    found = [(page, *link) for page in PAGES for link in links(page)]
+    for page, path, anchor in found:
         target = (ROOT / page).parent / path
         assert target.is_file(), f"{page}: {path}"
         if anchor and target.suffix == ".md":

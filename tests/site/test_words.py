@@ -31,11 +31,6 @@ def flags() -> dict[str, set[str]]:
     return known_words()
 
 
-@pytest.fixture(scope="module")
-def scripts() -> set[str]:
-    return own_scripts()
-
-
 def lines_of(page: str) -> list[str]:
     """Return what a page shows as typed: its code, with continued lines joined."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -44,13 +39,13 @@ def lines_of(page: str) -> list[str]:
     return [line for block in fenced for line in re.sub(r"\\\n", " ", block).splitlines()] + CODE.findall(prose)
 
 
-@pytest.mark.parametrize("page", NAMED)
-def test_flags_that_a_page_gives_to_a_program_exist(page: str, flags: dict[str, set[str]]) -> None:
+def test_flags_that_a_page_gives_to_a_program_exist(flags: dict[str, set[str]]) -> None:
     unknown = []
-    for line in lines_of(page):
+    lines = [(page, line) for page in NAMED for line in lines_of(page)]
+    for page, line in lines:
         for found in OURS.finditer("" if OTHERS.match(line) else line.partition("  #")[0]):
             program, words = found[1], found[2].partition(" -- ")[0]
-            unknown += [f"{program} {flag}" for flag in FLAG.findall(words) if flag not in flags[program]]
+            unknown += [f"{page}: {program} {flag}" for flag in FLAG.findall(words) if flag not in flags[program]]
     assert unknown == []
 
 
@@ -60,17 +55,15 @@ def own_scripts() -> set[str]:
     return {flag for path in sources for flag in re.findall(r'"(--[a-z][\w-]+)"', path.read_text(encoding="utf-8"))}
 
 
-@pytest.mark.parametrize("page", NAMED)
-def test_flags_that_a_page_names_alone_exist(page: str, flags: dict[str, set[str]], scripts: set[str]) -> None:
+def test_flags_that_a_page_names_alone_exist(flags: dict[str, set[str]]) -> None:
     """A flag in prose belongs to one of the programs, to a script of the repository, or to a tool named above."""
-    known = set().union(FOREIGN, scripts, *flags.values())
-    alone = {flag for line in lines_of(page) for flag in FLAG.findall(line) if line.startswith("--")}
-    assert sorted(flag for flag in alone - known if not (flag.endswith("-") and any_begins(known, flag))) == []
-
-
-def any_begins(known: set[str], beginning: str) -> bool:
-    """Tell if `beginning`, as in ``--peer-...``, begins a flag."""
-    return any(flag.startswith(beginning) for flag in known)
+    known = set().union(FOREIGN, own_scripts(), *flags.values())
+    unknown = []
+    for page in NAMED:
+        alone = {flag for line in lines_of(page) for flag in FLAG.findall(line) if line.startswith("--")} - known
+        begun = {flag for flag in alone if flag.endswith("-") and any(one.startswith(flag) for one in known)}
+        unknown += [f"{page}: {flag}" for flag in alone - begun]
+    assert unknown == []
 
 
 def test_commands_that_pages_name_exist() -> None:

@@ -172,11 +172,11 @@ def _fill(message: Any, field: FieldDescriptor, depth: int) -> None:
         setattr(message, field.name, value)
 
 
-@pytest.mark.parametrize("path", sorted(METHODS))
-def test_no_method_shows_a_secret(path: str) -> None:
-    request = _filled(METHODS[path].request()).SerializeToString()
-    found = line(Record(1.0, "call", "a:1", b"u", path, request, 0), "m1")
-    assert CANARY.encode() not in found
+def test_no_method_shows_a_secret() -> None:
+    for path, method in METHODS.items():
+        request = _filled(method.request()).SerializeToString()
+        found = line(Record(1.0, "call", "a:1", b"u", path, request, 0), "m1")
+        assert CANARY.encode() not in found, path
 
 
 def test_secrets_are_no_shown_fields() -> None:
