@@ -21,7 +21,6 @@ that of the other members.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -107,7 +106,6 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest.FromString,
     Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision.FromString,
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision.FromString,
-    Kind.PREFIX_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(wire.unversioned(body)),
     Kind.HISTORY_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(wire.unversioned(body)),
     Kind.LIMIT: lambda body: admin_pb2.Limit.FromString(wire.unversioned(body)),
     Kind.AUTH: lambda body: raft_pb2.AuthChange.FromString(wire.unversioned(body)),
@@ -173,8 +171,7 @@ class Applier:
             Kind.LEASE_REVOKE: self._lease_revoke,
             Kind.LEASE_EXPIRE: self._lease_expire,
             Kind.LEASE_RENEW: self._lease_renew,
-            Kind.PREFIX_QUOTA: partial(self._prefix_quota, counts_history=False),
-            Kind.HISTORY_QUOTA: partial(self._prefix_quota, counts_history=True),
+            Kind.HISTORY_QUOTA: self._prefix_quota,
             Kind.LIMIT: self._limit,
             Kind.DOWNGRADE: self._downgrade,
             Kind.AUTH: self._auth,
@@ -447,8 +444,8 @@ class Applier:
         answer = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))
         return Outcome(self.store.revision, answer.SerializeToString())
 
-    def _prefix_quota(self, request: admin_pb2.QuotaSetRequest, *, counts_history: bool) -> Work:
-        quota = yield from self.quotas.execute(request, counts_history=counts_history)
+    def _prefix_quota(self, request: admin_pb2.QuotaSetRequest) -> Work:
+        quota = yield from self.quotas.execute(request)
         body = b"" if quota is None else admin_pb2.QuotaSetResponse(quota=quota.message()).SerializeToString()
         return Outcome(self.store.revision, body)
 

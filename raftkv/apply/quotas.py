@@ -11,15 +11,11 @@ own time. Prefixes may overlap; a key counts for all prefixes with which it begi
 whole, by the keys that exist before and after it, and by the bytes that it puts. A prefix that is over its limits (they
 were set below its use) refuses growth, and accepts everything else, including deletions.
 
-Quotas that were set by entries of the kind PREFIX_QUOTA, as in earlier builds, count only the bytes of present keys and
-values (``history`` is None), because members that apply the same log must refuse the same requests. Setting such a
-quota again makes it count everything.
-
 Limits and use are stored in the cluster bucket, in the batch of the entries that changed them: they survive a restart,
 come with a received database, and are not counted again.
 
-    raftkv_quota/<prefix>  ->  bytes_max u64, keys_max u64 (0: none), bytes_used u64, keys_used u64
-                               [after u64, size u32, cursor, (due u64, bytes u64) for each run of the history]
+    raftkv_quota/<prefix>  ->  bytes_max u64, keys_max u64 (0: none), bytes_used u64, keys_used u64,
+                               after u64, size u32, cursor, (due u64, bytes u64) for each run of the history
 
 Setting a quota counts the existing keys, in parts over many entries, so that no write waits for all of it: entries that
 request the next part (``COUNT_ON``), and entries that change a key. Keys before the cursor are counted and kept up to
@@ -80,8 +76,8 @@ RUNS: Final = 64
 ABSENT: Final = -1
 """Size of a key that does not exist."""
 
-Growth = dict[bytes, list[int]]
-"""Prefix to the bytes and keys by which it grows (or shrinks, if negative)."""
+Growth = dict[bytes, int]
+"""Prefix to the keys by which it grows (or shrinks, if negative)."""
 
 
 class History:
@@ -154,49 +150,34 @@ class Quota:
     """Limits of a prefix (0: none), and its use.
 
     Attributes:
-        history: superseded revisions; ``None``: only existing keys count.
+        history: superseded revisions.
         cursor, after: keys from ``cursor`` on are not counted yet, except the revisions of the first one up to the
             packed revision ``after``; ``None``: everything is counted.
     """
 
     __slots__ = ("after", "bytes_max", "bytes_used", "cursor", "history", "keys_max", "keys_used", "prefix")
 
-    def __init__(
-        self,
-        prefix: bytes,
-        bytes_max: int,
-        keys_max: int,
-        bytes_used: int = 0,
-        keys_used: int = 0,
-        history: History | None = None,
-    ) -> None:
+    def __init__(self, prefix: bytes, history: History, limits_and_use: tuple[int, int, int, int]) -> None:
         self.prefix = prefix
-        self.bytes_max = bytes_max
-        self.keys_max = keys_max
-        self.bytes_used = bytes_used
-        self.keys_used = keys_used
         self.history = history
+        self.bytes_max, self.keys_max, self.bytes_used, self.keys_used = limits_and_use
         self.cursor: bytes | None = None
         self.after = 0
 
     @classmethod
     def decode(cls, prefix: bytes, record: bytes) -> Quota:
         """Return the quota that ``encode`` wrote."""
-        quota = cls(prefix, *_RECORD.unpack_from(record))
-        if len(record) > _RECORD.size:
-            start = _RECORD.size + _CURSOR.size
-            quota.after, size = _CURSOR.unpack_from(record, _RECORD.size)
-            quota.cursor = None if quota.after == _COUNTED else record[start : start + size]
-            quota.history = History.decode(record[start + size :])
-            if quota.cursor is not None and not quota.cursor.startswith(prefix):
-                raise ValueError(f"the quota of {prefix!r} counts from {quota.cursor!r} on")
+        start = _RECORD.size + _CURSOR.size
+        after, size = _CURSOR.unpack_from(record, _RECORD.size)
+        quota = cls(prefix, History.decode(record[start + size :]), _RECORD.unpack_from(record))
+        quota.after, quota.cursor = after, None if after == _COUNTED else record[start : start + size]
+        if quota.cursor is not None and not quota.cursor.startswith(prefix):
+            raise ValueError(f"the quota of {prefix!r} counts from {quota.cursor!r} on")
         return quota
 
     def encode(self) -> bytes:
         """Return the form on disk."""
         record = _RECORD.pack(self.bytes_max, self.keys_max, self.bytes_used, self.keys_used)
-        if self.history is None:
-            return record
         cursor, after = (b"", _COUNTED) if self.cursor is None else (self.cursor, self.after)
         return record + _CURSOR.pack(after, len(cursor)) + cursor + self.history.encode()
 
@@ -210,9 +191,6 @@ class Quota:
         """
         self.keys_used += (after != ABSENT) - (before != ABSENT)
         history = self.history
-        if history is None:
-            self.bytes_used += max(after, 0) - max(before, 0)
-            return
         if before != ABSENT:
             history.add(main, kept_bytes(before))
         if after != ABSENT:
@@ -224,7 +202,7 @@ class Quota:
 
     def compact(self, revision: int) -> bool:
         """Record that a compaction at a main revision was applied; return whether that subtracted anything."""
-        given_bytes = self.history.compact(revision) if self.history is not None else 0
+        given_bytes = self.history.compact(revision)
         self.bytes_used -= given_bytes
         return given_bytes > 0
 
@@ -238,7 +216,7 @@ class Quota:
 
     def _refusal(self, used: int, most: int, more: int, unit: str) -> errors.QuotaExceededError:
         name = self.prefix.decode("utf-8", "backslashreplace")
-        if unit == "bytes" and self.history is not None and self.history.size_bytes:
+        if unit == "bytes" and self.history.size_bytes:
             unit = f"bytes used, {self.history.size_bytes} of them by old revisions until a compaction"
         else:
             unit += " used"
@@ -255,7 +233,7 @@ class Quota:
             keys_max=self.keys_max,
             bytes_used=self.bytes_used,
             keys_used=self.keys_used,
-            bytes_history=-1 if self.history is None else self.history.size_bytes,
+            bytes_history=self.history.size_bytes,
             is_counting=self.cursor is not None,
         )
 
@@ -326,14 +304,11 @@ class Quotas:
 
     # Setting.
 
-    def execute(
-        self, request: admin_pb2.QuotaSetRequest, *, counts_history: bool = True
-    ) -> Generator[None, None, Quota | None]:
+    def execute(self, request: admin_pb2.QuotaSetRequest) -> Generator[None, None, Quota | None]:
         """Set or remove a quota, or continue counting; with a pause after each piece.
 
         Arguments:
             request: the limits.
-            counts_history: False: a new quota counts only existing keys, as members of earlier builds do.
 
         Returns:
             the quota; ``None`` if it was removed.
@@ -350,7 +325,7 @@ class Quotas:
             self._remove(prefix)
             return None
         quota = self._quotas.get(prefix)
-        if counts_history and request.bytes_max == request.keys_max == COUNT_ON:
+        if request.bytes_max == request.keys_max == COUNT_ON:
             if quota is None:
                 raise errors.QuotaNotFoundError
             yield from self._count_on(quota, COUNTED_BY_ENTRY)
@@ -359,8 +334,8 @@ class Quotas:
             raise errors.InvalidQuotaError
         if quota is None and len(self._quotas) >= QUOTAS_MAX:
             raise errors.TooManyQuotasError
-        if quota is None or (counts_history and quota.history is None):
-            quota = self._begin_count(prefix) if counts_history else (yield from self._count(prefix))
+        if quota is None:
+            quota = self._begin_count(prefix)
         quota.bytes_max, quota.keys_max = request.bytes_max, request.keys_max
         self._quotas[prefix] = quota
         self._save(quota)
@@ -375,18 +350,10 @@ class Quotas:
         self._store.meta_delete(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + prefix)
         self._changed()
 
-    def _count(self, prefix: bytes) -> Generator[None, None, Quota]:
-        quota = Quota(prefix, 0, 0)
-        for kvs in self._store.select(prefix, prefix_end(prefix), Selection()):
-            quota.keys_used += len(kvs)
-            quota.bytes_used += sum(map(_size_of, kvs))
-            yield
-        return quota
-
     def _begin_count(self, prefix: bytes) -> Quota:
         # Kept revisions are due after the last compaction, and a deletion made now with the next revision.
         store = self._store
-        quota = Quota(prefix, 0, 0, history=History.between(max(store.compact_revision, 0), store.revision + 1))
+        quota = Quota(prefix, History.between(max(store.compact_revision, 0), store.revision + 1), (0, 0, 0, 0))
         quota.cursor = prefix
         return quota
 
@@ -397,7 +364,7 @@ class Quotas:
             quota: quota of the prefix.
             size_bytes: size of the part, as ``_Pace`` counts it.
         """
-        if quota.cursor is None or quota.history is None:
+        if quota.cursor is None:
             return
         pace = _Pace()
         left_bytes = size_bytes
@@ -425,7 +392,6 @@ class Quotas:
         self._unsaved[quota.prefix] = quota
 
     def _save(self, quota: Quota) -> None:
-        # A quota that is counted again replaces one with unsaved changes.
         self._unsaved.pop(quota.prefix, None)
         self._store.meta_put(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + quota.prefix, quota.encode())
 
@@ -452,13 +418,12 @@ class Quotas:
         if quotas:
             before, after = _sizes(self._store, request)
             for quota in quotas:
-                size_bytes = after - max(before, 0) if quota.history is None else kept_bytes(after)
-                refusal = quota.refusal(size_bytes, int(before == ABSENT))
+                refusal = quota.refusal(kept_bytes(after), int(before == ABSENT))
                 if refusal is not None:
                     raise refusal
 
     def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Generator[None, None, Growth]:
-        """Return the growth of each prefix when keys change their sizes, with a pause after each piece."""
+        """Return the growth of each prefix by keys and their sizes before and after, with a pause after each piece."""
         grown: Growth = {}
         for number, (key, (before, after)) in enumerate(sizes.items(), 1):
             self._add_growth(grown, key, before, after)
@@ -468,15 +433,12 @@ class Quotas:
 
     def _add_growth(self, grown: Growth, key: bytes, before: int, after: int) -> None:
         for quota in self._of(key):
-            more = grown.setdefault(quota.prefix, [0, 0])
-            if quota.history is None:
-                more[0] += max(after, 0) - max(before, 0)
-            more[1] += (after != ABSENT) - (before != ABSENT)
+            grown[quota.prefix] = grown.get(quota.prefix, 0) + (after != ABSENT) - (before != ABSENT)
 
     def _refuse(self, grown: Growth, kept: dict[bytes, int]) -> None:
-        """Refuse a txn by the growth of each prefix, and by its puts with prefixes whose history counts."""
-        for prefix, (size_bytes, keys) in grown.items():
-            refusal = self._quotas[prefix].refusal(size_bytes + kept.get(prefix, 0), keys)
+        """Refuse a txn by the keys by which each prefix grows, and by the bytes of its puts."""
+        for prefix, keys in grown.items():
+            refusal = self._quotas[prefix].refusal(kept.get(prefix, 0), keys)
             if refusal is not None:
                 raise refusal
 
@@ -499,8 +461,7 @@ class Quotas:
                 before, after = _sizes(self._store, request)
                 sizes[request.key] = before, max(before, after)
                 for quota in quotas:
-                    if quota.history is not None:
-                        kept[quota.prefix] = kept.get(quota.prefix, 0) + kept_bytes(after)
+                    kept[quota.prefix] = kept.get(quota.prefix, 0) + kept_bytes(after)
                 if pace.is_over(before):
                     yield
         grown = yield from self._growth(sizes)

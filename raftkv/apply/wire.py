@@ -8,8 +8,9 @@ entry with the caller that waits for it on the member that proposed it.
 A member that reads an unknown kind must stop, because it cannot know what the others do with it. So that its error can
 name the version to install, the body of every kind from ``VERSIONED_FIRST`` on begins with two bytes, the major and
 minor version of the first raftkv that knows the kind. Kinds below it are assigned (1 to 11; 7 was never written).
+No release wrote 128.
 
-    128 PREFIX_QUOTA    129 DOWNGRADE    130 IDENTIFIED    131 AUTH    132 HISTORY_QUOTA    133 LIMIT
+    129 DOWNGRADE    130 IDENTIFIED    131 AUTH    132 HISTORY_QUOTA    133 LIMIT
 
 While authentication is enabled, an entry of any other kind is wrapped in one of the kind IDENTIFIED, which names its
 caller:
@@ -104,7 +105,6 @@ class Kind(enum.IntEnum):
     LEASE_REVOKE = 9
     LEASE_EXPIRE = 10
     LEASE_RENEW = 11
-    PREFIX_QUOTA = 128
     DOWNGRADE = 129
     IDENTIFIED = 130
     AUTH = 131
@@ -116,7 +116,6 @@ IDENTIFIED: Final = Kind.IDENTIFIED
 """The same as a global, for code that runs for every entry: looking up an enum member takes 0.1 us."""
 
 FIRST_KNOWN_IN: Final[dict[int, tuple[int, int]]] = {
-    Kind.PREFIX_QUOTA: (0, 2),
     Kind.DOWNGRADE: (0, 2),
     Kind.IDENTIFIED: (0, 2),
     Kind.AUTH: (0, 2),

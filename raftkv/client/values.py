@@ -206,9 +206,8 @@ class Alarm:
 class PrefixQuota:
     """The limits of a prefix (0: none), and its usage: existing keys, and bytes in the database.
 
-    ``bytes_history`` is the part of the bytes in old revisions, which a compaction frees; -1: unknown, because an
-    earlier build set the quota. While ``is_counting`` is set, the usage does not yet include all data older than the
-    quota.
+    ``bytes_history`` is the part of the bytes in old revisions, which a compaction frees. While ``is_counting`` is set,
+    the usage does not yet include all data older than the quota.
     """
 
     prefix: bytes

@@ -379,7 +379,6 @@ OPERATIONS: Final[Mapping[int, str]] = {
     Kind.LEASE_REVOKE: "LeaseRevoke",
     Kind.LEASE_EXPIRE: "LeaseExpire",
     Kind.LEASE_RENEW: "LeaseRenew",
-    Kind.PREFIX_QUOTA: "PrefixQuotaSet",
     Kind.HISTORY_QUOTA: "PrefixQuotaSet",
     Kind.LIMIT: "LimitSet",
     Kind.DOWNGRADE: "DowngradeInfoSet",

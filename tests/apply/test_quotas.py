@@ -26,14 +26,13 @@ from tests.compat.store import delete, put, txn
 
 KEYS = (b"", b"a", b"ab", b"ab1", b"ab2", b"b", b"b\xff", b"\xff", b"\xff\xff")
 PREFIXES = (b"", b"a", b"ab", b"b", b"\xff", b"\xff\xff", b"c")
-QUOTA_KINDS = (Kind.HISTORY_QUOTA, Kind.HISTORY_QUOTA, Kind.PREFIX_QUOTA)
 ENDS = (b"", b"", b"\0", b"ac", b"b", b"c", b"\xff")
 
 
-def apply(machine: Machine, request: Any, quota_kind: Kind = Kind.HISTORY_QUOTA) -> Outcome:
+def apply(machine: Machine, request: Any) -> Outcome:
     """Return it as an entry, with its bytes."""
     if isinstance(request, admin_pb2.QuotaSetRequest):
-        kind, body = quota_kind, versioned(quota_kind, request.SerializeToString())
+        kind, body = Kind.HISTORY_QUOTA, versioned(Kind.HISTORY_QUOTA, request.SerializeToString())
     else:
         kind, body = KINDS[type(request)][0], request.SerializeToString()
     outcome = machine.applier.apply(kind, body)
@@ -49,12 +48,11 @@ def remove(prefix: bytes) -> admin_pb2.QuotaSetRequest:
     return set_quota(prefix, REMOVE, REMOVE)
 
 
-def counted(machine: Machine, prefix: bytes) -> tuple[int, int]:
-    """Bytes and keys that exist below a prefix."""
+def counted(machine: Machine, prefix: bytes) -> int:
+    """Keys that exist below a prefix."""
     # An entry that no service has checked can have an empty key.
     kvs = [kv_pb2.KeyValue.FromString(kv) for kv in machine.store.range(b"", b"\0").kvs]
-    sizes = [len(kv.key) + len(kv.value) for kv in kvs if kv.key.startswith(prefix)]
-    return sum(sizes), len(sizes)
+    return sum(kv.key.startswith(prefix) for kv in kvs)
 
 
 def kept(machine: Machine, prefix: bytes) -> int:
@@ -88,11 +86,8 @@ def check_use(machine: Machine, is_exact: bool = True) -> None:
     for quota in machine.applier.quotas.by_prefix():
         if quota.cursor is not None:
             continue
-        exists_bytes, keys = counted(machine, quota.prefix)
-        assert quota.keys_used == keys
-        if quota.history is None:
-            assert quota.bytes_used == exists_bytes
-        elif is_exact:
+        assert quota.keys_used == counted(machine, quota.prefix)
+        if is_exact:
             assert quota.bytes_used == kept(machine, quota.prefix)
         else:
             assert quota.bytes_used >= kept(machine, quota.prefix)
@@ -106,12 +101,10 @@ def would_exceed(machine: Machine, request: Any) -> bool:
     if apply(trial, request).error is not None:
         return False
     for quota in limits:
-        (was_bytes, was), (now_bytes, now) = counted(machine, quota.prefix), counted(trial, quota.prefix)
-        more_bytes = now_bytes - was_bytes
-        if quota.history is not None:
-            changes = trial.store.history(machine.store.revision + 1, trial.store.revision)
-            kvs = [kv_pb2.KeyValue.FromString(data) for key, data in changes if not is_tombstone(key)]
-            more_bytes = sum(kept_bytes(len(kv.key) + len(kv.value)) for kv in kvs if kv.key.startswith(quota.prefix))
+        was, now = counted(machine, quota.prefix), counted(trial, quota.prefix)
+        changes = trial.store.history(machine.store.revision + 1, trial.store.revision)
+        kvs = [kv_pb2.KeyValue.FromString(data) for key, data in changes if not is_tombstone(key)]
+        more_bytes = sum(kept_bytes(len(kv.key) + len(kv.value)) for kv in kvs if kv.key.startswith(quota.prefix))
         if quota.bytes_max and more_bytes > 0 and quota.bytes_used + more_bytes > quota.bytes_max:
             return True
         if quota.keys_max and now > was and now > quota.keys_max:
@@ -179,12 +172,11 @@ def test_usage_is_exact_and_refusals_match_model(seed: int) -> None:
         patches.setattr(leases, "_KEYS_PER_PIECE", 1)
         plain, pieces = Machine(), Machine(at_once_max=0)
         for _ in range(40):
-            request, quota_kind = _request(rng, plain.store.revision), rng.choice(QUOTA_KINDS)
+            request = _request(rng, plain.store.revision)
             if not _is_legal(request):
                 continue
             exceeds = not isinstance(request, admin_pb2.QuotaSetRequest) and would_exceed(plain, request)
-            outcome = apply(plain, request, quota_kind)
-            other = apply(pieces, request, quota_kind)
+            outcome, other = apply(plain, request), apply(pieces, request)
             assert (repr(outcome.error), outcome.body, outcome.revision) == (
                 repr(other.error),
                 other.body,
@@ -218,14 +210,14 @@ def test_refusal_names_prefix_and_maps_to_no_space_for_etcd_clients() -> None:
 
 def test_a_txn_frees_and_takes_as_a_whole() -> None:
     machine = Machine()
-    apply(machine, set_quota(b"k", bytes_max=6), Kind.PREFIX_QUOTA)
+    apply(machine, set_quota(b"k", keys_max=1))
     apply(machine, put(b"k1", b"12"))
     swap = txn(then=[delete(b"k", b"l"), txn(then=[put(b"m1")]), put(b"q")])
     assert apply(machine, swap).error is None
-    assert used(machine) == {b"k": (0, 0)}
+    assert used(machine)[b"k"][1] == 0
     apply(machine, put(b"k1", b"12"))
     assert apply(machine, txn(then=[delete(b"k1"), put(b"k2", b"1234")])).error is None
-    refused = apply(machine, txn(then=[delete(b"k2"), put(b"k3", b"12345"), put(b"x")]))
+    refused = apply(machine, txn(then=[delete(b"k2"), put(b"k3"), put(b"k4"), put(b"x")]))
     assert isinstance(refused.error, errors.QuotaExceededError)
     assert machine.value(b"x") is None
     assert machine.value(b"k2") == b"1234"
@@ -282,14 +274,14 @@ def test_quota_below_usage_refuses_only_growth() -> None:
     machine = Machine()
     for number in range(5):
         apply(machine, put(b"k%d" % number, b"12345"))
-    body = apply(machine, set_quota(b"k", bytes_max=10, keys_max=2), Kind.PREFIX_QUOTA).body
+    body = apply(machine, set_quota(b"k", keys_max=2)).body
     quota = admin_pb2.QuotaSetResponse.FromString(body).quota
-    assert (quota.bytes_used, quota.keys_used) == (35, 5)
+    assert (quota.bytes_used, quota.keys_used) == (5 * kept_bytes(7), 5)
     assert apply(machine, put(b"k0", b"54321")).error is None
-    assert apply(machine, put(b"k0", b"1")).error is None
-    assert isinstance(apply(machine, put(b"k0", b"12")).error, errors.QuotaExceededError)
+    assert isinstance(apply(machine, put(b"k7")).error, errors.QuotaExceededError)
     assert apply(machine, delete(b"k1", b"k5")).error is None
-    assert apply(machine, put(b"k0", b"12345678")).error is None
+    assert apply(machine, put(b"k7")).error is None
+    assert isinstance(apply(machine, put(b"k8")).error, errors.QuotaExceededError)
     assert apply(machine, remove(b"k")).error is None
     assert apply(machine, put(b"k9", bytes(100))).error is None
     assert machine.store.accountant is None
@@ -418,7 +410,7 @@ def test_a_count_in_parts_ends_as_one_that_was_always_there(seed: int) -> None:
                 later = later.reopened()
         while later.applier.quotas.is_counting(b"k"):
             apply(later, count_on(b"k"))
-    assert used(always) == used(later) == {b"k": (kept(always, b"k"), counted(always, b"k")[1])}
+    assert used(always) == used(later) == {b"k": (kept(always, b"k"), counted(always, b"k"))}
     for machine in (always, later):
         apply(machine, rpc_pb2.CompactionRequest(revision=machine.store.revision))
         apply(machine, put(b"x"))
@@ -443,19 +435,6 @@ def test_a_history_gives_back_at_most_what_is_due_and_nearly_all_of_it(
     assert due_bytes - total_bytes // (RUNS // 2) - 10_000 <= given_bytes <= due_bytes
     assert history.size_bytes == total_bytes - given_bytes
     assert given_bytes + history.compact(main) == total_bytes
-
-
-def test_quota_of_earlier_build_counts_existing_keys_until_reset() -> None:
-    machine = Machine()
-    apply(machine, set_quota(b"k", bytes_max=1_000), Kind.PREFIX_QUOTA)
-    for _ in range(5):
-        apply(machine, put(b"k", b"12345"))
-    machine = machine.reopened()
-    assert used(machine) == {b"k": (6, 1)}
-    assert machine.applier.quotas.by_prefix()[0].message().bytes_history == -1
-    apply(machine, set_quota(b"k", bytes_max=1_000))
-    assert used(machine) == {b"k": (5 * kept_bytes(6), 1)}
-    assert machine.reopened().applier.quotas.by_prefix()[0].message().bytes_history == 4 * kept_bytes(6)
 
 
 def test_invalid_quotas_are_refused_identically() -> None:

@@ -29,7 +29,6 @@ TYPES: dict[int, type] = {
     Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest,
     Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision,
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision,
-    Kind.PREFIX_QUOTA: admin_pb2.QuotaSetRequest,
     Kind.HISTORY_QUOTA: admin_pb2.QuotaSetRequest,
     Kind.LIMIT: admin_pb2.Limit,
     Kind.DOWNGRADE: rpc_pb2.DowngradeInfo,

@@ -96,7 +96,7 @@ class History:
             data = confchange.encode(ConfChange(steps))
             self._commit(Entry(self.term, len(self.entries) + 1, data, EntryType.CONF_CHANGE))
         elif roll < 0.11:
-            self._request(self.rng.choice((Kind.PREFIX_QUOTA, Kind.HISTORY_QUOTA)), self._quota())
+            self._request(Kind.HISTORY_QUOTA, self._quota())
         elif roll < 0.16:
             self._request(Kind.AUTH, self._auth_change())
         elif roll < 0.41:

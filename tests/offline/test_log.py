@@ -84,6 +84,6 @@ def test_malformed_entry_is_shown_by_its_kind() -> None:
         (Kind.IDENTIFIED, identified(ALICE, Kind.PUT, b"\xff"), "MALFORMED_PUT"),
         (Kind.IDENTIFIED, identified(ALICE, 200, b"\x09\x01"), "UNKNOWN_200"),
         (Kind.AUTH, b"\0", "MALFORMED_AUTH"),
-        (Kind.PREFIX_QUOTA, b"", "MALFORMED_PREFIX_QUOTA"),
+        (Kind.HISTORY_QUOTA, b"", "MALFORMED_HISTORY_QUOTA"),
     ):
         assert f": {expected} id=5" in shown(kind, body)[0]

@@ -64,7 +64,7 @@ def test_the_latest_has_the_hash_of_the_source(history: History, base: Path, tmp
 def test_quotas_that_were_set_before_the_snapshot_hold_after_it(tmp_path: Path) -> None:
     """A write that a quota refused is not in the restored state, although the archive has its entry."""
     history = History(0, tmp_path, 0)
-    history._request(Kind.PREFIX_QUOTA, admin_pb2.QuotaSetRequest(prefix=b"few/", keys_max=1))
+    history._request(Kind.HISTORY_QUOTA, admin_pb2.QuotaSetRequest(prefix=b"few/", keys_max=1))
     history._request(Kind.PUT, rpc_pb2.PutRequest(key=b"few/a"))
     history._save_base()
     assert history._request(Kind.PUT, rpc_pb2.PutRequest(key=b"few/b")).error is not None

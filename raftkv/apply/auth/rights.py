@@ -16,7 +16,7 @@ While authentication is disabled this costs nothing: callers test ``auth.is_enab
 | LEASE_REVOKE | WRITE on all keys of the lease; a lease without keys can be revoked only by its owner |
 | ALARM | any user to list, root to raise and disarm |
 | AUTH | root; a member for the grant of a token, because the user has none yet |
-| COMPACT, PREFIX_QUOTA, DOWNGRADE, and kinds without a row here | root |
+| COMPACT, HISTORY_QUOTA, DOWNGRADE, and kinds without a row here | root |
 | kinds that only members propose (MEMBER_ATTRIBUTES, LEASE_EXPIRE, LEASE_RENEW) | a member |
 
 The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root, the caller's current role

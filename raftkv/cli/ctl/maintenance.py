@@ -327,7 +327,7 @@ def _row(quota: admin_pb2.PrefixQuota) -> list[str]:
         printable(_text(quota.prefix)),
         str(quota.bytes_used),
         str(quota.bytes_max or "-"),
-        "-" if quota.bytes_history < 0 else str(quota.bytes_history) + " (counting)" * quota.is_counting,
+        str(quota.bytes_history) + " (counting)" * quota.is_counting,
         str(quota.keys_used),
         str(quota.keys_max or "-"),
     ]

@@ -125,7 +125,7 @@ def test_a_request_without_its_right_is_refused_and_changes_nothing(number: int)
 def test_kinds_that_only_root_may_cause() -> None:
     quota = admin_pb2.QuotaSetRequest(prefix=b"a", keys_max=9)
     down = rpc_pb2.DowngradeInfo(enabled=True, targetVersion="3.5.0")
-    for kind, request in ((Kind.PREFIX_QUOTA, quota), (Kind.DOWNGRADE, down)):
+    for kind, request in ((Kind.HISTORY_QUOTA, quota), (Kind.DOWNGRADE, down)):
         for who, refused in (("both", True), ("root", False), (MEMBER, False), (None, True)):
             machine = cluster()
             caller = machine.caller(who) if isinstance(who, str) else who

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.apply.auth.permissions import KeySet, is_interval
 from raftkv.apply.auth.records import Role, User
-from raftkv.apply.wire import Caller, Kind, decode_identified, identified, versioned
+from raftkv.apply.wire import VERSIONED_FIRST, Caller, Kind, decode_identified, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from tests.apply.arbitrary import payload
 from tests.apply.auth.machine import READ, READWRITE, AuthMachine, permission
@@ -79,7 +79,7 @@ def _entries() -> list[bytes]:
     for user in (b"alice", b"root", b"mallory", b""):
         for kind, message in TYPES.items():
             body = payload(rng, message, 2)[:500]
-            body = versioned(kind, body) if kind >= Kind.PREFIX_QUOTA else body
+            body = versioned(kind, body) if kind >= VERSIONED_FIRST else body
             made.append(identified(Caller(user, 99), kind, body))
     puts = [rpc_pb2.PutRequest(key=key, lease=7).SerializeToString() for key in (MINE, SECRET)]
     made += [identified(Caller(b"alice", 99), Kind.PUT, put) for put in puts]
