@@ -154,9 +154,7 @@ class Node(AwaitableNode):
         self.on_conf_change: list[Callable[[], None]] = []
         self._loop, self.uses, timeout_s = asyncio.get_running_loop(), Uses(), settings.request_timeout_s
         clock = self._loop.time
-        self.proposals = Proposals(
-            ids, timeout_s, clock, self.uses.waited, lambda request: keys_of(self.applier.store, request)
-        )
+        self.proposals = Proposals(ids, timeout_s, clock, self.uses.waited, self._keys_of)
         # Membership changes that are applied and not reported yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
@@ -217,6 +215,9 @@ class Node(AwaitableNode):
         self._wake()
         self._cork.arrived()
         return request_id
+
+    def _keys_of(self, request: rpc_pb2.TxnRequest) -> int:
+        return keys_of(self.applier.store, request)
 
     def _named(self, kind: int, body: bytes, caller: Caller | None) -> tuple[int, bytes]:
         """Add the caller to a request, while authentication is enabled."""
