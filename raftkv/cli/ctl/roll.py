@@ -1,9 +1,10 @@
 """``cluster roll``: restart all members one after another by the operator's own command, the leader last.
 
-Before each step, every member is asked for its status. A step is safe when the remaining voters that are in sync are a
-quorum; an unsafe step is refused with the reason, and the roll ends. A leader transfers its leadership before its
-restart. The next step waits until the restarted member has applied the leader's log as of its return. If a member's
-metrics show that the old process is still running, it was not restarted, and the roll ends.
+Members that are down come first, so a roll continues an interrupted one. Before each step, every member is asked for
+its status. A step is safe when the remaining voters that are in sync are a quorum; an unsafe step is refused with the
+reason, and the roll ends. A leader transfers its leadership before its restart. The next step waits until the restarted
+member has applied the leader's log as of its return. If a member's metrics show that the old process is still running,
+it was not restarted, and the roll ends.
 
 The command must return after the old process has ended, as ``systemctl restart`` does. Its words are split as by a
 shell, but run without one; ``{host}``, ``{name}`` and ``{id}`` stand for the member. Names that a shell would interpret
@@ -120,7 +121,7 @@ class Roll:
             CommandError: a step is not safe, a command failed, or a member did not come back.
         """
         seen = await self._look()
-        left = [one.member for one in sorted(seen, key=lambda one: (one.is_leader, not one.member.isLearner))]
+        left = [one.member for one in sorted(seen, key=_order)]
         commands = {member.ID: command(self.template, member) for member in left}
         for number, member in enumerate(left, 1):
             one = next(one for one in seen if one.member.ID == member.ID)
@@ -144,9 +145,12 @@ class Roll:
                     text = f"{member.name} was not restarted: its old process still runs"
                     raise CommandError(f"{text}; the command must return after it has ended", ERROR)
                 self.say(f"{member.name} is back, with {applied:,} entries applied")
-            except CommandError as error:
-                names = ", ".join(one.name for one in left[: number - 1]) or "none"
-                raise CommandError(str(error), ERROR, [*error.details, f"restarted so far: {names}"]) from None
+            except (CommandError, asyncio.CancelledError) as error:
+                done = "restarted so far: " + (", ".join(one.name for one in left[: number - 1]) or "none")
+                if isinstance(error, CommandError):
+                    raise CommandError(str(error), ERROR, [*error.details, done]) from None
+                self.say(f"interrupted at {member.name}, which may be down; {done}; to continue, roll again")
+                raise
 
     async def _start_of(self, member: rpc_pb2.Member) -> float | None:
         return await self.started_at(member.clientURLs[0]) if member.clientURLs else None
@@ -194,6 +198,11 @@ class Roll:
             await asyncio.sleep(PAUSE_S)
         wait = pflag.format_duration(round(self.wait_s * 1e9))
         raise CommandError(f"{member.name} was not in sync {wait} after its restart: it {problem}", ERROR)
+
+
+def _order(one: Seen) -> tuple[bool, bool, bool]:
+    """Sort members for a roll: first those that are down, as an interrupted roll leaves one; the leader last."""
+    return one.is_leader, not one.problem, not one.member.isLearner
 
 
 def in_sync(seen: Sequence[Seen]) -> list[Seen]:
