@@ -240,6 +240,9 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     yield from _members(picture)
     if not picture.statuses:
         return
+    if two := _clusters(picture):
+        yield two  # what follows compares the members of one cluster
+        return
     for look in (_copies, _quorum, _leader, _versions, _alarms, _damage, _lag, _data):
         yield look(picture)
     yield from _space(picture)
@@ -283,6 +286,21 @@ def _members(picture: Picture) -> Iterator[Finding]:
             yield warning(f"member {member.ID:x}", "added, but never started", advice)
 
 
+def _clusters(picture: Picture) -> Finding | None:
+    """Return a failure if the endpoints are members of different clusters."""
+    found: dict[int, list[str]] = {}
+    for endpoint, status in picture.statuses.items():
+        found.setdefault(status.header.cluster_id, []).append(endpoint)
+    if len(found) == 1:
+        return None
+    figure = "; ".join(f"{cluster_id:x} at {', '.join(endpoints)}" for cluster_id, endpoints in found.items())
+    advice = (
+        "name the endpoints of one; if all should be members of one, the fewer were restored or founded alone: stop "
+        "them, remove their data, and let them join (raftkvctl member remove, raftkv join)"
+    )
+    return failure("cluster", f"members of {len(found)} clusters answer: {figure}", advice)
+
+
 def _copies(picture: Picture) -> Finding:
     """Detect two processes with the data of one member, for example on a copied machine; not one at two endpoints."""
     processes: dict[int, dict[float, str]] = {}
@@ -323,7 +341,15 @@ def _quorum(picture: Picture) -> Finding:
 
 
 def _leader(picture: Picture) -> Finding:
-    leader, *others = {status.leader for status in picture.statuses.values()}
+    leader, *others = sorted({status.leader for status in picture.statuses.values()}, reverse=True)
+    if others == [0]:
+        lost = (_name(picture, one.member_id) for one in picture.answers if one.status and not one.status.leader)
+        return warning(
+            "leader",
+            f"{', '.join(lost)} knows no leader; the others follow {_name(picture, leader)}",
+            "run this again; if it stays so, the others do not reach it: compare its --initial-advertise-peer-urls "
+            "with raftkvctl member list, and check the firewall",
+        )
     if others:
         return warning(
             "leader",

@@ -76,3 +76,18 @@ def test_a_member_may_have_another_name_or_address_than_before(settings: dict[st
     """And a survivor goes on wherever its disk is."""
     close(opened(_config(tmp_path)))
     close(opened(_config(tmp_path, "b", **settings)))
+
+
+def test_an_address_that_the_cluster_does_not_know_is_told_with_its_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others look for the member at its old address: it stays without a leader, and said nothing."""
+    close(opened(_config(tmp_path)))
+    close(opened(_config(tmp_path)))
+    assert not caplog.records
+    moved = "http://10.0.0.3:2380"
+    durable = opened(_config(tmp_path, initial_advertise_peer_urls=(moved,), initial_cluster=f"a={moved}"))
+    close(durable)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith(f"the others look for this member at http://10.0.0.1:2380, not at {moved} ")
+    assert line.endswith(f"raftkvctl member update {durable.member_id:x} --peer-urls {moved}")

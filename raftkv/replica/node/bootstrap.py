@@ -49,7 +49,7 @@ from typing import Final
 
 from raftkv import cluster_id
 from raftkv.apply.membership import Membership, conf_change_of
-from raftkv.config import ServerConfig
+from raftkv.config import DEFAULT_PEER_URL, ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
@@ -347,16 +347,17 @@ def _check_files(wal_dir: str, snapshots: Path) -> None:
 
 
 def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:
-    """Refuse data of one member if both name and peer URLs in the flags are those of another.
+    """Refuse data of one member if both name and peer URLs in the flags are those of another; warn of unknown URLs.
 
     This happens with a disk in the wrong machine: the others look for the owner elsewhere, and do not answer this one.
     One of the two alone may be intended, so both must match: flags about the cluster count only at the first start.
     """
     own = members.get(member_id)
     urls = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))
-    if own is None or own.name == config.name or not urls.isdisjoint(map(cluster_id.comparable, own.peerURLs)):
+    if own is None or not urls.isdisjoint(map(cluster_id.comparable, own.peerURLs)):
         return
-    for other in members.values():
+    # Of a member with its own name, only the address can be another.
+    for other in members.values() if own.name != config.name else ():
         # One that was added and never started has no name.
         if other.name in (config.name, "") and not urls.isdisjoint(map(cluster_id.comparable, other.peerURLs)):
             whose = f"{other.name or 'to be started'} ({other.ID:x})"
@@ -365,6 +366,13 @@ def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mappi
                 f"--name and --initial-advertise-peer-urls are those of member {whose}: give the data of that member, "
                 f"or the flags of {own.name}"
             )
+    if len(members) > 1 and config.initial_advertise_peer_urls != (DEFAULT_PEER_URL,):
+        advertised = ",".join(config.initial_advertise_peer_urls)
+        _log.warning(
+            "the others look for this member at %s, not at %s (--initial-advertise-peer-urls). If it has moved, and "
+            "raftkvctl member list still shows the old address: raftkvctl member update %x --peer-urls %s",
+            *(",".join(own.peerURLs), advertised, member_id, advertised),
+        )
 
 
 def _check_database_format(path: Path) -> None:

@@ -262,3 +262,23 @@ def test_two_processes_with_the_data_of_one_member_are_found():
     # One that does not say when it started is no proof.
     found.answers[-1] = replace(copy, started_s=None)
     assert levels(found)["members"] is Level.OK
+
+
+def test_members_of_two_clusters_are_not_compared():
+    """As after a restore with another token on one host: to replace "the member that differs" would be wrong advice."""
+    found = picture()
+    for at, one in enumerate(found.answers):
+        assert one.status is not None
+        one.status.header.cluster_id = 7 + at // 2
+        one.status.header.revision = 9 - at
+    assert of(found, "cluster").level == Level.FAILURE
+    assert of(found, "cluster").figure == "members of 2 clusters answer: 7 at m1:1, m2:1; 8 at m3:1"
+    assert {one.subject.split(" ")[0] for one in judge(found)} == {"member", "cluster"}
+
+
+def test_a_member_without_a_leader_is_told_from_an_election():
+    """The others may look for it at an address that it has left."""
+    found = picture()
+    found.answers[2] = answer(3, leader=0)
+    assert of(found, "leader").figure == "m3 knows no leader; the others follow m1"
+    assert "--initial-advertise-peer-urls" in of(found, "leader").advice
