@@ -203,6 +203,7 @@ class Writer(io.BufferedIOBase):
             return
         with suppress(Exception):
             self._wait_for_digest()
+        is_there = self._is_there(file)
         # The rest is in no list of files and does no harm; the error that led here is the one to report.
         with suppress(Exception):
             if hasattr(file, "discard") and not self._place.is_local:
@@ -210,9 +211,18 @@ class Writer(io.BufferedIOBase):
                 file.__dict__["_closed"] = True  # fsspec would finish it otherwise, when it is collected
             else:
                 file.close()
-        with suppress(Exception):
-            self._place.fs.rm_file(self._place.path(self.name))
+        if is_there:
+            with suppress(Exception):
+                self._place.fs.rm_file(self._place.path(self.name))
         super().close()
+
+    def _is_there(self, file: IO[bytes]) -> bool:
+        """Return whether the name is that of this file, and not of one that a later writer has opened."""
+        if not self._place.is_local:
+            return True
+        with suppress(OSError, ValueError):
+            return os.path.samestat(os.fstat(file.fileno()), os.lstat(self._place.path(self.name)))
+        return False
 
     def _leave_to_parent(self, file: IO[bytes]) -> None:
         """Abandon the copy in a forked child, because file and digest thread belong to the parent."""
@@ -437,7 +447,9 @@ class Place:
         with self.named("write", name):
             if self.is_local:
                 self._make_directories(os.path.dirname(path))
-                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                with suppress(FileNotFoundError):
+                    os.unlink(path)  # others may have it open, or hold it by another name
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 file: IO[bytes] = os.fdopen(os.open(path, flags, 0o666), "r+b", 0)
             else:
                 file = self._open_remote(path)

@@ -114,6 +114,28 @@ def test_a_block_that_fails_leaves_no_file(uri: str, tmp_path: Path) -> None:
     assert there.list() == []
 
 
+def test_a_file_of_the_same_name_is_replaced_and_not_changed(tmp_path: Path) -> None:
+    """One of a hard link to it, or of a user who has it open to read what is written next, keeps the bytes."""
+    there = Place(str(tmp_path))
+    (tmp_path / "a").write_bytes(b"old")
+    os.link(tmp_path / "a", tmp_path / "copy")
+    with (tmp_path / "a").open("rb") as reader:
+        with there.open_writer("a") as file:
+            file.write(b"new bytes")
+        assert reader.read() == b"old"
+    assert ((tmp_path / "copy").read_bytes(), there.read("a")) == (b"old", b"new bytes")
+
+
+def test_one_that_is_abandoned_leaves_the_file_of_the_next(tmp_path: Path) -> None:
+    there = Place(str(tmp_path))
+    first = there.open_writer("a")
+    first.write(b"half")
+    with there.open_writer("a") as file:
+        file.write(b"whole")
+    first.abort()
+    assert there.read("a") == b"whole"
+
+
 def test_one_that_is_forgotten_leaves_no_file(tmp_path: Path) -> None:
     there = Place(str(tmp_path))
     file = there.open_writer("a")
