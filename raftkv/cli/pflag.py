@@ -287,6 +287,10 @@ class Flag:
         return KINDS[self.kind].initial if self.default is None else self.default
 
 
+HELP: Final = Flag("help", BOOL, short="h")
+"""A flag of every command that defines no other of its names."""
+
+
 class FlagError(Exception):
     """An unknown flag, or an invalid value; the text is etcdctl's."""
 
@@ -429,10 +433,8 @@ class _Parser:
         name, separator, value = word[2:].partition("=")
         if not name or name.startswith("-"):
             raise FlagError(f"bad flag syntax: {word}")
-        flag = self.long.get(name)
+        flag = self.long.get(name) or (HELP if name == HELP.name else None)
         if flag is None:
-            if name == "help":
-                raise HelpRequested
             raise FlagError(f"unknown flag: --{name}" + did_you_mean(name, self.long, "--"))
         if not separator:
             value = "true" if flag.kind == BOOL else self._next(f"flag needs an argument: --{name}")
@@ -442,10 +444,8 @@ class _Parser:
         letters = word[1:]
         while letters:
             letter, letters = letters[0], letters[1:]
-            flag = self.short.get(letter)
+            flag = self.short.get(letter) or (HELP if letter == HELP.short else None)
             if flag is None:
-                if letter == "h":
-                    raise HelpRequested
                 raise FlagError(f"unknown shorthand flag: '{letter}' in -{letter}{letters}")
             if len(letters) > 1 and letters[0] == "=":
                 value, letters = letters[1:], ""
@@ -464,7 +464,10 @@ class _Parser:
 
     def _set(self, flag: Flag, value: str) -> None:
         try:
-            assign(self.parsed, flag, value)
+            if flag is not HELP:
+                assign(self.parsed, flag, value)
+            elif parse_bool(value):
+                raise HelpRequested
         except ValueError as error:
             if flag.ours:
                 raise FlagError(f"--{flag.name} must be {_wanted(flag)} (set to {value!r})") from None

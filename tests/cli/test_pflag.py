@@ -95,6 +95,13 @@ def test_help(words):
         parse(FLAGS, words)
 
 
+def test_help_that_is_not_wanted():
+    parsed = parse(FLAGS, ["--help=false", "a", "-h=0"])
+    assert (parsed.arguments, parsed.changed) == (["a"], set())
+    with pytest.raises(FlagError, match=r'^invalid argument "x" for "-h, --help" flag: '):
+        parse(FLAGS, ["--help=x"])
+
+
 ARGUMENTS = st.lists(st.text(max_size=8).filter(lambda word: not word.startswith("-")), max_size=5)
 
 
