@@ -49,7 +49,7 @@ from raftkv.errors import (
 )
 from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
 from raftkv.integrations.torchft.rules import ROOT as TORCHFT_ROOT
-from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
+from raftkv.rpc.server.http import HttpRequest, HttpResponse, refuse_host, text_response
 from raftkv.rpc.server.server import Server
 from raftkv.training.config import RunConfig, guess_address, parse_options
 from raftkv.training.errors import UnknownRun
@@ -522,6 +522,8 @@ async def answer(exporter: Exporter, request: HttpRequest) -> HttpResponse:
         exporter: exporter of the metrics.
         request: request of Prometheus, or of a probe.
     """
+    if (refusal := refuse_host(request)) is not None:
+        return refusal
     if request.path not in ("/metrics", "/health"):
         return text_response(404, "404 page not found")
     if request.method != "GET":

@@ -37,7 +37,7 @@ from raftkv.integrations.torchft.rules import REPLICA_ID_MAX, REPLICAS_MAX, WAIT
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Code, HttpRequest, HttpResponse, RpcError, Server, ServerLimits, UnaryCall
 from raftkv.rpc.server.accept import Connection
-from raftkv.rpc.server.http import HostCheck, host_name, text_response
+from raftkv.rpc.server.http import refuse_host
 
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
 HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
@@ -82,7 +82,6 @@ class _Listener(Server):
         super().__init__(_LIMITS, self._http, translate=_translated)
         self._job = job
         self._status = status
-        self._hosts = HostCheck((), own=(socket.gethostname(),))
         self.unary(QUORUM, self._quorum)
         self.unary(HEARTBEAT, self._heartbeat)
 
@@ -122,8 +121,8 @@ class _Listener(Server):
         call.fail(Code.RESOURCE_EXHAUSTED, text)
 
     async def _http(self, request: HttpRequest) -> HttpResponse:
-        if not self._hosts.allows(request, host_name(request.header("host"))):
-            return text_response(421, "the Host header names another machine; ask by this one's name or address")
+        if (refusal := refuse_host(request)) is not None:
+            return refusal
         body = self._status(request)
         if body is None:
             return HttpResponse(404, b"only GET /status is served here\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -227,3 +228,13 @@ def text_response(status: int, text: str) -> HttpResponse:
         text: the body.
     """
     return HttpResponse(status, text.encode() + b"\n")
+
+
+def refuse_host(request: HttpRequest) -> HttpResponse | None:
+    """Return the answer to a request with a host name that a stranger can point here; None: it may be answered.
+
+    For listeners without a list of names: this machine's own passes.
+    """
+    if HostCheck((), own=(socket.gethostname(),)).allows(request, host_name(request.header("host"))):
+        return None
+    return text_response(421, "the Host header names another machine; ask by this one's name or address")

@@ -94,6 +94,8 @@ def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch:
                 assert _value(exporter, "raftkv_checkpoint_last_step") == 100
                 response = await answer(exporter, HttpRequest("GET", "/metrics"))
                 assert response.status == 200
+                page = HttpRequest("GET", "/metrics", (("host", "evil.example:9379"),), loopback=True)
+                assert (await answer(exporter, page)).status == 421  # whose owner lets the name lead here
                 assert (await answer(exporter, HttpRequest("POST", "/metrics"))).status == 405
                 assert (await answer(exporter, HttpRequest("GET", "/"))).status == 404
                 await kv.delete(KEYS.base, prefix=True)

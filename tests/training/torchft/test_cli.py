@@ -128,7 +128,8 @@ def replicas(address: str, host: str, count: int) -> Iterator[None]:
 
 
 def test_replicas_of_one_host_keep_no_replica_of_another_out(raftkv_cluster):
-    flags = ("--listen=127.0.0.1:0", "--heartbeat-timeout-ms=600000", f"--endpoints={raftkv_cluster.endpoints[0]}")
+    kept = ("--heartbeat-timeout-ms=600000", "--disconnect-grace-ms=600000")
+    flags = ("--listen=127.0.0.1:0", *kept, f"--endpoints={raftkv_cluster.endpoints[0]}")
     with daemon(*flags) as process:
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
