@@ -198,7 +198,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("backend-batch-limit", integer, "operations between database commits (10000)"),
     ("max-txn-ops", unsigned, "largest number of operations in a transaction (128)"),
     ("max-request-bytes", unsigned, "largest write (1572864)"),
-    ("max-concurrent-streams", unsigned, "largest number of open calls on one connection (4294967295)"),
+    ("max-concurrent-streams", unsigned, "open calls on one connection, at most 10000 (4294967295)"),
     ("auto-promote", boolean, "promote this member as soon as it is in sync, if it is a learner (false)"),
     ("max-learners", integer, "largest number of learners in the cluster (1)"),
     ("watch-progress-notify-interval", duration, "time between progress notifications of idle watches (10m)"),

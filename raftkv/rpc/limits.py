@@ -20,13 +20,14 @@ class ServerLimits:
 
     Attributes:
         max_receive_message_bytes: largest request message; etcd's 1.5 MiB request limit plus 512 KiB.
-        max_concurrent_streams: open calls per connection; more are refused (REFUSED_STREAM), never queued.
+        max_concurrent_streams: open calls per connection; more are refused (REFUSED_STREAM), never queued. Clients wait
+            silently when the limit is reached, so it is above what applications use (jetcd: a call for each watch).
         stream_window_bytes: request bytes that a stream may send ahead of its handler.
         connection_window_bytes: the same for a whole connection; bounds the memory held because of slow handlers.
         assembly_bytes: unfinished messages of a connection, all streams together.
-        process_assembly_bytes: the same for all connections; above this the connection that holds most is ended. Both
-            limits count 8 KiB for each call of a connection beyond 16 that is open or has an unsent answer, and the
-            headers of open calls that take more than 4 KiB.
+        process_assembly_bytes: the same for all connections; above this the connection that holds most is ended. Also
+            counts 8 KiB for each call of a connection beyond 16 that is open or has an unsent answer, and the headers
+            of open calls that take more than 4 KiB.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
         connection_send_buffer_bytes: unread answers of a connection; above this a call fails, and no new call is
             accepted (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
@@ -52,7 +53,8 @@ class ServerLimits:
             requests above the stream limit; also RST_STREAM frames of answered calls beyond one for each call.
         glitch_per_s: the same per second after the burst.
         control_burst: SETTINGS, PRIORITY_UPDATE, empty DATA frames and small ones of answered calls accepted at once;
-            also WINDOW_UPDATE frames beyond one for each 32 bytes sent to the client and four for each call it began.
+            SETTINGS that open the windows of waiting answers count once more for each 128 of them; also WINDOW_UPDATE
+            frames beyond one for each 32 bytes sent to the client and four for each call it began.
         control_per_s: the same per second after the burst.
         connections: open connections of the server, unfinished handshakes included.
         crowded_idle_s: when the server has that many, a connection idle for this long is closed to admit a new one.
@@ -81,7 +83,7 @@ class ServerLimits:
     """
 
     max_receive_message_bytes: int = 2 * MIB
-    max_concurrent_streams: int = 2000
+    max_concurrent_streams: int = 10_000
     stream_window_bytes: int = 1 * MIB
     connection_window_bytes: int = 16 * MIB
     assembly_bytes: int = 64 * MIB
@@ -220,13 +222,13 @@ class TokenBucket:
         self._tokens = burst
         self._since = 0.0
 
-    def take(self, now: float) -> bool:
-        """Count one event; False when the bucket is empty."""
+    def take(self, now: float, count: int = 1) -> bool:
+        """Count events; False when the bucket has too few tokens."""
         self._tokens = min(self._burst, self._tokens + (now - self._since) * self._per_s)
         self._since = now
-        if self._tokens < 1:
+        if self._tokens < count:
             return False
-        self._tokens -= 1
+        self._tokens -= count
         return True
 
 

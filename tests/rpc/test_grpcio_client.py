@@ -237,7 +237,7 @@ async def test_many_calls_at_once() -> None:
 @on_loop
 async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:
     """gRPC's core opens the windows of each stream before it is answered: these updates are no attack."""
-    limits = ServerLimits()
+    limits = ServerLimits(max_concurrent_streams=2_000)
     async with s.echo_server(limits) as echo:
 
         def use(channel: grpc.Channel) -> None:

@@ -171,6 +171,22 @@ def client_id(path: str) -> int:
 
 
 @on_loop
+async def test_a_connection_has_room_for_ten_thousand_calls_and_a_large_request() -> None:
+    """jetcd opens a stream for each watch: above the limit its further calls, puts too, wait in the client."""
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        for stream_id in range(1, 19_999, 2):
+            client.send(raw.headers(stream_id) + raw.message(stream_id, frame(b""), raw.END_STREAM))
+        await until(lambda: len(echo.hanging) == 9_999)
+        large = frame(bytes(20_000))
+        client.send(raw.headers(19_999, raw.grpc_headers(s.UNARY)) + raw.message(19_999, large[:16_000]))
+        client.send(raw.message(19_999, large[16_000:], raw.END_STREAM))
+        _, _, _, answer = await client.until_frame(raw.DATA, 19_999)
+        assert answer == large[: len(answer)]
+        client.close()
+
+
+@on_loop
 async def test_drain_lets_calls_finish_and_closes_after_the_last() -> None:
     async with s.pair() as (echo, channel):
         stream = channel.stream(s.BIDI)

@@ -38,7 +38,7 @@ Leaves out: priorities (section 5.3; RFC 9218), push (section 8.4), padding of s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -311,6 +311,7 @@ class Connection(ABC):
         has_failed: whether the peer broke a rule, or the owner has ended the connection: all input is ignored.
         left_behind: large waiting output of closed streams, for the owner to free bit by bit; None: it is freed at
             once.
+        moved_streams: streams with waiting output whose windows the peer's SETTINGS have opened; the owner resets it.
         peer_settings: settings of the peer, by number.
     """
 
@@ -322,9 +323,11 @@ class Connection(ABC):
         self._resets_forgotten = 0
         self._send_window = self._peer_window = f.WINDOW_BYTES
         self._extra_max = self._queued_bytes = 0
-        self._waiting: dict[int, Stream] = {}
-        self._waiting_heads: dict[int, Stream] = {}
+        # Taken from the front: a plain dict would pass over all entries that were there before.
+        self._waiting: OrderedDict[int, Stream] = OrderedDict()
+        self._waiting_heads: OrderedDict[int, Stream] = OrderedDict()
         self._stuck: dict[int, Stream] = {}
+        self.moved_streams = 0
         self._out: list[bytes] = [f.settings_frame(settings)]
         self._out_bytes = self._acks = self._pings = 0
         self._acks_max = limits.outbound_acks
@@ -631,7 +634,7 @@ class Connection(ABC):
         """Write the waiting header blocks and empty ends: no window holds them back (section 6.9)."""
         heads = self._waiting_heads
         while heads and self._out_bytes < amount:
-            stream = heads.pop(next(iter(heads)))
+            _, stream = heads.popitem(last=False)
             outbox = stream.outbox
             if outbox is None:
                 continue
@@ -652,8 +655,7 @@ class Connection(ABC):
         """Make frames of waiting bodies, one frame of each stream in turn."""
         waiting = self._waiting
         while waiting and self._out_bytes < amount:
-            stream_id = next(iter(waiting))
-            stream = waiting.pop(stream_id)
+            stream_id, stream = waiting.popitem(last=False)
             outbox = stream.outbox
             if outbox is None:
                 continue
@@ -700,6 +702,7 @@ class Connection(ABC):
     def _move_windows(self, window_bytes: int) -> bool:
         """Apply SETTINGS_INITIAL_WINDOW_SIZE. Returns whether all windows are within the maximum (section 6.9.2)."""
         if window_bytes > self._peer_window:
+            self.moved_streams += len(self._stuck)
             self._waiting.update(self._stuck)
             self._stuck.clear()
         self._peer_window = window_bytes
