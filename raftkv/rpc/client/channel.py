@@ -18,6 +18,7 @@ import asyncio
 import enum
 import random
 import ssl as ssl_module
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from raftkv.loop.timers import WheelTimer
@@ -82,7 +83,7 @@ class Channel:
         """Number of failed attempts: each attempt begins with the next address of its target's name."""
         self._core: ClientCore | None = None
         self._connections: set[ClientConnection] = set()
-        self._queue: dict[UnaryFuture | ClientStream, None] = {}
+        self._queue: OrderedDict[UnaryFuture | ClientStream, None] = OrderedDict()
         self._failure: RpcError | None = None
         self._failures = 0
         # Consecutive refusals, and whether they have been reported.
@@ -223,8 +224,7 @@ class Channel:
         """Start waiting calls while the connection has free streams."""
         core = self._core
         while self._queue and core is not None and core.has_room():
-            call = next(iter(self._queue))
-            del self._queue[call]
+            call, _none = self._queue.popitem(last=False)
             call.begin(core)
 
     def _fail_queued(self) -> None:
@@ -358,7 +358,7 @@ class Channel:
         self._set_state(ChannelState.SHUTDOWN)
         self.state = ChannelState.SHUTDOWN
         self._core = None
-        queued, self._queue = self._queue, {}
+        queued, self._queue = self._queue, OrderedDict()
         for call in queued:
             call.fail(RpcError(Code.CANCELLED, CLOSED_TEXT, definite=True))
         if self._task is not None:
