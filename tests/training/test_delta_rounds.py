@@ -70,6 +70,18 @@ def test_reports_of_progress_get_rarer_with_the_nodes_that_receive_them() -> Non
         run.check()
 
 
+def test_few_nodes_ask_for_the_place_of_an_arbiter_that_dies_in_the_gathering() -> None:
+    """No node has a rank yet: all asked at once."""
+    with scenario(100, habits=QUIET, min_nodes=200, max_nodes=200) as run:
+        run.pass_time(6.0)
+        before = {agent: agent.link.calls.total() for agent in run.live}
+        run.deciding.kill()
+        assert run.pass_time(30.0, lambda: run.faults.arbiter() in run.live)
+        run.pass_time(0.5)  # later, each node checks once that the arbiter is a node
+        run.check()
+        assert sum(agent.link.calls.total() > before[agent] for agent in run.live) <= 25
+
+
 # ---- mistakes in a head
 
 

@@ -576,8 +576,9 @@ class ArbiterDriver:
 # The election of the arbiter, as one node sees it: the node that holds the ``arbiter`` key under its lease decides.
 #
 # Owns the node's view of that key, and the ``ArbiterDriver`` while this node holds the key. When the key is deleted
-# with the lease of its holder, members try to take it in rank order, a few milliseconds apart, so that 1,000 nodes do
-# not ask at once; the first one gets it. An example, in which the arbiter a is killed:
+# with the lease of its holder, members try to take it in rank order, a few milliseconds apart, then other nodes in an
+# order by their ids, so that thousands of nodes do not ask at once; the first one gets it. An example, in which the
+# arbiter a is killed:
 #
 #     a (rank 0)  holds arbiter ----X killed
 #     store                         | lease of a ends: arbiter and node/a are deleted
@@ -593,7 +594,10 @@ class ArbiterDriver:
 # same lease.
 
 DELAY_S: Final = 0.005
-DELAY_MAX_S: Final = 0.25
+PLACES_IN_TURN: Final = 50
+"""Places that wait ``DELAY_S`` for each place before them; later places wait less for each, as all of these may be
+gone, for example with one rack."""
+LATER_DELAY_S: Final = 0.0001
 NAME_BYTES_MAX: Final = 4096
 """Maximum length of a node's name."""
 POSTPONE_TTLS: Final = 2.0
@@ -694,14 +698,20 @@ class ArbiterElection:
             self._timer = None
 
     def _delay_s(self) -> float:
-        places = self._cache.roster.places
-        place = places.get(self._registration.node.id, len(places))
-        return min(place * DELAY_S, DELAY_MAX_S)
+        places, state = self._cache.roster.places, self._cache.state
+        place: float | None = places.get(self._registration.node.id)
+        if place is None:
+            others = state.joined - len(places) if state is not None else 0
+            place = len(places) + self._share() * max(others, 0)
+        return min(place, PLACES_IN_TURN) * DELAY_S + max(place - PLACES_IN_TURN, 0.0) * LATER_DELAY_S
 
     def _doubt_after_s(self) -> float:
         """Return when this node checks the holder; in a large run, nodes check at different times."""
-        own = crc32(self._registration.node.id.encode(errors="replace"))
-        return self._config.lease_ttl_s * (1.0 + own / 2**32)
+        return self._config.lease_ttl_s * (1.0 + self._share())
+
+    def _share(self) -> float:
+        """Return a number from 0 to 1 that is different on each node."""
+        return crc32(self._registration.node.id.encode(errors="replace")) / 2**32
 
     def _doubt(self) -> None:
         self._believed = 0

@@ -43,6 +43,7 @@ from raftkv.client.operations import (
     GetRange,
     Operation,
     Put,
+    lease_of,
     mod_revision,
     version,
 )
@@ -238,8 +239,11 @@ class Participant(RecordView):
             return
         unchanged = mod_revision(self._keys.round) == self._cache.round_revision
         short = Put(self._keys.round, replace(last, members=()).encode())
+        # Every leaving node asks. The first condition fails for all but the last few, so that the members need not
+        # scan the keys of all nodes each time.
+        conditions = [lease_of(self._keys.arbiter) == 0, self._keys.deserted, unchanged, self._state_as_seen()]
         with suppress(StatusError):  # it stays as large as it is
-            await self._control.txn([self._keys.deserted, unchanged, self._state_as_seen()], [short])
+            await self._control.txn(conditions, [short])
 
     async def _say_goodbye(self, world: World) -> None:
         fault = Fault(world.generation, self.node.id, self.node.host, cause=LEFT, time=time.time())

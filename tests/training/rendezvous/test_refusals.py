@@ -13,10 +13,12 @@ from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout
-from raftkv.training.records import OUT_OF_MEMORY, Fault, Node, RunKeys, State
+from raftkv.training.records import OUT_OF_MEMORY, Fault, GenerationRecord, Node, RunKeys, State
+from raftkv.training.rendezvous import participant
 from raftkv.training.rendezvous.participant import Participant
 from tests.long import long_except
 from tests.virtual_store.direct import FakeControl, StoreWorld
+from tests.virtual_store.store import Store
 
 PATIENCE_S = 60.0
 CONFIG = RunConfig(run_id="job", last_call_timeout_s=0.0)
@@ -70,6 +72,34 @@ def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_mor
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     lines = [record.getMessage() for record in caplog.records if "cannot proceed" in record.getMessage()]
     assert len(lines) == 2
+
+
+def test_only_the_last_node_to_leave_a_closed_run_has_the_members_look_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of 12,500 leaving nodes made all members scan the keys of all nodes: a minute of work."""
+    monkeypatch.setattr(participant, "MEMBERS_KEPT", 2)
+    scans = 0
+    holds = Store.holds
+
+    def counted(self: Store, compare: Compare) -> bool:
+        nonlocal scans
+        scans += compare.prefix
+        return holds(self, compare)
+
+    async def main() -> None:
+        world = StoreWorld()
+        config = replace(CONFIG, min_nodes=8, max_nodes=8)
+        nodes = [await Participant.start(world.control(), config) for _ in range(8)]
+        await asyncio.gather(*(node.next_world() for node in nodes))
+        await asyncio.gather(*(node.finish() for node in nodes))
+        monkeypatch.setattr(Store, "holds", counted)
+        for node in reversed(nodes):  # the first is the arbiter
+            await node.leave()
+        assert scans == 1
+        assert GenerationRecord.decode(world.store.items[RunKeys("job").round.encode()].value).members == ()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 @pytest.mark.parametrize("record", ["state", "round"])
