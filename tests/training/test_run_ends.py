@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from raftkv.errors import ConfigError
-from raftkv.training import BarrierTimeout, GenerationOver
+from raftkv.training import BarrierTimeout, GenerationOver, RunClosed
 from raftkv.training.aio import join
 from raftkv.training.api.generation import Collectives
 from raftkv.training.records import GenerationRecord
@@ -74,6 +75,38 @@ def test_a_large_run_that_has_ended_keeps_a_short_record(play, monkeypatch):
         assert await members(job) == 0
         (again,) = await job.join(1, min_nodes=1, max_nodes=1)
         assert (again.generation, again.world_size) == (runs[0].generation + 1, 1)
+
+    play(scenario)
+
+
+def test_all_ranks_that_are_done_close_a_run_whose_generation_a_new_node_has_ended(play):
+    """They left it open, and the new node waited for them until its time was up."""
+
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        late = asyncio.ensure_future(job.join(1))
+        await in_all(runs, lambda run: run.wait_change())
+        await in_all(runs, lambda run: run.finish())
+        with pytest.raises(RunClosed):
+            await late
+
+    play(scenario)
+
+
+def test_a_new_node_ends_no_generation_of_which_a_rank_is_done(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        async with job.kv.watch(job.keys.exits(1), prefix=True) as exits:
+            first = asyncio.ensure_future(runs[0].finish())
+            await anext(exits)
+        waits = asyncio.Event()
+        late = asyncio.ensure_future(job.join(1, on_progress=lambda progress: waits.set()))
+        await waits.wait()
+        assert not runs[1].changed
+        await runs[1].finish()
+        await first
+        with pytest.raises(RunClosed):
+            await late
 
     play(scenario)
 

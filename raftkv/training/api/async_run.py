@@ -392,8 +392,11 @@ class Run(RunPlace):
                 as the generation lasts.
         """
         try:
-            if self._place is None:
-                await self.barrier(FAREWELL, timeout_s=timeout_s)
+            if isinstance(self._attachment, Participant):
+                # The last rank closes the run, even if a new node has ended the generation meanwhile. The barrier is
+                # for ranks of earlier versions, which record no exit.
+                if not await self._attachment.record_exit(self.world):
+                    await self.barrier(FAREWELL, timeout_s=timeout_s)
                 self._unwatch()
                 await self._attachment.close("finished")
         except (TrainingError, StatusError):

@@ -280,17 +280,32 @@ class Participant(RecordView):
         """
         world = self.world
         while world is not None and not (self.closed or self._left or self.nodes_waiting):
-            exits, mine = self._keys.exits(world.generation), self._keys.exit(world.generation, world.index)
-            count = GetRange(exits, prefix=True, count_only=True)
-            result = await self._txn(world.fence.conditions, [Put(mine, "0"), count])
-            if result.succeeded:
+            have_all = await self.record_exit(world)
+            if have_all is not None:
                 self._finished = world.generation
-                if result.results[1].count >= world.node_count and await self._have_all_finished(world):
+                if have_all:
                     await self.close(reason)
                 break
             await self._registration.wait()
             await self._cache.refresh()
         return self.closed
+
+    async def record_exit(self, world: World) -> bool | None:
+        """Record that this node has finished successfully in a world; from then on, new nodes do not end the world.
+
+        Returns:
+            Whether all nodes of the world have finished; None: not recorded, because another world has begun, or the
+            lease of this node has ended.
+
+        Raises:
+            StatusError: the store refused.
+        """
+        exits, mine = self._keys.exits(world.generation), self._keys.exit(world.generation, world.index)
+        count = GetRange(exits, prefix=True, count_only=True)
+        result = await self._txn(world.fence.conditions, [Put(mine, "0"), count])
+        if not result.succeeded:
+            return None
+        return result.results[1].count >= world.node_count and await self._have_all_finished(world)
 
     async def _have_all_finished(self, world: World) -> bool:
         """Look whose the keys are of which there are enough: the last node does, not each of them."""
