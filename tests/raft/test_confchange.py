@@ -155,10 +155,6 @@ def test_update_never_promotes_a_learner() -> None:
     assert confchange.apply(config, _change((UPDATE, 3))) == config
 
 
-def test_id_zero_is_a_step_not_taken() -> None:
-    assert confchange.apply(START, _change((REMOVE, 0))) == START
-
-
 def test_auto_leave_unless_explicit() -> None:
     assert confchange.apply(START, _change((ADD, 4), (ADD, 5))).auto_leave
     assert not JOINT.auto_leave

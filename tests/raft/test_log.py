@@ -79,29 +79,6 @@ def test_memory_log_passes_over_compacted_entries() -> None:
     assert [entry.term for entry in log.entries(3, 5, NO_LIMIT)] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("index", "term", "expected"),
-    [
-        # terms 1 1 2 4 4, and a probe of another log: the largest index not above it, of a term not above its own
-        (5, 4, (5, 4)),
-        (5, 3, (3, 2)),
-        (4, 2, (3, 2)),
-        (5, 1, (2, 1)),
-        (5, 0, (0, 0)),
-        (9, 1, (9, 0)),
-        (0, 1, (0, 0)),
-    ],
-)
-def test_find_conflict_by_term(index: int, term: int, expected: tuple[int, int]) -> None:
-    assert RaftLog(_log(1, 1, 2, 4, 4), NO_LIMIT).find_conflict_by_term(index, term) == expected
-
-
-def test_find_conflict_by_term_stops_where_the_log_was_compacted() -> None:
-    memory = _log(3, 3, 3, 4)
-    memory.compact(2)
-    assert RaftLog(memory, NO_LIMIT).find_conflict_by_term(4, 1) == (1, 0)
-
-
 @given(st.lists(st.integers(1, 4), max_size=12).map(sorted), st.data())
 def test_find_conflict_by_term_is_the_last_that_may_match(terms: list[int], data: st.DataObject) -> None:
     memory = _log(*terms)
@@ -132,14 +109,6 @@ def test_find_conflict_by_term_looks_at_few_entries() -> None:
     memory.append(_entries(1, [7] * 100_000))
     assert RaftLog(memory, NO_LIMIT).find_conflict_by_term(100_000, 3) == (0, 0)
     assert len(looked_at) < 40
-
-
-@pytest.mark.parametrize(
-    ("index", "term", "up_to_date"),
-    [(3, 2, True), (2, 2, False), (4, 2, True), (1, 3, True), (9, 1, False)],
-)
-def test_is_up_to_date(index: int, term: int, up_to_date: bool) -> None:
-    assert RaftLog(_log(1, 1, 2), NO_LIMIT).is_up_to_date(index, term) is up_to_date
 
 
 def test_a_committed_entry_is_never_replaced() -> None:

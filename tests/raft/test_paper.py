@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from raftkv.raft.core import RawNode
 from raftkv.raft.log import MemoryLog
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
 
@@ -63,10 +62,6 @@ def test_5_1_an_older_term_is_rejected(kind: MessageType) -> None:
 
 
 # -- section 5.2: leader election ------------------------------------------------------------------------------------
-
-
-def test_5_2_a_member_begins_as_follower() -> None:
-    assert _member().node.raft.role == FOLLOWER
 
 
 def test_5_2_a_leader_sends_heartbeats() -> None:
@@ -264,40 +259,3 @@ def test_5_4_2_only_entries_of_the_own_term_commit_by_counting(acknowledged: int
     leader.work()
     leader.node.step(Message(MessageType.APPEND_RESPONSE, to=1, from_=2, term=3, index=acknowledged))
     assert leader.node.raft.log.committed == committed
-
-
-# -- thesis ----------------------------------------------------------------------------------------------------------
-
-
-def test_thesis_3_10_transfer_stops_proposals_and_ends_with_the_election_timeout() -> None:
-    leader = _leader()
-    leader.work()
-    leader.node.transfer_leader(2)
-    assert leader.node.raft.transferee == 2
-    for _ in range(10):
-        leader.node.tick()
-    assert leader.node.raft.transferee == 0
-
-
-def test_thesis_9_6_a_pre_vote_changes_no_term() -> None:
-    member = _member(1, term=1)
-    member.node.step(Message(MessageType.PRE_VOTE, to=1, from_=2, term=7, log_term=1, index=1))
-    (answer,) = _answers(member)
-    assert (answer.type, answer.term, answer.reject) == (MessageType.PRE_VOTE_RESPONSE, 7, False)
-    assert (member.node.raft.term, member.node.raft.vote) == (1, 0)
-
-
-def test_same_inputs_give_same_outputs() -> None:
-    def life(seed: int) -> list[int]:
-        log = MemoryLog(conf_state=ConfState(voters=(1, 2, 3)))
-        node = RawNode(RaftConfig(id=1), log, random.Random(seed))
-        terms = []
-        for _ in range(200):
-            node.tick()
-            if node.has_ready():
-                node.advance(node.ready())
-                terms.append(node.raft.randomized_election_ticks)
-            node.campaign()
-        return terms
-
-    assert life(3) == life(3)

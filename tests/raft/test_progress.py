@@ -132,15 +132,6 @@ def test_nothing_is_appended_while_a_snapshot_is_pending() -> None:
         progress.sent_entries(1, 1)
 
 
-def test_a_failed_snapshot_is_probed_from_the_old_match() -> None:
-    progress = Progress(5, Inflights(1, 0))
-    progress.maybe_update(3)
-    progress.become_snapshot(9)
-    progress.pending_snapshot = 0
-    progress.become_probe()
-    assert (progress.match, progress.next) == (3, 4)
-
-
 def streaming(match: int, sent: int) -> Progress:
     """A follower that acknowledged up to ``match``, and is sent everything up to ``sent``, with that commit index."""
     progress = Progress(match + 1, Inflights(3, 0))

@@ -62,14 +62,6 @@ def test_joint_vote_needs_both_halves(incoming: set[int], outgoing: set[int], vo
         assert result is (VoteResult.WON if halves == {VoteResult.WON} else VoteResult.PENDING)
 
 
-@given(voter_sets, acknowledged, ids)
-def test_one_half_behaves_like_no_joint_configuration(voters: set[int], acked: dict[int, int], more: int) -> None:
-    assert tracker.joint_committed_index(voters, set(), acked) == tracker.committed_index(voters, acked)
-    assert tracker.joint_committed_index(voters, voters, acked) == tracker.committed_index(voters, acked)
-    ahead = {**acked, more: acked.get(more, 0) + 1}
-    assert tracker.committed_index(voters, ahead) >= tracker.committed_index(voters, acked)
-
-
 def test_describe_draws_relative_progress() -> None:
     assert tracker.describe({1, 2, 3}, {1: 9, 2: 7, 3: 4}) == "1: xx>  9\n2: x>   7\n3: >    4\n"
     assert tracker.describe({1, 2}, {2: 3}) == "1: ?   0\n2: x>  3\n"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import InvariantError
-from raftkv.storage.index import Found, Index, KeyIndex
-from raftkv.storage.revision import SUB_BITS, from_key, pack
+from raftkv.storage.index import Index
+from raftkv.storage.revision import pack
 
 NAMES = st.sampled_from([b"a", b"a\x00", b"ab", b"b", b"b\xff", b"c", b"\xff"])
 ENDS = st.one_of(st.sampled_from([b"", b"\x00"]), NAMES)
@@ -66,21 +66,6 @@ def test_compaction_visits_every_key_that_could_lose_something(
         for at in range(main, len(states)):
             assert dict(index.live_at(b"\x00", b"\x00", at)) == states[at]
     assert index.count(b"\x00", b"\x00") == len(states[-1])
-
-
-def test_a_single_version_is_kept_as_an_integer() -> None:
-    index = Index()
-    index.put(b"k", pack(2, 0))
-    assert isinstance(index._entries[b"k"], int)
-    index.put(b"k", pack(3, 0))
-    assert isinstance(index._entries[b"k"], KeyIndex)
-    assert [from_key(key) for key in index.compact_key(b"k", 3)] == [pack(2, 0)]
-    assert index.get(b"k", 3) == Found(pack(3, 0), 2, 2)
-    index.tombstone(b"k", pack(4, 0))
-    index.put(b"k", pack(5, 0))
-    index.compact_key(b"k", 5)
-    assert index._entries[b"k"] == pack(5, 0)
-    assert index.get(b"k", 5) == Found(5 << SUB_BITS, 5, 1)
 
 
 def test_a_deleted_key_is_forgotten_with_its_tombstone() -> None:

@@ -230,14 +230,3 @@ def test_a_long_generation_is_not_copied() -> None:
     assert revisions == [pack(2 * LISTED_FROM, 0), pack(2 * LISTED_FROM + 1, 0)]
     key_index.put(pack(2 * LISTED_FROM + 2, 0))
     assert len(revisions) == 2
-
-
-def test_keys_do_not_share_their_histories() -> None:
-    one, other = KeyIndex(), KeyIndex()
-    one.put(pack(1, 0))
-    one.tombstone(pack(2, 0))
-    one.compact(3)
-    assert one.is_empty()
-    one.put(pack(4, 0))
-    assert other.is_empty()
-    assert KeyIndex().is_empty()

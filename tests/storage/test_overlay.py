@@ -45,20 +45,6 @@ def test_every_write_is_readable_at_every_moment(backend: Backend) -> None:
     store.close()
 
 
-def test_a_crash_loses_whole_batches_from_the_end() -> None:
-    backend, writer = MemoryBackend(), ScriptedWriter()
-    store = Store.open(backend, writer)
-    put(store, b"a")
-    store.commit()
-    writer.run_next()
-    put(store, b"b")
-    store.commit()
-    put(store, b"c")
-    store.close()
-    backend.close()
-    assert values(Store.open(backend)) == {b"": 1, b"a": 1}
-
-
 def test_enough_operations_go_by_themselves(backend: Backend) -> None:
     writer = ScriptedWriter()
     store = Store.open(backend, writer, operations_max=3)
