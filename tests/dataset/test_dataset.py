@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import threading
 import zlib
-from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,7 @@ from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, StaleHead
 from raftkv.dataset.keys import DatasetKeys, Head
 from raftkv.errors import ConfigError
 from tests.dataset.world import SMALL, World, entries
-from tests.procs import ETCD, Cluster
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    tick = threading.Event()
-    for _ in range(2000):
-        if is_so():
-            return
-        tick.wait(0.005)
-    raise AssertionError("not within 10 s")
+from tests.procs import ETCD, Cluster, wait_for
 
 
 def test_a_second_pass_reads_nothing_from_the_store(world: World) -> None:
@@ -118,8 +108,8 @@ def test_a_pass_keeps_its_version_and_follow_does_not(world: World) -> None:
     files = keeps.current
     assert len(follows) == 50
     publisher.publish(entries(range(90)), cut=SMALL)
-    assert keeps.wait_version(2, timeout_s=5).version == 2
-    eventually(lambda: len(follows) == 90)
+    assert keeps.wait_version(2, timeout_s=90).version == 2
+    wait_for(lambda: len(follows) == 90, "the version that is followed")
     assert follows[89] == entries(range(90))[89]
     assert len(keeps) == len(files) == 50
     assert keeps.current is files
@@ -130,14 +120,14 @@ def test_a_pass_keeps_its_version_and_follow_does_not(world: World) -> None:
 
 
 def test_an_old_head_is_confirmed_before_it_is_taken_for_the_newest(world: World) -> None:
-    data = world.dataset(max_staleness_s=0.05, timeout_s=0.5, follow=True)
+    data = world.dataset(max_staleness_s=0.2, timeout_s=2.0, follow=True)
     data.publish(entries(range(50)), cut=SMALL)
     files = data.current
     assert len(list(files)) == 50
-    eventually(lambda: data._follower(data._local).age_s > 0.06)
+    wait_for(lambda: data._follower(data._local).age_s > 0.2, "the head to be old")
     assert len(data.current) == 50  # the store was asked, and has confirmed it
     world.is_down = True
-    eventually(lambda: data._follower(data._local).age_s > 0.06)
+    wait_for(lambda: data._follower(data._local).age_s > 0.2, "the head to be old")
     with pytest.raises(StaleHead, match=r"version 1 is known, and the store has not confirmed .* see whether"):
         len(data)
     assert list(files.entries(45)) == entries(range(50))[45:]  # a version that is pinned does not grow old
@@ -150,7 +140,7 @@ def test_a_dataset_that_does_not_exist(world: World) -> None:
     with pytest.raises(DatasetNotFound, match="nothing was published as dataset 'none'"):
         data.next_pass()
     data.publish(entries(range(3)))
-    eventually(lambda: data._follower(data._local).head is not None)
+    wait_for(lambda: data._follower(data._local).head is not None, "the head")
     assert len(data.next_pass()) == 3
     data.close()
     data.close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 from raftkv.client.operations import Put
 from raftkv.training.records import RunKeys
 from tests.virtual_store.direct import StoreWorld
@@ -15,3 +19,17 @@ class LedgerWorld(StoreWorld):
         lease = self.store.grant(1)
         self.store.txn((), (Put(RunKeys(run).node(node), b"{}", lease),))
         return lease
+
+
+def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a story, which may take a minute."""
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Give the loop turns until a condition holds."""
+    for _ in range(2_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError("it never came")

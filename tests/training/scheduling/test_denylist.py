@@ -14,7 +14,7 @@ from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
 from raftkv.training.scheduling.denylist import DenyKeys, Denylist, Reported, blames_host, pardon, root_cause
-from tests.training.scheduling.ledger_world import LedgerWorld
+from tests.training.scheduling.ledger_world import LedgerWorld, play, until
 
 OOM = Fault(4, "n0", "h0", 0, "out of memory")
 KILLED = Fault(4, "n1", "h1", 1, "signal", signal="SIGKILL")
@@ -80,18 +80,6 @@ CONFIG = RunConfig(run_id="job", fault_limit=3, fault_window_s=600, fault_cooldo
 
 def fault(generation: int, host: str = "h1") -> Fault:
     return Fault(generation, "n", host, 3, "out of memory")
-
-
-def play(story) -> None:
-    asyncio.run(asyncio.wait_for(story(), 60))
-
-
-async def until(condition) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise TimeoutError("it never came")
 
 
 def ttl_of(world: LedgerWorld, key: str) -> int:

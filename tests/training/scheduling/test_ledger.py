@@ -16,10 +16,9 @@ from raftkv.errors import StatusError
 from raftkv.training.records import RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger
 from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant, give_back
-from tests.training.scheduling.ledger_world import LedgerWorld
+from tests.training.scheduling.ledger_world import LedgerWorld, play, until
 
 KEYS = ClusterKeys("gpu")
-PATIENCE_TURNS = 2_000
 
 
 @dataclass(frozen=True)
@@ -80,21 +79,9 @@ def ledger(world: LedgerWorld) -> Ledger:
     return Ledger.decode(item.value) if item else Ledger()
 
 
-async def until(condition) -> None:
-    for _ in range(PATIENCE_TURNS):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise TimeoutError("it never came")
-
-
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
-
-
-def play(story) -> None:
-    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_run_that_waits_is_called_back_when_slots_become_free() -> None:
