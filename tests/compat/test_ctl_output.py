@@ -23,6 +23,7 @@ import pytest
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import Ran, run_ctl
 from tests.compat.wire import Wire
+from tests.long import long_except
 from tests.procs import ETCD_FAST, Cluster, find_tool, wait_for
 
 pytestmark = pytest.mark.xdist_group("compat-ctl-output")
@@ -288,7 +289,7 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize("text", READS)
+@pytest.mark.parametrize("text", long_except(READS, READS[::3]))
 def test_one_server(same, text):
     compare(same.endpoints[0], same.endpoints[0], text.replace("<leader>", leader_id(same)))
 
