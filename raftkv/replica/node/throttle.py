@@ -139,7 +139,7 @@ class Throttle:
         self._clock = clock
         self._watch_counts = watch_counts
         self._watches_of_role: dict[str, int] = {}
-        """Number of watches of each role that was needed since users last changed."""
+        """Open watches by role, counted when a limit first needs them; forgotten when users change."""
         self._users_at = -1
         self._attach = attach
         self._buckets: dict[Subject, Bucket] = {}
