@@ -73,14 +73,8 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
     return path
 
 
-def check_file(path: Path, whole_bytes: int = 0) -> None:
-    """Refuse anything but a file at a path, where there may be nothing; warn of a mapped file that lacks its end.
-
-    A member that has such a file mapped is ended by SIGBUS when it reads or writes there, without time for a message.
-
-    Arguments:
-        path: where a member keeps a file.
-        whole_bytes: smallest size of the whole file.
+def check_file(path: Path) -> None:
+    """Refuse anything but a file at a path, where there may be nothing.
 
     Raises:
         StorageError: something else is there, or the path cannot be examined.
@@ -93,11 +87,22 @@ def check_file(path: Path, whole_bytes: int = 0) -> None:
         raise StorageError(f"cannot open {path}: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         raise StorageError(f"{path} is not a file, and raftkv keeps one there: move it elsewhere, then start again")
-    if found.st_size < whole_bytes:
+
+
+def warn_if_short(path: Path, whole_bytes: int) -> None:
+    """Warn of a mapped file that lacks its end; there may be none.
+
+    A member that has such a file mapped is ended by SIGBUS when it reads or writes there, without time for a message.
+
+    Arguments:
+        path: the file.
+        whole_bytes: smallest size of the whole file.
+    """
+    if path.exists() and (found_bytes := path.stat().st_size) < whole_bytes:
         _log.warning(
             "another program has cut short %s to %d bytes, which ends a running member by a Bus error (SIGBUS): find "
             "that program, and keep it from the files of members; this file is made whole now",
-            *(path, found.st_size),
+            *(path, found_bytes),
         )
 
 

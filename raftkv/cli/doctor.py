@@ -62,7 +62,7 @@ from raftkv.offline.directory import database_of, is_running, is_shared, log_of,
 from raftkv.offline.log import verify
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
-from raftkv.replica.node.bootstrap import is_new
+from raftkv.replica.node.bootstrap import check_member_files, is_new
 from raftkv.rpc.client.connect import addresses
 from raftkv.server.joining import check_founder, discover
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
@@ -939,6 +939,11 @@ def _check_member(data_dir: str, wal_dir: str) -> list[Finding]:
 
 def _check_user(data_dir: str, wal_dir: str) -> Finding:
     subject = "data directory: member"
+    inside = Path(data_dir, "member")
+    try:
+        check_member_files(wal_dir or str(inside / "wal"), inside / "snap")
+    except StorageError as error:
+        return failure(subject, str(error), "the member does not start until this is fixed")
     try:
         log = wal_dir or log_of(data_dir)
         size = database_of(data_dir).stat().st_size

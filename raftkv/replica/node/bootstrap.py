@@ -63,7 +63,7 @@ from raftkv.storage import schema
 from raftkv.storage.applied_mark import MARK_BYTES, MARK_NAME, AppliedMark, check_mark_format
 from raftkv.storage.backend.environment import READERS_MIN_BYTES, lock_path
 from raftkv.storage.backend.lmdb import LMDBBackend, ThreadWriter, Writer, check_copy, read_value
-from raftkv.storage.datadir import check_file, ensure_private_directory, refuse_etcd
+from raftkv.storage.datadir import check_file, ensure_private_directory, refuse_etcd, warn_if_short
 from raftkv.storage.mvcc import Store
 from raftkv.storage.restore import scan_steps
 from raftkv.storage.snapshot import meta_of, read_meta
@@ -309,7 +309,9 @@ def open_durable(
         origin = origin or _founder(config)
     for directory in (config.data_dir, str(snapshots)):
         ensure_private_directory(directory)
-    _check_files(wal_dir, snapshots)
+    check_member_files(wal_dir, snapshots)
+    warn_if_short(lock_path(snapshots / "db"), READERS_MIN_BYTES)
+    warn_if_short(snapshots / MARK_NAME, MARK_BYTES)
     if origin is not None and not WAL.exists(wal_dir):
         _begin(config, origin, wal_dir, snapshots)
     # Before the log is opened, which cuts a torn tail: data of a later version must stay unchanged.
@@ -338,12 +340,19 @@ def open_durable(
     return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
 
 
-def _check_files(wal_dir: str, snapshots: Path) -> None:
+def check_member_files(wal_dir: str, snapshots: Path) -> None:
+    """Refuse directories, pipes and devices where a member keeps its files.
+
+    Arguments:
+        wal_dir: directory of the log.
+        snapshots: directory of the database.
+
+    Raises:
+        StorageError: there is one; the text says what to do.
+    """
     database = snapshots / "db"
-    for path in (Path(wal_dir, LOCK_NAME), database):
+    for path in (Path(wal_dir, LOCK_NAME), database, lock_path(database), snapshots / MARK_NAME):
         check_file(path)
-    check_file(lock_path(database), READERS_MIN_BYTES)
-    check_file(snapshots / MARK_NAME, MARK_BYTES)
 
 
 def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:

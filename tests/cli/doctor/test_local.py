@@ -153,6 +153,18 @@ def test_a_log_that_ends_before_its_database_is_found_before_the_next_start(tmp_
     assert found == (Level.FAILURE, "the log ends at 1, but entries up to 10 were applied")
 
 
+@pytest.mark.parametrize("name", ["snap/applied", "snap/db", "snap/db-lock", "wal/lock"])
+def test_a_directory_in_the_place_of_a_file_is_no_reason_to_remove_the_member(tmp_path: Path, name: str):
+    directory = DataDirectory(tmp_path / "data").close()
+    place = Path(directory.path, "member", name)
+    place.unlink(missing_ok=True)
+    place.mkdir()
+    found = next(one for one in command.check_disk(str(directory.path)) if one.level is Level.FAILURE)
+    assert found.subject == "data directory: member"
+    assert found.figure == f"{place} is not a file, and raftkv keeps one there: move it elsewhere, then start again"
+    assert "remove" not in found.advice
+
+
 def test_an_applied_mark_beyond_the_log_is_found_before_the_next_start(tmp_path: Path):
     directory = DataDirectory(tmp_path / "data").close()
     mark = AppliedMark(directory.snapshots / MARK_NAME)
