@@ -44,12 +44,12 @@ OPERATIONS_PER_PIECE: Final = 16
 BYTES_PER_PIECE: Final = 64 * 1024
 """Bytes of a response after which a single operation pauses too."""
 
-ANSWER_KEYS_MAX: Final = 2_000_000
-"""Keys that the ranges of one entry may look at for a response, which only one member makes: about 2 s during which
+ANSWER_KEYS_MAX: Final = 500_000
+"""Keys that the ranges of one entry may look at for a response, which only one member makes: about 0.5 s during which
 that member applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
 
-ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Bytes of the response of one entry: 0.3 s during which that member applies nothing else."""
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of the response of one entry: 0.15 s during which that member applies nothing else."""
 
 KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes of values that the puts of one txn may keep: each is written again, by every member."""

@@ -63,6 +63,9 @@ ENTRIES_PER_LOOK: Final = 32
 CATCH_UP_S: Final = 0.02
 """Pause in seconds between two checks of how far the database is behind."""
 
+LONG_REST: Final = 4
+"""Time for short entries after a long one, as a multiple of its duration: they wait a fifth of the time at most."""
+
 SLOW_S: Final = 0.1
 """Duration in seconds above which an entry counts as slow and is logged with its caller (etcd: warning-apply-duration).
 """
@@ -342,9 +345,9 @@ class Applying:
         self._wake()
 
     def _end_long(self, took_s: float) -> None:
-        """Let the next long entry into the log; while others have proposals, they get as long a time first."""
+        """Let the next long entry into the log; others with proposals get ``LONG_REST`` times its time first."""
         if len(self._node.proposals.shares.held) > 1:
-            self._loop.call_later(took_s, self._next_long)
+            self._loop.call_later(LONG_REST * took_s, self._next_long)
         else:
             self._next_long()
 
