@@ -115,7 +115,9 @@ def work_of(view: Store, request: rpc_pb2.TxnRequest) -> Generator[None, None, i
     Raises:
         RequestTooLargeError: its puts keep values that are larger than ``KEPT_BYTES_MAX``.
     """
-    return (yield from _bytes_of_txn(view, request, _Estimate())) // compares.BYTES_PER_KEY
+    known = _Estimate(view)
+    yield from known.add_txn(request)
+    return known.work_bytes // compares.BYTES_PER_KEY
 
 
 def work_of_plain(view: Store, plain: wire.PlainTxn) -> int:
@@ -127,12 +129,10 @@ def work_of_plain(view: Store, plain: wire.PlainTxn) -> int:
     """
     names = [key for key, target, _, _ in plain.compares if target == _VALUE]
     names += [key for branch in (plain.success, plain.failure) for key, value, _ in branch if value is None]
-    read_bytes = 0
+    known = _Estimate(view)
     for name in names:
-        read_bytes += _mean_bytes(view, name, b"")
-        if read_bytes > LONG_WORK * compares.BYTES_PER_KEY:
-            break
-    return read_bytes // compares.BYTES_PER_KEY
+        known.add_values(1, name, b"")
+    return known.work_bytes // compares.BYTES_PER_KEY
 
 
 def work_of_operation(kind: str, view: Store, request: Any) -> int:
@@ -143,69 +143,80 @@ def work_of_operation(kind: str, view: Store, request: Any) -> int:
         view: the store of the member that received it.
         request: the operation.
     """
-    return _bytes_of(view, kind, request, _Estimate()) // compares.BYTES_PER_KEY
+    known = _Estimate(view)
+    known.add(kind, request)
+    return known.work_bytes // compares.BYTES_PER_KEY
 
 
 class _Estimate:
-    """What is known while the work of a txn is estimated.
+    """The work of a request, as far as it is known. Once that is long, it no longer grows with each value: finding the
+    size of a value of 1 MB takes 0.2 ms.
+
+    Arguments:
+        view: the store of the member that received the request.
 
     Attributes:
-        sizes: the mean size of a KeyValue of an interval at a main revision (0: the present), in bytes.
-        kept_bytes: the size of the values that puts keep.
+        work_bytes: bytes to read, and ``BYTES_PER_KEY`` for each key of an interval.
+        kept_bytes: size of the values that puts keep.
     """
 
-    def __init__(self) -> None:
-        self.sizes: dict[tuple[bytes, bytes, int], int] = {}
-        self.kept_bytes = 0
+    def __init__(self, view: Store) -> None:
+        self._view = view
+        self._sizes: dict[tuple[bytes, bytes, int], int] = {}
+        """The mean size of a KeyValue of an interval at a main revision (0: the present)."""
+        self.work_bytes = self.kept_bytes = 0
 
+    def add_txn(self, request: rpc_pb2.TxnRequest) -> Generator[None, None, None]:
+        """Add a txn with pauses. Raises as ``work_of``."""
+        for compare in request.compare:
+            if compare.target == _VALUE and not compare.range_end:
+                self.add_values(1, compare.key, b"")
+                yield
+        for operation in _both(request):
+            kind = operation.WhichOneof("request")
+            if kind == _TXN:
+                yield from self.add_txn(operation.request_txn)
+            elif kind is not None:
+                self.add(kind, getattr(operation, kind))
+                if self.kept_bytes > KEPT_BYTES_MAX:
+                    raise errors.RequestTooLargeError
+                yield
 
-def _bytes_of_txn(view: Store, request: rpc_pb2.TxnRequest, known: _Estimate) -> Generator[None, None, int]:
-    work_bytes = 0
-    for compare in request.compare:
-        if compare.target == _VALUE and not compare.range_end:
-            work_bytes += _mean_bytes(view, compare.key, b"")
-            yield
-    for operation in _both(request):
-        kind = operation.WhichOneof("request")
-        if kind == _TXN:
-            work_bytes += yield from _bytes_of_txn(view, operation.request_txn, known)
-        elif kind is not None:
-            work_bytes += _bytes_of(view, kind, getattr(operation, kind), known)
-            if known.kept_bytes > KEPT_BYTES_MAX:
-                raise errors.RequestTooLargeError
-            yield
-    return work_bytes
+    def add(self, kind: str, one: Any) -> None:
+        """Add a put, a deletion or a range."""
+        if kind == PUT:
+            if one.ignore_value:
+                self.kept_bytes += self._mean_bytes(one.key, b"", 0)
+            self.add_values(int(one.prev_kv or one.ignore_value or one.ignore_lease), one.key, b"")
+            return
+        looked = count = self._view.known_count(one.key, one.range_end) if one.range_end else 0
+        read, revision = count or 1, 0
+        if kind == DELETE:
+            read *= one.prev_kv
+        else:
+            revision = one.revision
+            if one.limit > 0:
+                read = min(read, one.limit)
+                looked = count if ranges.is_selection(one) else min(count, read)
+            if one.sort_target == VALUE:
+                read = count or 1
+            elif one.count_only or one.keys_only:
+                read = 0
+        self.work_bytes += looked * compares.BYTES_PER_KEY
+        self.add_values(read, one.key, one.range_end, revision)
 
+    def add_values(self, count: int, key: bytes, range_end: bytes, revision: int = 0) -> None:
+        """Add the reading of values of an interval."""
+        if count and self.work_bytes <= LONG_WORK * compares.BYTES_PER_KEY:
+            self.work_bytes += count * self._mean_bytes(key, range_end, revision)
 
-def _bytes_of(view: Store, kind: str, one: Any, known: _Estimate) -> int:
-    """Return the work of an operation in bytes: what it reads, and ``BYTES_PER_KEY`` for each key of an interval."""
-    looked = count = view.known_count(one.key, one.range_end) if kind != PUT and one.range_end else 0
-    read, revision = count or 1, 0
-    if kind == PUT:
-        read = int(one.prev_kv or one.ignore_value or one.ignore_lease)
-    elif kind == DELETE:
-        read *= one.prev_kv
-    else:
-        revision = one.revision
-        if one.limit > 0:
-            read = min(read, one.limit)
-            looked = count if ranges.is_selection(one) else min(count, read)
-        if one.sort_target == VALUE:
-            read = count or 1
-        elif one.count_only or one.keys_only:
-            read = 0
-    if read:
-        interval = one.key, b"" if kind == PUT else one.range_end, revision
-        if interval not in known.sizes:
-            known.sizes[interval] = _mean_bytes(view, *interval)
-        read *= known.sizes[interval]
-        known.kept_bytes += read if kind == PUT and one.ignore_value else 0
-    return looked * compares.BYTES_PER_KEY + read
-
-
-def _mean_bytes(view: Store, key: bytes, range_end: bytes, revision: int = 0) -> int:
-    main = revision if 0 < revision < view.revision else view.revision
-    return view.reader.mean_bytes(main, key, range_end, compares.SAMPLES)
+    def _mean_bytes(self, key: bytes, range_end: bytes, revision: int) -> int:
+        interval = key, range_end, revision
+        if interval not in self._sizes:
+            view = self._view
+            main = revision if 0 < revision < view.revision else view.revision
+            self._sizes[interval] = view.reader.mean_bytes(main, key, range_end, compares.SAMPLES)
+        return self._sizes[interval]
 
 
 def has_put(request: rpc_pb2.TxnRequest) -> bool:
