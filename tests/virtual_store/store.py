@@ -220,6 +220,15 @@ class Store:
 
     # ---- history
 
+    def backup(self) -> Callable[[], None]:
+        """Return what puts the present state back later, as a restore of a cluster does."""
+        saved = self.revision, dict(self.items), list(self.history), list(self._order)
+
+        def restore() -> None:
+            self.revision, self.items, self.history, self._order = saved
+
+        return restore
+
     def compact(self) -> None:
         """Forget how the present came about."""
         self.compacted = self.revision

@@ -128,7 +128,7 @@ class Shelf:
         self._forgotten: dict[str, int] = {}
         self._spare: list[mmap.mmap] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._copy = Reflector(control, below(self._keys.latest_all), self._changed)
+        self._copy = Reflector(control, below(self._keys.latest_all), self._changed, on_restored=self._forgotten.clear)
 
     async def open(self) -> None:
         """Register, and follow the commits of the run.

@@ -31,6 +31,7 @@ from raftkv.checkpoint.records import Checkpoint, CopyRecord, FileRecord, Holder
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.client.control import Control, Grant
+from raftkv.client.errors import HistoryReplaced
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, RUN, World, play, saved
 from tests.virtual_store.direct import FakeControl
@@ -302,6 +303,28 @@ def test_a_forgotten_step_is_saved_again_in_the_same_generation() -> None:
             await registry.forget_memory(claim)
             await settled(world)
             again = await kept(registry, claim, 10, holders)
+            await settled(world)
+            assert bytes(await registry.fetch(again, "rank-0")) == bytes_of(0, 10)
+
+    play(story())
+
+
+def test_copies_stay_in_a_restored_cluster_whose_revisions_begin_again_below_a_loss() -> None:
+    async def story() -> None:
+        world = World()
+        registry, control = world.registry(), world.control()
+        claim = await registry.claim()
+        async with nodes(world, "a", controls=[control]) as holders:
+            restore = world.store.backup()
+            await kept(registry, claim, 10, holders)
+            for number in range(100):
+                world.put("other", str(number))
+            await registry.forget_memory(claim)
+            await settled(world)
+            restore()
+            control.lose_watch(HistoryReplaced())
+            await settled(world)
+            again = await kept(registry, await registry.claim(), 10, holders)
             await settled(world)
             assert bytes(await registry.fetch(again, "rank-0")) == bytes_of(0, 10)
 
