@@ -143,7 +143,8 @@ def copy_sparse(source: Path, target: Path) -> None:
     Raises:
         OSError: a file operation failed.
     """
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    target.unlink(missing_ok=True)  # of a killed member, or of another user, who would read what is written to it
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     # Buffered: one write to a raw file may write only a part, as the last one that fits on a disk does.
     with source.open("rb") as reader, open(descriptor, "wb") as writer:
         size_bytes = 0

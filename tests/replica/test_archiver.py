@@ -108,6 +108,20 @@ def test_files_are_private_and_zeros_take_no_room(tmp_path: Path) -> None:
     assert (stat.S_IMODE(made.st_mode), made.st_blocks * 512 <= 4 << 20) == (0o600, True)
 
 
+def test_a_file_that_another_user_has_made_beside_is_not_written_to(tmp_path: Path) -> None:
+    """In a shared archive it may be open to its maker, who would read the log of the cluster there."""
+    source, archive = tmp_path / "0000000000000000-0000000000000001.wal", tmp_path / "archive"
+    source.write_bytes(b"secret")
+    archive.mkdir(0o700)
+    planted = archive / f"{source.name}.tmp"
+    planted.touch(0o666)
+    with planted.open("rb") as reader:
+        ArchiveDirectory(archive).store(source)
+        assert reader.read() == b""
+    stored = archive / source.name
+    assert (stored.read_bytes(), stat.S_IMODE(stored.stat().st_mode)) == (b"secret", 0o600)
+
+
 def test_segment_cut_by_a_full_disk_is_not_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last write of a segment was cut short, as of a disk that fills up: zeros stood for its end in the archive."""
     source, archive, room = tmp_path / "0000000000000000-0000000000000001.wal", tmp_path / "archive", 1000
