@@ -25,6 +25,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
@@ -178,6 +179,7 @@ async def _load_records(control: Control, prefix: str, kind: KindState) -> None:
 
 
 NO_POLICY: Final = Policy()
+UNSURE: Final = ("its bytes may not be deleted",)
 
 
 @dataclass(slots=True)
@@ -405,24 +407,22 @@ class Collector:
 
     async def _decide(self, policy: Policy, state: RunState) -> list[Decision]:
         """Decide by a policy, with no place for a checkpoint whose files are gone."""
-        latest = {name: kind.latest.step for name, kind in state.kinds.items()}
-        checked: set[Reference] = set()
-        lost: set[Reference] = set()
-        while True:
-            decisions = decide(policy, state.checkpoints, latest=latest, held=state.held, now=self._now(), lost=lost)
-            if all(each.is_kept for each in decisions):
+        decided = partial(
+            decide, policy, state.checkpoints, latest={name: kind.latest.step for name, kind in state.kinds.items()},
+            held=state.held, now=self._now(),
+        )  # fmt: skip
+        decisions = decided()
+        if all(each.is_kept for each in decisions):
+            return decisions
+        ruled = [each.checkpoint for each in decisions if each.is_kept and each.why != UNRULED]
+        try:
+            if not await asyncio.to_thread(ownership.without_files, self._uri, ruled):
                 return decisions
-            ruled = [each.checkpoint for each in decisions if each.is_kept and each.why != UNRULED]
-            new = [each for each in ruled if each.reference not in checked]
-            try:
-                found = await asyncio.to_thread(ownership.without_files, self._uri, new)
-            except StorageError as error:
-                self._fail(f"nothing was deleted: {error}")
-                return [replace(each, is_kept=True) for each in decisions]
-            if not found:
-                return decisions
-            checked |= {each.reference for each in new}
-            lost |= {each.reference for each in found}
+            lost = await asyncio.to_thread(ownership.without_files, self._uri, state.checkpoints)
+        except StorageError as error:
+            self._fail(f"nothing was deleted: {error}")
+            return [each if each.is_kept else replace(each, is_kept=True, why=UNSURE) for each in decisions]
+        return decided(lost={each.reference for each in lost})
 
     async def _allowed(self, decisions: list[Decision]) -> list[Decision]:
         """Keep checkpoints whose files must not be deleted, and record why."""
@@ -435,7 +435,7 @@ class Collector:
                 gone = ownership.deleting(each.checkpoint, "", 0.0, "")
                 if refused := await self._refusal(gone, each.checkpoint.id):
                     self._fail(refused)
-                    each = replace(each, is_kept=True, why=("its bytes may not be deleted",))
+                    each = replace(each, is_kept=True, why=UNSURE)
             found.append(each)
         return found
 
