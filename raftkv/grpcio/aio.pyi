@@ -86,6 +86,7 @@ class Election:
 class Health:
     def __init__(self, channel: grpc.aio.Channel) -> None: ...
     check: AsyncUnary[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
+    list: AsyncUnary[health_pb2.HealthListRequest, health_pb2.HealthListResponse]
     watch: AsyncStream[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 
 class Lock:

@@ -86,6 +86,7 @@ class Election:
 class Health:
     def __init__(self, channel: grpc.Channel) -> None: ...
     check: Unary[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
+    list: Unary[health_pb2.HealthListRequest, health_pb2.HealthListResponse]
     watch: Stream[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 
 class Lock:

@@ -59,7 +59,7 @@ back = rpc_pb2.TxnRequest.FromString(request.SerializeToString())
 assert back == request
 assert back.success[0].WhichOneof("request") == "request_put"
 assert rpc_pb2.AlarmType.Name(rpc_pb2.NOSPACE) == "NOSPACE"
-assert sum(len(methods) for methods in SERVICES.values()) == 68
+assert sum(len(methods) for methods in SERVICES.values()) == 69
 """
 
 

@@ -77,7 +77,7 @@ _READS: Final = frozenset(
         *("/etcdserverpb.Auth/AuthStatus", "/etcdserverpb.Auth/UserGet", "/etcdserverpb.Auth/UserList"),
         *("/etcdserverpb.Auth/RoleGet", "/etcdserverpb.Auth/RoleList"),
         *("/v3electionpb.Election/Leader", "/v3electionpb.Election/Observe"),
-        *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+        *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"),
     }
 )
 

@@ -213,7 +213,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "Observe": Row(_leader, lasts=True, is_recipe=True),
         "Resign": Row(_resign, is_recipe=True),
     },
-    "grpc.health.v1.Health": {"Check": OPEN, "Watch": OPEN},
+    "grpc.health.v1.Health": {"Check": OPEN, "List": OPEN, "Watch": OPEN},
     "raftkvpb.Admin": {
         "MemberReplace": ROOT,
         "QuotaSet": ROOT,

@@ -19,11 +19,15 @@ _SERVING: Final = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckRe
 _UNKNOWN: Final = health_pb2.HealthCheckResponse(
     status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 ).SerializeToString()
+_LIST: Final = health_pb2.HealthListResponse(
+    statuses={"": health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)}
+).SerializeToString()
 
 
 def register(server: Server) -> None:
-    """Serve Check and Watch."""
+    """Serve Check, List and Watch."""
     server.unary(_METHODS["Check"].path, _check)
+    server.unary(_METHODS["List"].path, _list)
     server.stream(_METHODS["Watch"].path, _watch)
 
 
@@ -35,6 +39,11 @@ def _check(call: UnaryCall, data: bytes) -> None:
         call.fail(errors.NOT_FOUND, "unknown service")
     else:
         call.reply(_SERVING)
+
+
+def _list(call: UnaryCall, data: bytes) -> None:
+    if parse(call, health_pb2.HealthListRequest, data) is not None:
+        call.reply(_LIST)
 
 
 async def _watch(call: StreamCall) -> None:

@@ -298,6 +298,15 @@ def test_health(wire: Wire) -> None:
     assert answer.message.status == health_pb2.HealthCheckResponse.SERVING
 
 
+def test_health_of_all_services(wire: Wire, cluster: Cluster) -> None:
+    """grpc-go has List since 1.72, and so have etcd 3.5.30 and 3.7."""
+    answer = wire.call("grpc.health.v1.Health/List", health_pb2.HealthListRequest())
+    if cluster.program.name == "etcd":
+        assert answer.code == "UNIMPLEMENTED"
+    else:
+        assert {name: one.status for name, one in answer.message.statuses.items()} == {"": 1}
+
+
 @pytest.mark.parametrize("service", ["etcdserverpb.KV", "nothing"])
 def test_health_of_a_named_service(wire: Wire, service: str) -> None:
     answer = wire.call(HEALTH, health_pb2.HealthCheckRequest(service=service))

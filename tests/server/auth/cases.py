@@ -189,7 +189,7 @@ def _alarms() -> Iterator[Case]:
 
 
 ANYBODY = {"etcdserverpb.Auth/AuthStatus"}
-OPEN = {"etcdserverpb.Auth/Authenticate", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
+OPEN = {"etcdserverpb.Auth/Authenticate", *(f"grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch"))}
 ANY_USER = {
     "etcdserverpb.Cluster/MemberList",
     "etcdserverpb.Maintenance/Status",
