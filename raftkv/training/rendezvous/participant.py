@@ -270,7 +270,7 @@ class Participant(RecordView):
     async def finish(self, reason: str = "finished") -> bool:
         """Record that this node has finished successfully; the last node of the world closes the run.
 
-        The world continues for the others, even if this node leaves. Does nothing if the world has ended.
+        The world continues for the others, even if this node leaves. Does nothing if the next one has begun.
 
         Returns:
             Whether the run is closed.
@@ -279,7 +279,7 @@ class Participant(RecordView):
             StatusError: the store refused.
         """
         world = self.world
-        while world is not None and not (self.closed or self._left or self.nodes_waiting):
+        while world is not None and self._cache.round_revision == world.revision and not (self.closed or self._left):
             have_all = await self.record_exit(world)
             if have_all is not None:
                 self._finished = world.generation

@@ -12,7 +12,7 @@ from raftkv.client.operations import Compare, Operation, Put
 from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig
-from raftkv.training.errors import JoinTimeout
+from raftkv.training.errors import JoinTimeout, RunClosed
 from raftkv.training.records import OUT_OF_MEMORY, Fault, GenerationRecord, Node, RunKeys, State
 from raftkv.training.rendezvous import participant
 from raftkv.training.rendezvous.participant import Participant
@@ -98,6 +98,29 @@ def test_only_the_last_node_to_leave_a_closed_run_has_the_members_look_for_other
             await node.leave()
         assert scans == 1
         assert GenerationRecord.decode(world.store.items[RunKeys("job").round.encode()].value).members == ()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_nodes_that_have_finished_close_a_run_whose_generation_a_new_node_has_ended() -> None:
+    """They left it open, and the new node waited for them until its time was up."""
+
+    async def main() -> None:
+        world = StoreWorld()
+        config = replace(CONFIG, min_nodes=2, max_nodes=3)
+        nodes = [await Participant.start(world.control(), config) for _ in range(2)]
+        await asyncio.gather(*(node.next_world() for node in nodes))
+        news = asyncio.Event()
+        for node in nodes:
+            node.on_change(lambda _: news.set())
+        late = await Participant.start(world.control(), config)
+        waiting = asyncio.ensure_future(late.next_world())
+        while not all(node.nodes_waiting for node in nodes):
+            news.clear()
+            await news.wait()
+        assert [await node.finish() for node in nodes] == [False, True]
+        with pytest.raises(RunClosed):
+            await waiting
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
