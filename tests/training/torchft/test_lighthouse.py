@@ -78,11 +78,15 @@ class Stage:
         self.replicas: list[Replica] = []
         self._endpoints = endpoints
 
-    async def daemon(self, *, min_replicas: int = 2, timeout_s: float = 30.0, join_timeout_s: float = 60.0) -> int:
+    async def daemon(
+        self, *, min_replicas: int = 2, timeout_s: float = 30.0, join_timeout_s: float = 60.0, lease_ttl_s: int = 5
+    ) -> int:
         """Start one; returns its port."""
         kv = connect(self._endpoints)
         config = LighthouseConfig(
-            rules=Rules(min_replicas, join_timeout_s), timing=Timing(heartbeat_timeout_s=timeout_s), lease_ttl_s=1
+            rules=Rules(min_replicas, join_timeout_s),
+            timing=Timing(heartbeat_timeout_s=timeout_s),
+            lease_ttl_s=lease_ttl_s,
         )
         lighthouse = Lighthouse(kv, config)
         ((_, port),) = await lighthouse.listen("127.0.0.1", 0, JOB)
@@ -309,9 +313,9 @@ def test_arbiter_key_under_a_lease_that_is_no_daemons_is_taken_over(play, name):
 
     async def story(stage: Stage) -> None:
         arbiter = JobKeys(JOB).arbiter
-        async with stage.kv.lease(1) as stranger:
+        async with stage.kv.lease(30) as stranger:
             await stage.kv.put(arbiter, "stranger", lease=stranger)
-            ports = [await stage.daemon(min_replicas=2) for _ in range(2)]
+            ports = [await stage.daemon(min_replicas=2, lease_ttl_s=1) for _ in range(2)]
             a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
             assert names(await together(a, b)) == "ab"
             value = name if isinstance(name, bytes) else stage.daemons[0][0].id
