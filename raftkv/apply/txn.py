@@ -129,6 +129,8 @@ def work_of_plain(view: Store, plain: wire.PlainTxn) -> int:
     """
     names = [key for key, target, _, _ in plain.compares if target == _VALUE]
     names += [key for branch in (plain.success, plain.failure) for key, value, _ in branch if value is None]
+    if not names:
+        return 0
     known = _Estimate(view)
     for name in names:
         known.add_values(1, name, b"")
