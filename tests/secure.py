@@ -13,9 +13,9 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftkv.client.local import READY_TIMEOUT_S, is_healthy
+from raftkv.client.local import is_healthy
 from raftkv.server.tls.issue import CLIENT, SERVER, Authority, write_new, write_pair
-from tests.procs import Cluster, Member, free_port, wait_for
+from tests.procs import PATIENCE_S, Cluster, Member, free_port, wait_for
 
 HOSTS = ("127.0.0.1", "localhost")
 
@@ -66,7 +66,7 @@ class SecureMember(Member):
         """The address of ``/health`` in plain HTTP."""
         return f"127.0.0.1:{self.metrics_port}"
 
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the member is healthy, on the address without TLS."""
         wait_for(lambda: is_healthy(self.health_endpoint) or not self.is_running(), "health", timeout_s)
         assert self.is_running(), self.log_tail()

@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from raftkv.client.local import LocalClusterError, local
+from raftkv.client import local as product
+from raftkv.client.local import LocalClusterError
 from raftkv.errors import ConfigError
 from tests.procs import PATIENCE_S, http_get, wait_for
+
+local = partial(product.local, timeout_s=PATIENCE_S)
 
 
 def _holders(directory: str) -> list[int]:
@@ -112,7 +116,7 @@ import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 from raftkv.client.local import local
 
-cluster = local(directory=sys.argv[1]).start()
+cluster = local(directory=sys.argv[1], timeout_s=90.0).start()
 print(cluster.directory, flush=True)
 {then}
 """
