@@ -24,7 +24,7 @@ JOB = "jobs/exec"
 
 def node(cluster: raftkv.LocalCluster, name: str, what: str, directory: Path, *words: str) -> Running:
     """A node whose workers do that."""
-    conf = "lease_ttl=2,last_call_timeout=20"
+    conf = "lease_ttl=10,last_call_timeout=20"
     given = ["run", "exec", "--job", JOB, "--node-name", name, "--local-addr", "127.0.0.1", "--conf", conf, *words]
     command = [sys.executable, "-I", "-S", str(WORKER), str(directory), what]
     return Running([*raftkvctl(",".join(cluster.endpoints), *given), "--", *command])

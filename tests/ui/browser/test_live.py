@@ -30,7 +30,7 @@ def origins(cluster: Cluster) -> tuple[str, ...]:
 def node(cluster: Cluster, name: str) -> Running:
     """A node of the run whose one worker waits for a signal."""
     words = ["run", "exec", "--job", JOB, "--nnodes", "1:2", "--node-name", name, "--local-addr", "127.0.0.1"]
-    conf = ["--conf", "lease_ttl=2,last_call_timeout=1"]
+    conf = ["--conf", "lease_ttl=10,last_call_timeout=1"]
     return Running([*raftkvctl(",".join(cluster.endpoints), *words, *conf), "--", sys.executable, "-S", "-c", WAITING])
 
 
