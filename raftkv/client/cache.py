@@ -521,8 +521,11 @@ class Cache:
             async with asyncio.timeout(limit_s):
                 await self._reach(whole(min_revision, "min_revision") or 1)
                 if linearizable:
+                    epoch = self.copy.epoch
                     await self._confirm()
                     await self._reach(1)  # the history may have been replaced at this moment
+                    if self.copy.epoch != epoch and min_revision > 1:
+                        raise HistoryReplaced
         except TimeoutError:
             raise self._behind("now" if linearizable else str(min_revision), limit_s) from None
 

@@ -320,6 +320,22 @@ def test_list_and_watch_of_two_clusters_are_not_taken_for_one():
     assert world.finish(cache.get("jobs/a")).value == b"other"
 
 
+def test_linearizable_read_does_not_answer_for_a_revision_of_a_cluster_that_is_gone():
+    """The copy had the revision, and the confirmation of the read found the cluster restored to an earlier one."""
+    world = World("3.5.1")
+    world.write(a=b"1")
+    cache = world.cache()
+    revision = world.core.history_now.revision
+    world.core.replace(revision - 1, {})
+    read = world.begin(cache.range(min_revision=revision, linearizable=True))
+    world.run(10.0)
+    with pytest.raises(HistoryReplaced):
+        read.result()
+    assert world.finish(cache.range(linearizable=True)).revision == revision - 1
+    world.finish(cache.close())
+    world.scheduler.tear_down()
+
+
 def test_wait_for_a_revision_of_a_cluster_that_is_gone_fails():
     world = World()
     world.write(a=b"1")
