@@ -427,9 +427,13 @@ class Raft:
             ProposalDropped: a proposal, because there is no leader to forward it to.
         """
         kind = message.type
-        # Votes count only for the current election: a late pre-vote is not a vote.
-        if kind == (_PRE_VOTE_RESPONSE if self.role == StateRole.PRE_CANDIDATE else _VOTE_RESPONSE):
-            self._count_vote(message)
+        is_pre_election = self.role == StateRole.PRE_CANDIDATE
+        # Votes count only for the current election: a late pre-vote is not a vote, and one that was granted for this
+        # term was asked for in an earlier pre-election. (etcd counts it: found by comparing traces with the
+        # specification.)
+        if kind == (_PRE_VOTE_RESPONSE if is_pre_election else _VOTE_RESPONSE):
+            if message.reject or not is_pre_election or message.term > self.term:
+                self._count_vote(message)
         # This term has a leader: follow it, and handle the message in the new role.
         elif kind in _FROM_LEADER:
             self.become_follower(message.term, message.from_)
