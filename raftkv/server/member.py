@@ -282,9 +282,8 @@ class Member:
         """Return the wrappers of clients' handlers. The audit log also sees calls that the guard refuses."""
         noting = () if self._audit is None else (self._audit.around,)
         tracing = () if self._tracing is None else (self._tracing.calls.around,)
-        times = CallTimes(self.config.extensive_metrics)
-        self._registry.register(times)
-        return (crowded.around, *noting, *tracing, times.around, self._users.guard.around)
+        timing = (self._times().around,) if self.config.extensive_metrics else ()
+        return (crowded.around, *noting, *tracing, *timing, self._users.guard.around)
 
     def _make_dashboard(self, durable: Durable) -> Dashboard:
         identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
@@ -293,6 +292,11 @@ class Member:
         figures = Figures(self.replica, transport.peers, lambda: len(self._client_server.connections), events)
         self._everybody = ClusterFigures(figures, applier, identity, transport.channel, transport.introduction)
         return Dashboard(identity, self._everybody, applier, self._users, self.replica.hub)
+
+    def _times(self) -> CallTimes:
+        times = CallTimes()
+        self._registry.register(times)
+        return times
 
     def _guarded(self, handler: HttpHandler) -> HttpHandler:
         config = self.config

@@ -5,7 +5,7 @@ Owns the list of metric families of /metrics. The parts of a member count for th
 
     exposition     the text of all families, built in slices with pauses for other work
     (``raftkv.replica.metrics`` has the collectors of the replica; they are registered here with the others)
-    calls          grpc_server_*, requests by client version, users, health, durations of calls
+    calls          grpc_server_*, requests by client version, users, health, durations of calls (--metrics=extensive)
     peers          the other members: bytes, failures, round trips
     budgets        how much of each limit is used
 
