@@ -361,14 +361,14 @@ class Proposals:
             if request_id == self.long_id:
                 self.end_long()
             return True
-        deadline = waiter.deadline
-        if deadline is None or deadline > late_at:
+        deadline, now = waiter.deadline, self._clock()
+        # The estimate may be of a time without load; a proposal that has not waited is tried.
+        if deadline is None or deadline > late_at or now - waiter.started_at <= SOON_S < deadline - now:
             return False
         self.pop(request_id)
         if request_id == self.long_id:
             self.end_long()
         self.late += 1
-        now = self._clock()
         if deadline <= now:
             waiter.fail(errors.ContextDeadlineExceededError())
         else:

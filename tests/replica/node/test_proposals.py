@@ -408,6 +408,14 @@ def test_an_entry_counts_the_keys_that_it_looks_at(proposals: Proposals, is_retu
     assert sorted(itertools.chain(*rounds)) == [*mallory, alice]
 
 
+def test_a_txn_that_has_not_waited_is_tried_whatever_the_estimate_says() -> None:
+    """The first round after an idle time measures that time: nested txns were refused, and none could correct it."""
+    proposals = Proposals(count(1), 7.0, clock=lambda: 0.0)
+    caller = Caller(b"alice", deadline=5.0, request=rpc_pb2.TxnRequest())
+    number = proposals.add(Kind.TXN, b"txn", caller, 0.0)
+    assert [request_id for request_id, _ in proposals.take_unsent(module.PACE_MIN_BYTES, 6.0)] == [number]
+
+
 def unsent(proposals: Proposals) -> list[int]:
     return [request_id for request_id, _ in proposals.take_unsent()]
 
