@@ -23,10 +23,10 @@ from raftkv.checkpoint.copies import catalogue
 from raftkv.checkpoint.copies.holder import Shelf
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConflict, RanksMissing, StaleStep
 from raftkv.checkpoint.find import Commits
-from raftkv.checkpoint.keys import LATEST, MEMORY, STEP_MAX, AttemptId
+from raftkv.checkpoint.keys import LATEST, MEMORY, AttemptId
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, CopyRecord, FenceRecord, Prepared
 from raftkv.checkpoint.registry import Registry
-from raftkv.checkpoint.retention import collector, holds, ownership
+from raftkv.checkpoint.retention import collector, holds, ownership, policy
 from raftkv.checkpoint.retention.collector import Collector
 from raftkv.client.operations import Compare, Put, create_revision, get, mod_revision, version
 from raftkv.errors import RaftKVError
@@ -296,8 +296,10 @@ def _passed_over(patches: Patches) -> None:
 
 @mutant("collector without the latest", "the latest stays")
 def _latest_collected(patches: Patches) -> None:
-    def decide(*args: Any, latest: Any, **kwargs: Any) -> Any:
-        return original(*args, latest=dict.fromkeys(latest, STEP_MAX), **kwargs)
+    def decide(*args: Any, **kwargs: Any) -> Any:
+        return [
+            replace(each, is_kept=each.is_kept and each.why != (policy.LATEST,)) for each in original(*args, **kwargs)
+        ]
 
     original = patches.set(collector, "decide", decide)
 
