@@ -265,7 +265,7 @@ def test_two_processes_with_the_data_of_one_member_are_found():
 
 
 def test_members_of_two_clusters_are_not_compared():
-    """As after a restore with another token on one host: to replace "the member that differs" would be wrong advice."""
+    """A restore with another token on one host makes two clusters: replacing a member would be wrong advice."""
     found = picture()
     for at, one in enumerate(found.answers):
         assert one.status is not None

@@ -129,7 +129,7 @@ def test_a_damaged_format_number_asks_for_no_other_version(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["snap/applied", "snap/db", "snap/db-lock", "wal/lock"])
 @pytest.mark.parametrize("is_new", [True, False], ids=["new", "old"])
 def test_another_thing_in_the_place_of_a_file_is_refused_with_a_remedy(tmp_path: Path, name: str, is_new: bool) -> None:
-    """As where a volume is mounted over a file that does not exist yet."""
+    """A volume that is mounted over a missing file makes a directory there."""
     config = ServerConfig(data_dir=str(tmp_path / "data"))
     if not is_new:
         _open_and_close(config)
