@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import raftkv
 from tests.procs import Cluster
 from tests.ui.browser.chromium import DESKTOP, PHONE, Chromium, Page
 from tests.ui.browser.world import RUN, VIEWS, World
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module")
 def page(chromium: Chromium, cluster: Cluster, world: World) -> Iterator[Page]:
     """One tab for all views: they are left for one another, as people do."""
+    with raftkv.connect(cluster.endpoints[0]) as kv:
+        kv.get("/app/log-level")  # a member that was restarted has no users to show until it is asked something
     opened = chromium.page(f"http://{cluster.endpoints[0]}")
     page = chromium.run(opened.__enter__)
     yield page
