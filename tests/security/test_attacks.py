@@ -40,8 +40,17 @@ def raftkv(files: Files) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def etcd(files: Files) -> Iterator[Stage]:
+def one_etcd(files: Files) -> Iterator[Stage]:
     yield from _stage(ETCD_FAST, files)
+
+
+@pytest.fixture
+def etcd(one_etcd: Stage) -> Stage:
+    """The etcd, started again if the attack before has ended it."""
+    (member,) = one_etcd.cluster.members
+    if not member.is_running():
+        member.restart()
+    return one_etcd
 
 
 def _rows(attacks: tuple[Attack, ...]) -> list[object]:

@@ -103,8 +103,8 @@ def test_a_watch_ends_with_its_reader(play):
             watch.cancel()
             assert await reader is None
             assert await watch.next_batch() == []
-        await kv.put("k", "1")
-        async for event in kv.watch("k", start_revision=1):
+        put = await kv.put("k", "1")
+        async for event in kv.watch("k", start_revision=put.revision):
             assert event.value == b"1"
             break
         gc.collect()
