@@ -58,7 +58,7 @@ from raftkv.replica.maintenance.damage import Damage, Scrub
 from raftkv.replica.maintenance.defragmentation import Defragmenter
 from raftkv.replica.maintenance.hashes import Hashes
 from raftkv.replica.maintenance.space import Space, tell_alarm
-from raftkv.replica.membership.changes import Changes, PeerAccess
+from raftkv.replica.membership.changes import Changes
 from raftkv.replica.membership.presence import Attributes, Departure, Publication, Readiness
 from raftkv.replica.membership.versions import Versions
 from raftkv.replica.metrics import (
@@ -97,10 +97,7 @@ class Peers(Sender, Protocol):
         """Implement ``Follow``."""
 
     def channel(self, peer_id: int) -> Channel | None:
-        """Return the connection to a member; ``None`` if the member is unknown."""
-
-    def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
-        """Return the metadata with which to introduce this member to another."""
+        """Return the connection to a member, whose calls introduce this one; ``None`` if the member is unknown."""
 
 
 READ_LEASES_KNOWN_IN: Final = (0, 2)
@@ -190,7 +187,6 @@ class Replica:
             store,
             directory,
             self.peers.channel,
-            self.peers.introduction,
             self._is_snapshot_wanted,
             self._is_served,
             self._report_snapshot,
@@ -269,7 +265,7 @@ class Replica:
             config.compact_hash_check,
             config.compact_hash_check_time_s,
         )
-        members = Members(self.membership, durable.member_id, self.peers.channel, self.peers.introduction)
+        members = Members(self.membership, durable.member_id, self.peers.channel)
         self.corruption = CorruptionChecker(settings, self.node, self.hashes, members)
 
     def _join_the_cluster(self) -> None:
@@ -282,12 +278,9 @@ class Replica:
         self.changes = Changes(
             self.node,
             self.membership,
-            PeerAccess(
-                connected_since=peers.connected_since,
-                channel=peers.channel,
-                introduction=peers.introduction,
-                wait_until_dispensable=self.departure.wait_until_dispensable,
-            ),
+            connected_since=peers.connected_since,
+            channel=peers.channel,
+            wait_until_dispensable=self.departure.wait_until_dispensable,
             cluster_id=self.durable.cluster_id,
             strict=config.strict_reconfig_check,
             learners_max=config.max_learners,
@@ -359,7 +352,6 @@ class Replica:
             self.applier,
             ttl_min_s=self.config.lease_ttl_min_s,
             channel=self.peers.channel,
-            introduction=self.peers.introduction,
             cork=devices.cork,
         )
 

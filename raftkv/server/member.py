@@ -290,7 +290,7 @@ class Member:
         applier, transport = self.replica.applier, self._transport
         events = Events(self.replica, transport.on_noted)
         figures = Figures(self.replica, transport.peers, lambda: len(self._client_server.connections), events)
-        self._everybody = ClusterFigures(figures, applier, identity, transport.channel, transport.introduction)
+        self._everybody = ClusterFigures(figures, applier, identity, transport.channel)
         return Dashboard(identity, self._everybody, applier, self._users, self.replica.hub)
 
     def _times(self) -> CallTimes:

@@ -208,7 +208,7 @@ class Member(Assembly):
         return self.cluster.network.channel(self, peer_id)
 
     def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
-        """Implement ``Peers.introduction``."""
+        """Return the metadata of all calls to another member."""
         return peer_metadata(CLUSTER_ID, self.id, peer_id)
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:

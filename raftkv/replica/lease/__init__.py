@@ -33,7 +33,7 @@ Invariants:
 
 Example::
 
-    lessor = Lessor(node, applier, ttl_min_s=2, channel=channel, introduction=introduction, cork=cork)
+    lessor = Lessor(node, applier, ttl_min_s=2, channel=channel, cork=cork)
     replica.connect(graces=graces)                          # the lessor is notified of leaders and applied entries
     lessor.start()
     lease_id = await lessor.grant(60, caller, identity)

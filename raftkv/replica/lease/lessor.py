@@ -187,7 +187,6 @@ class Lessor:
         applier: knows applied leases, users and rights.
         ttl_min_s: shortest TTL that is granted.
         channel: returns the connection to another member, ``None`` if it is unknown.
-        introduction: returns the metadata for calls to another member.
         cork: lets keep-alives of one turn share a RENEW.
 
     Attributes:
@@ -203,7 +202,6 @@ class Lessor:
         *,
         ttl_min_s: int,
         channel: Callable[[int], Channel | None],
-        introduction: Callable[[int], tuple[tuple[str, str], ...]],
         cork: Cork,
     ) -> None:
         self._node = node
@@ -226,7 +224,7 @@ class Lessor:
             self._renewals.look_again,
             self._store.lease_key_count,
         )
-        self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
+        self._on_leader = OnLeader(node, self._is_primary, channel)
         self._random = random.SystemRandom()
         self._cork = cork
         # Timeout of the keep-alives of this turn (loop time); 0: none has arrived.

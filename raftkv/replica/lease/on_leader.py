@@ -81,20 +81,12 @@ class OnLeader:
         node: knows the leader, confirms leadership.
         is_primary: returns whether this member decides about leases.
         channel: returns the connection to a member, ``None`` if it is unknown.
-        introduction: returns the metadata for calls to a member.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        is_primary: Callable[[], bool],
-        channel: Callable[[int], Channel | None],
-        introduction: Callable[[int], tuple[tuple[str, str], ...]],
-    ) -> None:
+    def __init__(self, node: Node, is_primary: Callable[[], bool], channel: Callable[[int], Channel | None]) -> None:
         self._node = node
         self._is_primary = is_primary
         self._channel = channel
-        self._introduction = introduction
         self._loop = asyncio.get_running_loop()
         self._recent_s = min(CONFIRMED_MAX_S, CONFIRMED_ELECTIONS * node.settings.election_s)
         self._recent_until = 0.0
@@ -184,9 +176,8 @@ class OnLeader:
         channel = self._channel(leader)
         if channel is None:
             return None
-        metadata = self._introduction(leader)
         timeout_s = round(max(CALL_MIN_S, timeout_s), 1)
-        call = channel.unary(question.method.path, question.encode(), timeout_s, metadata, wait_for_ready=False)
+        call = channel.unary(question.method.path, question.encode(), timeout_s, wait_for_ready=False)
         self._calls[call] = None
         try:
             return question.parse(await call)

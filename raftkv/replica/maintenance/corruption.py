@@ -65,20 +65,12 @@ class Members:
         membership: members of the cluster.
         me: id of this member.
         channel: returns the connection to a member, ``None`` if it is unknown.
-        introduction: returns the metadata for calls to a member.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        me: int,
-        channel: Callable[[int], Channel | None],
-        introduction: Callable[[int], tuple[tuple[str, str], ...]],
-    ) -> None:
+    def __init__(self, membership: Membership, me: int, channel: Callable[[int], Channel | None]) -> None:
         self._membership = membership
         self.me = me
         self._channel = channel
-        self._introduction = introduction
 
     async def hashes(self, revision: int) -> list[Answer]:
         """Ask all other members, concurrently."""
@@ -90,9 +82,8 @@ class Members:
         if channel is None:
             return Answer(member_id, None, failure="it is not connected")
         data = rpc_pb2.HashKVRequest(revision=revision).SerializeToString()
-        metadata = self._introduction(member_id)
         try:
-            call = channel.unary(PEER_HASH_KV.path, data, HASH_TIMEOUT_S, metadata, wait_for_ready=False)
+            call = channel.unary(PEER_HASH_KV.path, data, HASH_TIMEOUT_S, wait_for_ready=False)
             answer = rpc_pb2.HashKVResponse.FromString(await call)
         except RpcError as error:
             return Answer(member_id, None, failure=str(error))

@@ -209,33 +209,18 @@ class _AnswerLost(Exception):
     """The leader was asked and has not responded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAccess:
-    """Connections of this member to the others.
-
-    Attributes:
-        connected_since: returns the loop time at which a peer was connected; ``None`` while it is not.
-        channel: returns the connection to a member, ``None`` if it is unknown.
-        introduction: returns the metadata for calls to a member.
-        wait_until_dispensable: returns when the others know of the removal of this member, if they need to.
-    """
-
-    connected_since: Callable[[int], float | None]
-    channel: Callable[[int], Channel | None]
-    introduction: Callable[[int], tuple[tuple[str, str], ...]]
-    wait_until_dispensable: Callable[[], Awaitable[None]]
-
-
 class Changes:
     """Checks and proposes membership changes.
 
     Arguments:
         node: proposes, and knows the leader.
         membership: the members as applied here.
-        ways: connections to other members.
         cluster_id: id of the cluster.
         strict: whether changes that could lose the quorum are refused (``--strict-reconfig-check``).
         learners_max: maximum number of learners (``--max-learners``).
+        connected_since: returns the loop time at which a peer was connected; ``None`` while it is not.
+        channel: returns the connection to a member, ``None`` if it is unknown.
+        wait_until_dispensable: returns when the others know of the removal of this member, if they need to.
         check_capable: refuses a change if any started member runs a version that does not know it: such a member would
             follow Raft's configuration and not the members.
     """
@@ -244,17 +229,21 @@ class Changes:
         self,
         node: Node,
         membership: Membership,
-        ways: PeerAccess,
         *,
         cluster_id: int,
         strict: bool,
         learners_max: int,
+        connected_since: Callable[[int], float | None],
+        channel: Callable[[int], Channel | None],
+        wait_until_dispensable: Callable[[], Awaitable[None]],
         check_capable: Callable[[tuple[int, int]], None] = lambda needed: None,
     ) -> None:
         self.cluster_id = cluster_id
         self._node = node
         self._membership = membership
-        self._ways = ways
+        self._connected_since = connected_since
+        self._channel = channel
+        self._wait_until_dispensable = wait_until_dispensable
         self._strict = strict
         self._learners_max = learners_max
         self._check_capable = check_capable
@@ -294,7 +283,7 @@ class Changes:
             await self._hand_over(member_id, caller)
         members = await self._propose(_one(caller, Change.REMOVE, rpc_pb2.Member(ID=member_id)))
         async with self._in_time():
-            await self._ways.wait_until_dispensable()
+            await self._wait_until_dispensable()
         return members
 
     async def update(self, member_id: int, peer_urls: tuple[str, ...], caller: Caller | None) -> Members:
@@ -425,7 +414,7 @@ class Changes:
         # Until the joint configuration is left, the old member may be needed: it must not be switched off earlier.
         async with self._in_time():
             await node.wait_until(lambda: old_id in self._membership.removed)
-            await self._ways.wait_until_dispensable()
+            await self._wait_until_dispensable()
         return self._membership.list()
 
     @contextlib.asynccontextmanager
@@ -442,7 +431,7 @@ class Changes:
         learner, own = progress.get(member_id), progress.get(self._node.settings.member_id)
         if learner is None or own is None:
             raise errors.MemberNotFoundError
-        is_here = member_id == self._node.settings.member_id or self._ways.connected_since(member_id) is not None
+        is_here = member_id == self._node.settings.member_id or self._connected_since(member_id) is not None
         check_in_sync(learner.match, own.match, is_here)
 
     async def _ask_leader(
@@ -454,14 +443,14 @@ class Changes:
             _AnswerLost: the leader may do it, or have done it, but its response is lost.
         """
         leader = self._node.leader
-        channel = self._ways.channel(leader) if leader != NONE else None
+        channel = self._channel(leader) if leader != NONE else None
         if channel is None:
             return None
         call = channel.unary(
             method.path,
             request.SerializeToString(),
             round(timeout_s, 1) or 0.1,
-            (*self._ways.introduction(leader), *_caller_metadata(caller)),
+            _caller_metadata(caller),
             wait_for_ready=False,
         )
         asked = asyncio.ensure_future(call)
@@ -497,7 +486,7 @@ class Changes:
         await node.confirm_read()
         self._membership.check_caller(caller)
         voters = [voter for voter in node.conf_state.voters if voter != leader]
-        connected = {voter: since for voter in voters if (since := self._ways.connected_since(voter)) is not None}
+        connected = {voter: since for voter in voters if (since := self._connected_since(voter)) is not None}
         if me in voters:
             target = me
         elif connected:
@@ -517,9 +506,7 @@ class Changes:
         return list(rpc_pb2.MemberListResponse.FromString(outcome.body).members)
 
     def _view(self) -> View:
-        return View(
-            self._node.settings.member_id, self._membership.members, self._ways.connected_since, self._loop.time()
-        )
+        return View(self._node.settings.member_id, self._membership.members, self._connected_since, self._loop.time())
 
 
 _BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {

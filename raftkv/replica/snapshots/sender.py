@@ -308,7 +308,6 @@ class SnapshotSender:
         store: store to copy.
         directory: directory of the copy.
         channel: returns the connection to a peer.
-        metadata: returns this member's introduction to a peer.
         is_wanted: returns whether the core still waits for the database of a message.
         is_served: returns whether a member has the log up to an index, or is no longer one of this member's peers.
         report: called for the core with the member and whether it succeeded.
@@ -320,7 +319,6 @@ class SnapshotSender:
         store: Store,
         directory: Path,
         channel: Callable[[int], Channel | None],
-        metadata: Callable[[int], tuple[tuple[str, str], ...]],
         is_wanted: Callable[[Message], bool],
         is_served: Callable[[int, int], bool],
         report: Callable[[int, bool], None],
@@ -328,7 +326,6 @@ class SnapshotSender:
     ) -> None:
         self._store = store
         self._channel = channel
-        self._metadata = metadata
         self._is_wanted = is_wanted
         self._is_served = is_served
         self._report = report
@@ -435,8 +432,7 @@ class SnapshotSender:
         )
 
     async def _stream(self, channel: Channel, message: Message, copy: Copy) -> None:
-        metadata = self._metadata(message.to)
-        offset = await _offset(channel, copy.info, metadata)
+        offset = await _offset(channel, copy.info)
         _log.info(
             "sending a snapshot (entry %d) to member %x%s",
             copy.info.index,
@@ -444,7 +440,7 @@ class SnapshotSender:
             f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",
         )
         # Do not wait for a disconnected member: the log would be held for it until the space is needed elsewhere.
-        stream = channel.stream(PATH, metadata=metadata, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
+        stream = channel.stream(PATH, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
         stream.room_bytes = QUEUED_MAX_BYTES
         try:
             await stream.send(_header_chunk(message, copy.info, offset))
@@ -462,14 +458,12 @@ class SnapshotSender:
             stream.cancel()
 
 
-async def _offset(channel: Channel, info: SnapshotInfo, metadata: tuple[tuple[str, str], ...]) -> int:
+async def _offset(channel: Channel, info: SnapshotInfo) -> int:
     """Return how much of a copy the receiver has."""
     request = raft_pb2.SnapshotOffsetRequest(
         index=info.index, term=info.term, size_bytes=info.size_bytes, sha256=info.sha256
     )
-    call = channel.unary(
-        OFFSET_PATH, request.SerializeToString(), OFFSET_TIMEOUT_S, metadata=metadata, wait_for_ready=False
-    )
+    call = channel.unary(OFFSET_PATH, request.SerializeToString(), OFFSET_TIMEOUT_S, wait_for_ready=False)
     try:
         offset = raft_pb2.SnapshotOffsetResponse.FromString(await call).offset_bytes
     except RpcError as error:

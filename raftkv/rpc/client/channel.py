@@ -53,6 +53,7 @@ class Channel:
         target: ``host:port``, ``unix:/path``, or several of them, tried in turn.
         ssl: use TLS; the ALPN protocol of a context is set to h2.
         options: limits and timings.
+        metadata: name and value pairs of every call, before its own.
         on_state: called at every change of state.
         on_refused: called once after each connection when every target refuses the next one: nothing listens there.
         rng: source of the jitter; pass a seeded one for reproducible runs.
@@ -66,6 +67,7 @@ class Channel:
         ssl: ssl_module.SSLContext | Security | None = None,
         options: ChannelOptions | None = None,
         *,
+        metadata: Metadata = (),
         on_state: Callable[[ChannelState], None] | None = None,
         on_refused: Callable[[], object] | None = None,
         rng: random.Random | None = None,
@@ -93,6 +95,7 @@ class Channel:
         self._task: asyncio.Task[None] | None = None
         self._skip_wait = asyncio.Event()
         self._attempted = asyncio.Event()
+        self._metadata = encode_metadata(metadata)
         self._base_headers: dict[str, Headers] = {}
         self._timeouts: dict[float, tuple[bytes, bytes]] = {}
 
@@ -165,6 +168,7 @@ class Channel:
         if timeout_s is not None:
             field = self._timeouts.get(timeout_s)
             headers = (*headers, field or self._timeout_field(timeout_s))
+        headers = headers + self._metadata if self._metadata else headers
         return headers + encode_metadata(metadata) if metadata else headers
 
     def _make_headers(self, path: str) -> Headers:

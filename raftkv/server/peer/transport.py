@@ -107,7 +107,7 @@ class Peer:
     Arguments:
         peer_id: id of the member.
         urls: its peer URLs, all with the same scheme.
-        metadata: our introduction.
+        metadata: our introduction, in every call.
         ssl: TLS policy for https URLs.
         on_unreachable: called each time messages are dropped.
         on_refused: called with the peer's error text when it refuses or ends a stream of this member.
@@ -131,9 +131,9 @@ class Peer:
         self.peer_id = peer_id
         self.urls = tuple(urls)
         self.label = f"member {peer_id:x} at {','.join(self.urls)}"
-        self.metadata = metadata
         hosts, secure = targets(self.urls)
-        self.channel = Channel(hosts, ssl if secure else None, PEER_CHANNEL, on_refused=partial(on_gone, peer_id))
+        security, gone = ssl if secure else None, partial(on_gone, peer_id)
+        self.channel = Channel(hosts, security, PEER_CHANNEL, metadata=metadata, on_refused=gone)
         self._on_refused = on_refused
         self._on_ended = on_ended
         self._on_noted = on_noted
@@ -259,7 +259,7 @@ class Peer:
             _log.warning("cannot connect to %s for %g s%s; retrying", self.label, ABSENT_LOGGED_S, reason)
 
     async def _run_stream(self) -> None:
-        stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
+        stream = self.channel.stream(RAFT_PATH)
         try:
             # The first (empty) answer means that the other end has accepted our introduction.
             if await stream.receive() is None:
@@ -442,10 +442,6 @@ class Transport:
         """Return the connection to a peer; None if the peer is unknown."""
         peer = self.peers.get(peer_id)
         return peer.channel if peer is not None else None
-
-    def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
-        """Return the metadata by which this member introduces itself to a peer."""
-        return peer_metadata(self._cluster_id, self._member_id, peer_id)
 
     async def close(self) -> None:
         """Close all streams."""

@@ -58,7 +58,6 @@ class ClusterFigures:
         applier: applied members and alarms.
         identity: identity of this member.
         channel: returns the channel to a member; None if it is unknown.
-        introduction: returns the metadata by which this member introduces itself to a member.
     """
 
     def __init__(
@@ -67,13 +66,11 @@ class ClusterFigures:
         applier: Applier,
         identity: Identity,
         channel: Callable[[int], Channel | None],
-        introduction: Callable[[int], tuple[tuple[str, str], ...]],
     ) -> None:
         self._figures = figures
         self._applier = applier
         self._identity = identity
         self._channel = channel
-        self._introduction = introduction
         self._before: dict[int, tuple[float, dict[str, Any]]] = {}
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
@@ -115,9 +112,8 @@ class ClusterFigures:
         channel = self._channel(member_id)
         if channel is None:
             return None
-        introduction = self._introduction(member_id)
         try:
-            answer = await channel.unary(FIGURES.path, b"", ANSWER_MAX_S, introduction, wait_for_ready=False)
+            answer = await channel.unary(FIGURES.path, b"", ANSWER_MAX_S, wait_for_ready=False)
             found = json.loads(raft_pb2.FiguresResponse.FromString(answer).json, parse_constant=_no_number)
         except RpcError as error:
             return {} if error.code == Code.UNIMPLEMENTED else None

@@ -162,7 +162,6 @@ class Follower:
             machine.applier,
             ttl_min_s=2,
             channel=channel,
-            introduction=lambda peer: (),
             cork=Cork(),
         )
         self.node.on_leader_change.append(self.lessor.leader_changed)

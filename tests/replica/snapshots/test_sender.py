@@ -105,7 +105,6 @@ class World:
             self.store,
             directory,
             channel,
-            lambda to: (),
             lambda message: self.wanted,
             lambda to, index: (to, index) in self.served,
             lambda to, ok: self.reports.append((to, ok)),

@@ -15,7 +15,7 @@ from raftkv.apply.membership import Membership, conf_change_of
 from raftkv.apply.wire import MEMBER, Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
-from raftkv.replica.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller
+from raftkv.replica.membership.changes import CALLER, Changes, _caller_metadata, forwarded_caller
 from raftkv.rpc.status import RpcError
 from raftkv.storage.mvcc import Store
 from tests.storage.memory import MemoryBackend
@@ -78,14 +78,16 @@ async def _dispensable() -> None:
 
 def _follower(channel: Channel, change_members: Any = None) -> Changes:
     node = Node(change_members)
-    ways = PeerAccess(
+    return Changes(
+        cast(Any, node),
+        Membership(Store.open(MemoryBackend())),
+        cluster_id=1,
+        strict=False,
+        learners_max=1,
         connected_since=lambda peer: 0.0,
         channel=cast(Any, lambda peer: channel),
-        introduction=lambda peer: (("cluster", "c1"),),
         wait_until_dispensable=_dispensable,
     )
-    membership = Membership(Store.open(MemoryBackend()))
-    return Changes(cast(Any, node), membership, ways, cluster_id=1, strict=False, learners_max=1)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,6 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
         await changes.update(5, ("http://m:1",), None)
 
     asyncio.run(act())
-    assert channel.metadata["cluster"] == "c1"
     assert forwarded_caller({**channel.metadata}) == root
     callers = [record.caller if record.HasField("caller") else None for record in logged]
     assert callers == [*[raft_pb2.Caller(user=b"root", auth_revision=3)] * 3, None]

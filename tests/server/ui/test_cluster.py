@@ -30,7 +30,7 @@ def record(*answers: bytes) -> dict[str, Any]:
         )
         figures: Any = SimpleNamespace(take=lambda: dict(OWN))
         channel: Any = SimpleNamespace(unary=unary)
-        cluster = ClusterFigures(figures, applier, Identity(9, 1, "m1"), lambda _: channel, lambda _: ())
+        cluster = ClusterFigures(figures, applier, Identity(9, 1, "m1"), lambda _: channel)
         return [await cluster.collect() for _ in answers][-1]
 
     return asyncio.run(run())

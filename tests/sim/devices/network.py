@@ -209,7 +209,7 @@ class Channel:
         self._peer_id = peer_id
 
     def unary(
-        self, path: str, request: bytes, timeout_s: float, metadata: tuple[tuple[str, str], ...], **_more: Any
+        self, path: str, request: bytes, timeout_s: float, metadata: tuple[tuple[str, str], ...] = (), **_more: Any
     ) -> asyncio.Future[bytes]:
         """Make a call; the future gets the response or ``RpcError``."""
         member, network = self._member, self._network
@@ -227,7 +227,7 @@ class Channel:
 
                 network.carry((target.id, member.id), back, lose)
 
-            target.call(path, request, answer, dict(metadata))
+            target.call(path, request, answer, dict((*member.introduction(self._peer_id), *metadata)))
 
         network.carry((member.id, self._peer_id), arrive, lose)
         return future
