@@ -20,8 +20,9 @@ not load the client.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
     from raftkv import aio as aio
@@ -76,43 +77,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_PLACES: Final = {
-    "client.cache": ("CacheUpdate",),
-    "client.endpoints": ("Endpoint",),
-    "client.errors": (
-        "AuthenticationFailed", "CacheBehind", "CacheTooLarge", "EndpointsFailed", "FenceLost", "HistoryReplaced",
-        "LeaseLost", "LockLost", "LockNotFree", "TermLost", "TxnConflict", "WatchCanceled",
-    ),
-    "client.operations": (
-        "create_revision", "delete", "get", "get_range", "lease_of", "mod_revision", "put", "value", "version",
-    ),
-    "client.kv": ("txn",),
-    "client.local": ("LocalCluster", "LocalClusterError", "local"),
-    "client.sync.blocking": ("Watch",),
-    "client.sync.library": (
-        "Cache", "Client", "Endpoints", "Lease", "Lock", "Session", "Term", "Transaction", "Txn", "connect",
-    ),
-    "client.sync.loop": ("Closed", "Forked", "WrongThread"),
-    "client.values": ("Event", "KeyValue"),
-    "errors": ("ConfigError", "RaftKVError", "StatusError"),
-}  # fmt: skip
-_MODULES: Final = {name: f"raftkv.{place}" for place, names in _PLACES.items() for name in names}
-
-__all__ = ["Compacted", "__version__", "aio", "errors"]
-__all__.extend(sorted(_MODULES))
+_load, __dir__, __all__ = attach(
+    __name__,
+    {
+        "client.cache": "CacheUpdate",
+        "client.endpoints": "Endpoint",
+        "client.errors": (
+            "AuthenticationFailed CacheBehind CacheTooLarge EndpointsFailed FenceLost HistoryReplaced LeaseLost "
+            "LockLost LockNotFree TermLost TxnConflict WatchCanceled"
+        ),
+        "client.kv": "txn",
+        "client.local": "LocalCluster LocalClusterError local",
+        "client.operations": "create_revision delete get get_range lease_of mod_revision put value version",
+        "client.sync.blocking": "Watch",
+        "client.sync.library": "Cache Client Endpoints Lease Lock Session Term Transaction Txn connect",
+        "client.sync.loop": "Closed Forked WrongThread",
+        "client.values": "Event KeyValue",
+        "errors": "ConfigError RaftKVError StatusError",
+    },
+    ["aio", "errors"],
+)
+__all__ += ["Compacted", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("aio", "errors"):
-        return import_module(f"raftkv.{name}")
-    module = "raftkv.errors" if name == "Compacted" else _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), "CompactedError" if name == "Compacted" else name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    shown = {name for name in globals() if name.startswith("__")}
-    return sorted({*shown, *__all__})
+    return _load("errors").CompactedError if name == "Compacted" else _load(name)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "lazy": set(),
     "suspend_clock": set(),
     "pb": set(),
     "urls": {"errors"},
@@ -24,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "ui": set(),
     "histograms": set(),
     "loop": {"histograms"},
-    "rpc": {"loop"},
+    "rpc": {"loop", "lazy"},
     "storage": {"raft", "pb", "errors"},
     "apply": {"storage", "raft", "pb", "errors", "cluster_id"},
     "offline": {"apply", "storage", "raft", "pb", "errors", "config", "cluster_id"},
@@ -61,11 +62,11 @@ ALLOWED: dict[str, set[str]] = {
     "aio": {"client", "errors"},
     "grpcio": {"client", "pb", "errors"},
     "pytest_plugin": {"client", "errors"},
-    "checkpoint": {"client", "loop", "pb", "errors"},
-    "dataset": {"client", "pb", "errors"},
-    "training": {"checkpoint", "client", "aio", "rpc", "pb", "errors", "urls"},
+    "checkpoint": {"client", "loop", "pb", "errors", "lazy"},
+    "dataset": {"client", "pb", "errors", "lazy"},
+    "training": {"checkpoint", "client", "aio", "rpc", "pb", "errors", "lazy", "urls"},
     "jax": {"checkpoint", "client", "training", "errors", "urls"},
-    "torch": {"checkpoint", "dataset", "integrations", "training", "client", "aio", "pb", "errors", "urls"},
+    "torch": {"checkpoint", "dataset", "integrations", "training", "client", "aio", "pb", "errors", "lazy", "urls"},
     "integrations": {"checkpoint", "client", "training", "rpc", "pb", "errors", "urls"},
     "cli": {
         "client",

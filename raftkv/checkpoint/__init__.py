@@ -24,8 +24,9 @@ when first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
     from raftkv.checkpoint import aio as aio
@@ -44,51 +45,17 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.sync import Pin as Pin
     from raftkv.checkpoint.sync import Registry as Registry
 
-_PLACES: Final = {
-    "Attempt": "sync",
-    "Best": "retention.policy",
-    "Checkpoint": "records",
-    "Claim": "commit.claim",
-    "Collected": "retention.collector",
-    "Commit": "find",
-    "Commits": "sync",
-    "FileRecord": "records",
-    "Measured": "commit.summary",
-    "Pin": "sync",
-    "Policy": "retention.policy",
-    "Reference": "records",
-    "Registry": "sync",
-    "Saver": "saver",
-}
-
-__all__ = [
-    "Attempt",
-    "Best",
-    "Checkpoint",
-    "Claim",
-    "Collected",
-    "Commit",
-    "Commits",
-    "FileRecord",
-    "Measured",
-    "Pin",
-    "Policy",
-    "Reference",
-    "Registry",
-    "Saver",
-    "aio",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "aio":
-        return import_module("raftkv.checkpoint.aio")
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"raftkv.checkpoint.{_PLACES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "commit.claim": "Claim",
+        "commit.summary": "Measured",
+        "find": "Commit",
+        "records": "Checkpoint FileRecord Reference",
+        "retention.collector": "Collected",
+        "retention.policy": "Best Policy",
+        "saver": "Saver",
+        "sync": "Attempt Commits Pin Registry",
+    },
+    ["aio"],
+)

@@ -24,8 +24,9 @@ used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
     from raftkv.dataset.dataset import Dataset as Dataset
@@ -34,24 +35,7 @@ if TYPE_CHECKING:
     from raftkv.dataset.shuffle import ChunkOrder as ChunkOrder
     from raftkv.dataset.shuffle import Permutation as Permutation
 
-_PLACES: Final = {
-    "ChunkOrder": "shuffle",
-    "Dataset": "dataset",
-    "Entry": "entry",
-    "Permutation": "shuffle",
-    "Snapshot": "dataset",
-}
-
-__all__ = ["ChunkOrder", "Dataset", "Entry", "Permutation", "Snapshot"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"raftkv.dataset.{_PLACES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {"dataset": "Dataset Snapshot", "entry": "Entry", "shuffle": "ChunkOrder Permutation"},
+)

@@ -33,54 +33,34 @@ The names below are imported on first use, so that a client does not load the se
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
-    from raftkv.rpc.client.channel import Channel, ChannelState
-    from raftkv.rpc.client.stream import ClientStream
-    from raftkv.rpc.limits import ChannelOptions, ServerLimits
-    from raftkv.rpc.server.calls import UnaryCall
-    from raftkv.rpc.server.http import HttpRequest, HttpResponse
-    from raftkv.rpc.server.server import Server
-    from raftkv.rpc.server.stream import StreamCall
-    from raftkv.rpc.status import Code, RpcError
+    from raftkv.rpc.client.channel import Channel as Channel
+    from raftkv.rpc.client.channel import ChannelState as ChannelState
+    from raftkv.rpc.client.stream import ClientStream as ClientStream
+    from raftkv.rpc.limits import ChannelOptions as ChannelOptions
+    from raftkv.rpc.limits import ServerLimits as ServerLimits
+    from raftkv.rpc.server.calls import UnaryCall as UnaryCall
+    from raftkv.rpc.server.http import HttpRequest as HttpRequest
+    from raftkv.rpc.server.http import HttpResponse as HttpResponse
+    from raftkv.rpc.server.server import Server as Server
+    from raftkv.rpc.server.stream import StreamCall as StreamCall
+    from raftkv.rpc.status import Code as Code
+    from raftkv.rpc.status import RpcError as RpcError
 
-__all__ = [
-    "Channel",
-    "ChannelOptions",
-    "ChannelState",
-    "ClientStream",
-    "Code",
-    "HttpRequest",
-    "HttpResponse",
-    "RpcError",
-    "Server",
-    "ServerLimits",
-    "StreamCall",
-    "UnaryCall",
-]
-
-_MODULES: Final = {
-    "Channel": "client.channel",
-    "ChannelOptions": "limits",
-    "ChannelState": "client.channel",
-    "ClientStream": "client.stream",
-    "Code": "status",
-    "HttpRequest": "server.http",
-    "HttpResponse": "server.http",
-    "RpcError": "status",
-    "Server": "server.server",
-    "ServerLimits": "limits",
-    "StreamCall": "server.stream",
-    "UnaryCall": "server.calls",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "client.channel": "Channel ChannelState",
+        "client.stream": "ClientStream",
+        "limits": "ChannelOptions ServerLimits",
+        "server.calls": "UnaryCall",
+        "server.http": "HttpRequest HttpResponse",
+        "server.server": "Server",
+        "server.stream": "StreamCall",
+        "status": "Code RpcError",
+    },
+)

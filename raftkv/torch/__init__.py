@@ -9,10 +9,10 @@ Importing this package does not import torch; the first use of a name does.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from raftkv.errors import ConfigError
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
     from raftkv.torch.data import ElasticSampler as ElasticSampler
@@ -21,29 +21,21 @@ if TYPE_CHECKING:
     from raftkv.torch.rendezvous import create_handler as create_handler
     from raftkv.torch.store import Store as Store
 
-_PLACES: Final = {
-    "ElasticGroup": "recovery",
-    "ElasticSampler": "data",
-    "RaftKVRendezvousHandler": "rendezvous",
-    "Store": "store",
-    "create_handler": "rendezvous",
-}
-
-__all__ = ["ElasticGroup", "ElasticSampler", "RaftKVRendezvousHandler", "Store", "create_handler"]
+_load, __dir__, __all__ = attach(
+    __name__,
+    {
+        "data": "ElasticSampler",
+        "recovery": "ElasticGroup",
+        "rendezvous": "RaftKVRendezvousHandler create_handler",
+        "store": "Store",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    place = _PLACES.get(name)
-    if place is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f"raftkv.torch.{place}")
+        return _load(name)
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise ConfigError(f"raftkv.torch.{name} needs PyTorch 2.6 or newer: pip install torch numpy") from None
         raise
-    return getattr(module, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -29,7 +29,9 @@ The package is an ordinary client of the store, so it runs on raftkv and on etcd
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
     from raftkv.training import aio as aio
@@ -44,38 +46,21 @@ if TYPE_CHECKING:
     from raftkv.training.errors import StateLost as StateLost
     from raftkv.training.errors import TrainingError as TrainingError
 
-_PLACES: Final = {
-    "BarrierTimeout": "errors",
-    "ClusterAway": "errors",
-    "GenerationOver": "errors",
-    "JoinTimeout": "errors",
-    "Run": "api.run",
-    "RunClosed": "errors",
-    "RunConflict": "errors",
-    "StateLost": "errors",
-    "TrainingError": "errors",
-    "join": "api.run",
-}
-
-__all__ = [
-    "BarrierTimeout", "ClusterAway", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict",
-    "StateLost", "TrainingError", "aio", "join",
-]  # fmt: skip
+_load, __dir__, __all__ = attach(
+    __name__,
+    {
+        "api.run": "Run join",
+        "errors": (
+            "BarrierTimeout ClusterAway GenerationOver JoinTimeout RunClosed RunConflict StateLost TrainingError"
+        ),
+    },
+    ["aio"],
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aio":
-        return import_module("raftkv.training.aio")
     if name == "EpochOver":
         errors = import_module("raftkv.training.errors")
         errors.warn_deprecated(name, "GenerationOver")
         return errors.GenerationOver
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"raftkv.training.{_PLACES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _load(name)

@@ -29,26 +29,13 @@ A name, and with it torch, is imported when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from raftkv.lazy import attach
 
 if TYPE_CHECKING:
     from raftkv.torch.checkpoint.reader import Reader as Reader
     from raftkv.torch.checkpoint.reader import resume as resume
     from raftkv.torch.checkpoint.writer import Writer as Writer
 
-_PLACES: Final = {"Reader": "reader", "Writer": "writer", "resume": "reader"}
-
-__all__ = ["Reader", "Writer", "resume"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"raftkv.torch.checkpoint.{_PLACES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = attach(__name__, {"reader": "Reader resume", "writer": "Writer"})
