@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from raftkv.apply.applier import Applier
 from raftkv.apply.wire import Caller
@@ -106,30 +107,34 @@ class Users:
         credential = self._callers.credential(call.headers, call.peer)
         return None if credential is None else credential.caller(self._auth.revision)
 
-    def caller_over_http(self, request: HttpRequest) -> Caller | None:
-        """Return the user of a plain request. Only ``Authorization`` names the user, as for ``/v3``.
-
-        A certificate may be that of a proxy, which says nothing about its users (CVE-2018-16886).
+    def check_user(self, request: HttpRequest) -> bytes:
+        """Return the name of the user of a plain request; empty: authentication is off.
 
         Raises:
-            InvalidAuthTokenError: the token is unknown.
+            StatusError: there is no user, or an unknown one.
         """
-        token = request.header("authorization").encode("latin-1", "replace")
-        headers = ((GATEWAY, b""), *(((AUTHORIZATION, token),) if token else ()))
-        credential = self._callers.credential(headers, request)
-        return None if credential is None else credential.caller(self._auth.revision)
+        return self._checked(request, self._rights.check_user)
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user of a plain request; empty: authentication is off.
+        """Return the name of the user as ``check_user`` does.
 
         Raises:
             StatusError: there is no user, or the user does not have the role root.
         """
+        return self._checked(request, self._rights.check_root)
+
+    def _checked(self, request: HttpRequest, check: Callable[[Caller | None], None]) -> bytes:
+        """Check the user of a plain request. Only ``Authorization`` names the user, as for ``/v3``.
+
+        A certificate may be that of a proxy, which says nothing about its users (CVE-2018-16886).
+        """
         if not self._auth.is_enabled:
             return b""
-        caller = self.caller_over_http(request)
-        self._rights.check_root(caller)
-        return b"" if caller is None else caller.user
+        token = request.header("authorization").encode("latin-1", "replace")
+        headers = ((GATEWAY, b""), *(((AUTHORIZATION, token),) if token else ()))
+        credential = self._callers.credential(headers, request)
+        check(None if credential is None else credential.caller(self._auth.revision))
+        return b"" if credential is None else credential.user
 
     def close(self) -> None:
         """Stop the password threads: the member stops."""

@@ -408,37 +408,6 @@ _EVENTS: Final[HttpHeaders] = (
 _READING: Final = ("GET", "HEAD")
 
 
-class Gate:
-    """Access checks for everything except the files.
-
-    Arguments:
-        users: authenticates requests.
-        applier: knows whether authentication is on, and the rights of users.
-    """
-
-    def __init__(self, users: Users, applier: Applier) -> None:
-        self._users = users
-        self._auth = applier.auth
-        self._rights = applier.rights
-
-    @property
-    def is_open(self) -> bool:
-        """Whether authentication is off: no login is needed."""
-        return not self._auth.is_enabled
-
-    def check_user(self, request: HttpRequest) -> bytes:
-        """Return the user's name; empty while authentication is off. Raises StatusError: no user, or an unknown one."""
-        if self.is_open:
-            return b""
-        caller = self._users.caller_over_http(request)
-        self._rights.check_user(caller)
-        return b"" if caller is None else caller.user
-
-    def check_root(self, request: HttpRequest) -> bytes:
-        """Return the user's name. Raises StatusError: the user does not have the role root."""
-        return self._users.check_root(request)
-
-
 class Dashboard:
     """Answers requests below ``/ui``; others go to the next handler.
 
@@ -456,7 +425,7 @@ class Dashboard:
         self._bundle = Bundle()
         self._identity = identity
         self._membership = applier.membership
-        self._gate = Gate(users, applier)
+        self._users, self._auth = users, applier.auth
         self._cluster = cluster
         self._watching = Watching(hub)
         self.live = Live(cluster.collect)
@@ -493,9 +462,9 @@ class Dashboard:
                 case "live":
                     return self._live(request)
                 case "watchers":
-                    self._gate.check_root(request)
+                    self._users.check_root(request)
                     text = await self._watching.text()
-                    return HttpResponse(200, text, _JSON, self._gate.check_root(request))  # checked again: it waited
+                    return HttpResponse(200, text, _JSON, self._users.check_root(request))  # checked again: it waited
         except errors.StatusError as error:
             return _refused(error)
         file = await self._bundle.find(name)
@@ -504,7 +473,7 @@ class Dashboard:
         return answer(file, request, (url for member in self._members() for url in member.clientURLs))
 
     def _live(self, request: HttpRequest) -> HttpResponse:
-        user = self._gate.check_user(request)
+        user = self._users.check_user(request)
         try:
             identity = user or request.identity
             return HttpResponse(200, self.live.look(lambda: self._may_look(request), identity), _EVENTS, user)
@@ -513,14 +482,14 @@ class Dashboard:
 
     def _may_look(self, request: HttpRequest) -> bool:
         try:
-            self._gate.check_user(request)
+            self._users.check_user(request)
         except errors.StatusError:
             return False
         return True
 
     def _members(self) -> list[rpc_pb2.Member]:
         """Return the members while authentication is off, else nothing."""
-        return self._membership.list() if self._gate.is_open else []
+        return [] if self._auth.is_enabled else self._membership.list()
 
     def _about(self) -> dict[str, Any]:
         me = self._identity
@@ -529,7 +498,7 @@ class Dashboard:
             "name": me.name,
             "cluster_id": f"{me.cluster_id:x}",
             "version": __version__,
-            "users": not self._gate.is_open,
+            "users": self._auth.is_enabled,
             "members": [
                 {"id": f"{member.ID:x}", "name": member.name, "client_urls": list(member.clientURLs)}
                 for member in self._members()

@@ -19,7 +19,6 @@ from raftkv.raft.types import ConfState, StateRole
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.http import debug
 from raftkv.server.http.debug import DebugService, raft_status
-from raftkv.server.ui.service import Gate
 from tests.server.auth.world import World
 
 PROGRESS = ProgressStatus(4, 5, ProgressState.REPLICATE, False, 0, True, False, 0, 0)
@@ -227,8 +226,8 @@ def test_proxy_certificate_is_not_a_user() -> None:
                 headers = (("authorization", world.token(name)),)
                 answer = await debug.handle(HttpRequest("GET", path, headers, certificate=by_root))
                 assert answer.status == status
-        gate, request = Gate(world.users, world.applier), HttpRequest("GET", "/ui/", certificate=by_root)
-        for check in (gate.check_user, gate.check_root):
+        request = HttpRequest("GET", "/ui/", certificate=by_root)
+        for check in (world.users.check_user, world.users.check_root):
             with pytest.raises(errors.UserEmptyError):
                 check(request)
 
