@@ -53,7 +53,7 @@ def noting(told: list[Any], name: str) -> Around:
 def observing(ends: list[tuple[int, bytes]]) -> Around:
     def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(call: Any, *message: bytes) -> Any:
-            call.observer = lambda code, answer: ends.append((code, answer))
+            call.add_observer(lambda code, answer: ends.append((code, answer)))
             return handler(call, *message)
 
         return wrapper

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
@@ -53,6 +54,11 @@ AsyncUnaryHandler = Callable[[bytes, "UnaryCall"], Awaitable[bytes | list[bytes]
 
 Observer = Callable[[int, bytes], None]
 """Called once when the call has ended: gRPC code, and the beginning of the answer (empty except for a unary OK)."""
+
+
+def _tell_both(first: Observer, second: Observer, code: int, answer: bytes) -> None:
+    first(code, answer)
+    second(code, answer)
 
 
 class CallStateError(Exception):
@@ -338,6 +344,11 @@ class ServerCall:
     def path(self) -> str:
         """The full method name, ``/package.Service/Method``."""
         return self.route.path
+
+    def add_observer(self, ended: Observer) -> None:
+        """Call a function at the end, before those that observe the call already."""
+        earlier = self.observer
+        self.observer = ended if earlier is None else partial(_tell_both, ended, earlier)
 
     def identify(self, identity: Identity) -> None:
         """Count this call, and the waiting answers of its connection, in the share of the caller."""

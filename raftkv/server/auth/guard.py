@@ -47,7 +47,7 @@ from raftkv.loop.scheduler import Slices, Work
 from raftkv.pb.services import Method
 from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.replica.node.node import Node
-from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, identity_of_peer, queue_of_call
@@ -189,17 +189,6 @@ class LiveCall:
             self.end()
             self.call.abort(RpcError(error.code, str(error)))
 
-    def end_with_call(self) -> None:
-        """End this object at the end of the call."""
-        observer = self.call.observer
-
-        def ended(code: int, answer: bytes) -> None:
-            self.end()
-            if observer is not None:
-                observer(code, answer)
-
-        self.call.observer = ended
-
     def end(self) -> None:
         """Forget the call: it has ended, or is about to."""
         self._calls.discard(self)
@@ -244,7 +233,7 @@ class LiveCalls:
             check: raises the StatusError that refuses a caller.
         """
         live = self._calls[call] = LiveCall(self, call, credential, check)
-        live.end_with_call()
+        call.add_observer(lambda code, answer: live.end())
         return live
 
     def open(self, call: ServerCall) -> None:
@@ -622,7 +611,7 @@ class Guard:
 
         def guarded(call: ListenedCall) -> None:
             live.open(call)
-            call.observer = partial(_closed, live, call, call.observer)
+            call.add_observer(lambda code, answer: live.close(call))
             if self._auth.is_enabled and (ahead := self._find_caller(call)) is not None:
                 self._wait_to_listen(ahead, call, handler)
             else:
@@ -686,13 +675,6 @@ def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> Itera
 
 def _as_refused(row: Row, error: errors.StatusError) -> errors.StatusError:
     return errors.StatusError(str(error)) if row.is_recipe else error
-
-
-def _closed(live: LiveCalls, call: ServerCall, observer: Observer | None, code: int, answer: bytes) -> None:
-    """Forget a taskless stream that has ended, and tell its previous observer."""
-    live.close(call)
-    if observer is not None:
-        observer(code, answer)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

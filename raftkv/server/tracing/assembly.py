@@ -86,18 +86,16 @@ class TracedCalls:
             return None
         recording = Recording(name, context, SERVER, time_ns())
         recording.address = call.peer.address
-        before, export = call.observer, self._export
+        export = self._export
 
         def ended(code: int, answer: bytes) -> None:
-            if before is not None:
-                before(code, answer)
             now_ns = time_ns()
             if recording.done_ns:
                 recording.add("raftkv.respond", recording.done_ns, now_ns)
             recording.end(now_ns, code)
             export(recording)
 
-        call.observer = ended
+        call.add_observer(ended)
         return recording
 
 

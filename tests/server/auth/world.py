@@ -179,6 +179,10 @@ class Call:
         """Clients do not cancel here."""
         return False
 
+    def add_observer(self, ended: Any) -> None:
+        """See ``ServerCall``."""
+        self.observer = ended
+
     def identify(self, identity: Identity) -> None:
         """See ``ServerCall``."""
         self.identity = identity

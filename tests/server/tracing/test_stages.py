@@ -92,7 +92,8 @@ class Call:
     def __init__(self, is_traced: bool) -> None:
         parent = (b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01")
         self.headers = [parent] if is_traced else []
-        self.observer: Callable[[int, bytes], None] | None = None
+        self.observers: list[Callable[[int, bytes], None]] = []
+        self.add_observer = self.observers.append
         self.peer = Peer("127.0.0.1:9", identity="address 127.0.0.1")
 
 
@@ -108,12 +109,11 @@ def test_a_call_is_current_while_its_handler_runs_alone():
     traced(Call(is_traced=False), b"")
     assert seen == [True, False]
     assert current.get() is None
-    heard: list[int] = []
     second = Call(is_traced=True)
-    second.observer = lambda code, answer: heard.append(code)
     traced(second, b"")
-    second.observer(5, b"")
-    assert ([recording.code for recording in ended], heard) == ([5], [5])
+    (told,) = second.observers
+    told(5, b"")
+    assert [recording.code for recording in ended] == [5]
 
 
 def test_contexts_travel_beside_messages_that_stay_as_they_are():
