@@ -1,5 +1,6 @@
 """Metrics of a replica: cluster state, store, watches, leases, quotas and database transfers; metrics of the process;
-and the durations of the replica's own work (``Durations``).
+and the durations of the replica's own work. Each function yields the families of one part as they are when it is
+called; ``Replica.metrics`` calls them all.
 
 For metric families that etcd has too, the texts are etcd's.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -42,22 +43,34 @@ def new_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    registry.register(ProcessLimits())
+    registry.register(Collecting(process_limits))
     return registry
 
 
-class ProcessLimits(Collector):
-    """Limits of the process that Prometheus's own collector lacks, and descriptors under etcd's names."""
+class Collecting(Collector):
+    """Collects what a function yields when it is called.
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        memory, descriptors = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        memory = memory if memory >= 0 else 2**64 - 1  # as Go's client has "unlimited"
-        yield from gauges(
-            ("process_virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes.", memory),
-            ("os_fd_limit", "The file descriptor limit.", descriptors),
-            ("os_fd_used", "The number of used file descriptors.", _used_descriptors()),
-        )
+    Arguments:
+        families: yields metric families.
+    """
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metric families."""
+        return self._families()
+
+
+def process_limits() -> Iterator[Metric]:
+    """Yield limits of the process that Prometheus's own collector lacks, and descriptors under etcd's names."""
+    memory, descriptors = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    memory = memory if memory >= 0 else 2**64 - 1  # as Go's client has "unlimited"
+    yield from gauges(
+        ("process_virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes.", memory),
+        ("os_fd_limit", "The file descriptor limit.", descriptors),
+        ("os_fd_used", "The number of used file descriptors.", _used_descriptors()),
+    )
 
 
 def _used_descriptors() -> int:
@@ -65,8 +78,10 @@ def _used_descriptors() -> int:
     return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
 
 
-class ServerMetrics(Collector):
-    """Metrics of the member in its cluster.
+def server_metrics(
+    node: Node, changes: Changes, installer: Installer, quota_bytes: int, features: Mapping[str, bool]
+) -> Iterator[Metric]:
+    """Yield the metrics of the member in its cluster.
 
     Arguments:
         node: node of the member.
@@ -75,174 +90,156 @@ class ServerMetrics(Collector):
         quota_bytes: quota of the database; 0: none.
         features: feature gates that are settings here, and whether they are on.
     """
-
-    def __init__(
-        self, node: Node, changes: Changes, installer: Installer, quota_bytes: int, features: Mapping[str, bool]
-    ) -> None:
-        self._features = features
-        self._node = node
-        self._changes = changes
-        self._installer = installer
-        self._quota_bytes = quota_bytes
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        yield from self._state()
-        yield from self._counters()
-        yield from self._versions()
-        yield gauge(
-            "etcd_server_feature_enabled",
-            "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
-            {(name, stage): self._features.get(name, is_on) for name, (is_on, stage) in _ALL_FEATURES.items()},
-            ["name", "stage"],
-        )
-        server_id = f"{self._node.settings.member_id:x}"
-        raised = {(alarm_name(one.alarm), f"{one.memberID:x}"): 1 for one in self._node.applier.alarms.raised()}
-        yield gauge(
-            "etcd_debugging_server_alarms",
-            "Alarms for every member in cluster. 1 for 'server_id' label with current ID. 2 for 'alarm_type' label "
-            "with type of this alarm",
-            {(member, alarm): 1 for alarm, member in raised},
-            ["server_id", "alarm_type"],
-        )
-        yield gauge(
-            "etcd_server_id",
-            "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
-            {(server_id,): 1},
-            ["server_id"],
-        )
-
-    def _state(self) -> Iterator[Metric]:
-        node, own = self._node, self._node.settings.member_id
-        applied = "The total number of consensus proposals applied."
-        return gauges(
-            ("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.", node.leader != 0),
-            (
-                "etcd_server_is_leader",
-                "Whether or not this member is a leader. 1 if is, 0 otherwise.",
-                node.leader == own,
-            ),
-            (
-                "etcd_server_is_learner",
-                "Whether or not this member is a learner. 1 if is, 0 otherwise.",
-                own in node.conf_state.learners,
-            ),
-            (
-                "etcd_server_proposals_committed_total",
-                "The total number of consensus proposals committed.",
-                node.committed,
-            ),
-            ("etcd_server_proposals_applied_total", applied, node.applied),
-            (
-                "etcd_server_proposals_pending",
-                "The current number of pending proposals to commit.",
-                len(node.proposals),
-            ),
-            ("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes.", self._quota_bytes),
-            (
-                "etcd_server_snapshot_apply_in_progress_total",
-                "1 if the server is applying the incoming snapshot. 0 if none.",
-                self._installer.is_installing,
-            ),
-            ("raftkv_raft_term", "The present term of Raft.", node.term),
-        )
-
-    def _counters(self) -> Iterator[Metric]:
-        node, reads = self._node, self._node.reads
-        return counters(
-            ("etcd_server_leader_changes_seen_total", "The number of leader changes seen.", node.leader_changes),
-            ("etcd_server_proposals_failed_total", "The total number of failed proposals seen.", node.proposals.failed),
-            (
-                "etcd_server_heartbeat_send_failures_total",
-                "The total number of leader heartbeat send failures (likely overloaded from slow disk).",
-                node.late_heartbeats,
-            ),
-            (
-                "etcd_server_slow_apply_total",
-                "The total number of slow apply requests (likely overloaded from slow disk).",
-                node.applying.times.slow,
-            ),
-            (
-                "etcd_server_slow_read_indexes_total",
-                "The total number of pending read indexes not in sync with leader's or timed out read index requests.",
-                reads.rounds_retried,
-            ),
-            (
-                "etcd_server_read_indexes_failed_total",
-                "The total number of failed read indexes seen.",
-                reads.reads_failed,
-            ),
-            (
-                "etcd_server_learner_promote_successes",
-                "The total number of successful learner promotions while this member is leader.",
-                self._changes.promotions,
-            ),
-        )
-
-    def _versions(self) -> Iterator[Metric]:
-        cluster_version = self._node.applier.downgrade.cluster_version.removesuffix(".0")
-        for name, label, text, version in (
-            ("etcd_server_version", "server_version", "current version", ETCD_VERSION),
-            ("etcd_cluster_version", "cluster_version", "current cluster version", cluster_version),
-        ):
-            yield gauge(name, f"Which version is running. 1 for '{label}' label with {text}", {(version,): 1}, [label])
+    yield from _state(node, installer, quota_bytes)
+    yield from _counters(node, changes)
+    yield from _versions(node)
+    yield gauge(
+        "etcd_server_feature_enabled",
+        "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
+        {(name, stage): features.get(name, is_on) for name, (is_on, stage) in _ALL_FEATURES.items()},
+        ["name", "stage"],
+    )
+    server_id = f"{node.settings.member_id:x}"
+    raised = {(alarm_name(one.alarm), f"{one.memberID:x}"): 1 for one in node.applier.alarms.raised()}
+    yield gauge(
+        "etcd_debugging_server_alarms",
+        "Alarms for every member in cluster. 1 for 'server_id' label with current ID. 2 for 'alarm_type' label "
+        "with type of this alarm",
+        {(member, alarm): 1 for alarm, member in raised},
+        ["server_id", "alarm_type"],
+    )
+    yield gauge(
+        "etcd_server_id",
+        "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
+        {(server_id,): 1},
+        ["server_id"],
+    )
 
 
-class StoreMetrics(Collector):
-    """Sizes of a store, and counts of operations on it.
+def _state(node: Node, installer: Installer, quota_bytes: int) -> Iterator[Metric]:
+    own = node.settings.member_id
+    applied = "The total number of consensus proposals applied."
+    return gauges(
+        ("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.", node.leader != 0),
+        (
+            "etcd_server_is_leader",
+            "Whether or not this member is a leader. 1 if is, 0 otherwise.",
+            node.leader == own,
+        ),
+        (
+            "etcd_server_is_learner",
+            "Whether or not this member is a learner. 1 if is, 0 otherwise.",
+            own in node.conf_state.learners,
+        ),
+        (
+            "etcd_server_proposals_committed_total",
+            "The total number of consensus proposals committed.",
+            node.committed,
+        ),
+        ("etcd_server_proposals_applied_total", applied, node.applied),
+        (
+            "etcd_server_proposals_pending",
+            "The current number of pending proposals to commit.",
+            len(node.proposals),
+        ),
+        ("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes.", quota_bytes),
+        (
+            "etcd_server_snapshot_apply_in_progress_total",
+            "1 if the server is applying the incoming snapshot. 0 if none.",
+            installer.is_installing,
+        ),
+        ("raftkv_raft_term", "The present term of Raft.", node.term),
+    )
+
+
+def _counters(node: Node, changes: Changes) -> Iterator[Metric]:
+    reads = node.reads
+    return counters(
+        ("etcd_server_leader_changes_seen_total", "The number of leader changes seen.", node.leader_changes),
+        ("etcd_server_proposals_failed_total", "The total number of failed proposals seen.", node.proposals.failed),
+        (
+            "etcd_server_heartbeat_send_failures_total",
+            "The total number of leader heartbeat send failures (likely overloaded from slow disk).",
+            node.late_heartbeats,
+        ),
+        (
+            "etcd_server_slow_apply_total",
+            "The total number of slow apply requests (likely overloaded from slow disk).",
+            node.applying.times.slow,
+        ),
+        (
+            "etcd_server_slow_read_indexes_total",
+            "The total number of pending read indexes not in sync with leader's or timed out read index requests.",
+            reads.rounds_retried,
+        ),
+        (
+            "etcd_server_read_indexes_failed_total",
+            "The total number of failed read indexes seen.",
+            reads.reads_failed,
+        ),
+        (
+            "etcd_server_learner_promote_successes",
+            "The total number of successful learner promotions while this member is leader.",
+            changes.promotions,
+        ),
+    )
+
+
+def _versions(node: Node) -> Iterator[Metric]:
+    cluster_version = node.applier.downgrade.cluster_version.removesuffix(".0")
+    for name, label, text, version in (
+        ("etcd_server_version", "server_version", "current version", ETCD_VERSION),
+        ("etcd_cluster_version", "cluster_version", "current cluster version", cluster_version),
+    ):
+        yield gauge(name, f"Which version is running. 1 for '{label}' label with {text}", {(version,): 1}, [label])
+
+
+def store_metrics(store: Store, open_reads: int, txns: int) -> Iterator[Metric]:
+    """Yield the sizes of a store, and the counts of operations on it.
 
     Arguments:
         store: store of the member.
-        open_reads: returns the number of open read transactions of the database.
-        txns: returns the number of applied txns.
+        open_reads: number of open read transactions of the database.
+        txns: number of applied txns.
     """
-
-    def __init__(self, store: Store, open_reads: Callable[[], int], txns: Callable[[], int]) -> None:
-        self._store = store
-        self._open_reads = open_reads
-        self._txns = txns
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        store = self._store
-        yield from gauges(
-            (
-                "etcd_mvcc_db_total_size_in_bytes",
-                "Total size of the underlying database physically allocated in bytes.",
-                store.size_bytes,
-            ),
-            (
-                "etcd_mvcc_db_total_size_in_use_in_bytes",
-                "Total size of the underlying database logically in use in bytes.",
-                store.size_in_use_bytes,
-            ),
-            (
-                "etcd_mvcc_db_open_read_transactions",
-                "The number of currently open read transactions",
-                self._open_reads(),
-            ),
-            ("etcd_debugging_mvcc_current_revision", "The current revision of store.", store.revision),
-            (
-                "etcd_debugging_mvcc_compact_revision",
-                "The revision of the last compaction in store.",
-                store.compact_revision,
-            ),
-            ("etcd_debugging_mvcc_keys_total", "Total number of keys.", store.key_count),
-            (
-                "etcd_debugging_mvcc_total_put_size_in_bytes",
-                "The total size of put kv pairs seen by this member.",
-                store.put_bytes_total,
-            ),
-        )
-        ranges = "Total number of ranges seen by this member."
-        yield from counters(
-            ("etcd_mvcc_put_total", "Total number of puts seen by this member.", store.puts_total),
-            ("etcd_mvcc_delete_total", "Total number of deletes seen by this member.", store.deletes_total),
-            ("etcd_mvcc_txn_total", "Total number of txns seen by this member.", self._txns()),
-            ("etcd_mvcc_range_total", ranges, store.ranges_total),
-            ("etcd_debugging_mvcc_range_total", ranges, store.ranges_total),
-            ("etcd_debugging_mvcc_db_compaction_keys_total", "Total number of db keys compacted.", store.dropped_total),
-        )
+    yield from gauges(
+        (
+            "etcd_mvcc_db_total_size_in_bytes",
+            "Total size of the underlying database physically allocated in bytes.",
+            store.size_bytes,
+        ),
+        (
+            "etcd_mvcc_db_total_size_in_use_in_bytes",
+            "Total size of the underlying database logically in use in bytes.",
+            store.size_in_use_bytes,
+        ),
+        (
+            "etcd_mvcc_db_open_read_transactions",
+            "The number of currently open read transactions",
+            open_reads,
+        ),
+        ("etcd_debugging_mvcc_current_revision", "The current revision of store.", store.revision),
+        (
+            "etcd_debugging_mvcc_compact_revision",
+            "The revision of the last compaction in store.",
+            store.compact_revision,
+        ),
+        ("etcd_debugging_mvcc_keys_total", "Total number of keys.", store.key_count),
+        (
+            "etcd_debugging_mvcc_total_put_size_in_bytes",
+            "The total size of put kv pairs seen by this member.",
+            store.put_bytes_total,
+        ),
+    )
+    ranges = "Total number of ranges seen by this member."
+    yield from counters(
+        ("etcd_mvcc_put_total", "Total number of puts seen by this member.", store.puts_total),
+        ("etcd_mvcc_delete_total", "Total number of deletes seen by this member.", store.deletes_total),
+        ("etcd_mvcc_txn_total", "Total number of txns seen by this member.", txns),
+        ("etcd_mvcc_range_total", ranges, store.ranges_total),
+        ("etcd_debugging_mvcc_range_total", ranges, store.ranges_total),
+        ("etcd_debugging_mvcc_db_compaction_keys_total", "Total number of db keys compacted.", store.dropped_total),
+    )
 
 
 _RUNNING: Final = "duration in seconds of running through the"
@@ -255,113 +252,85 @@ _SEND_TIMES: Final = (
 """Middle parts of metric names, and texts, as in etcd 3.7."""
 
 
-class WatchMetrics(Collector):
-    """The watches of a member.
+def watch_metrics(hub: WatchHub) -> Iterator[Metric]:
+    """Yield the metrics of a member's watches.
 
     Arguments:
         hub: watch hub of the member.
     """
-
-    def __init__(self, hub: WatchHub) -> None:
-        self._hub = hub
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        hub = self._hub
-        yield from gauges(
-            ("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams.", len(hub.streams)),
-            ("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", hub.watcher_count),
-            ("etcd_debugging_mvcc_slow_watcher_total", "Total number of unsynced slow watchers.", hub.unsynced_count),
-            (
-                "etcd_debugging_mvcc_pending_events_total",
-                "Total number of pending events to be sent.",
-                hub.pending_count,
-            ),
-            ("etcd_debugging_store_watchers", "Count of currently active watchers.", 0),  # of the v2 store
-            ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
-        )
-        text = "Total number of events sent by this member."
-        yield from counters(("etcd_debugging_mvcc_events_total", text, hub.events_total))
-        times = hub.send_times
-        found = (times.responses, times.events, times.control, times.progress)
-        for (name, text), buckets in zip(_SEND_TIMES, found, strict=True):
-            yield histogram_family(f"etcd_debugging_server_watch_send_loop_{name}_seconds", text, {(): buckets})
+    yield from gauges(
+        ("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams.", len(hub.streams)),
+        ("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", hub.watcher_count),
+        ("etcd_debugging_mvcc_slow_watcher_total", "Total number of unsynced slow watchers.", hub.unsynced_count),
+        (
+            "etcd_debugging_mvcc_pending_events_total",
+            "Total number of pending events to be sent.",
+            hub.pending_count,
+        ),
+        ("etcd_debugging_store_watchers", "Count of currently active watchers.", 0),  # of the v2 store
+        ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
+    )
+    text = "Total number of events sent by this member."
+    yield from counters(("etcd_debugging_mvcc_events_total", text, hub.events_total))
+    times = hub.send_times
+    found = (times.responses, times.events, times.control, times.progress)
+    for (name, text), buckets in zip(_SEND_TIMES, found, strict=True):
+        yield histogram_family(f"etcd_debugging_server_watch_send_loop_{name}_seconds", text, {(): buckets})
 
 
-class LeaseMetrics(Collector):
-    """Counts of leases. Every member counts the leases that it applied; only the leader counts renewals.
+def lease_metrics(times: LeaseTimes) -> Iterator[Metric]:
+    """Yield counts of leases. Every member counts the leases that it applied; only the leader counts renewals.
 
     Arguments:
         times: lease times of the member.
     """
-
-    def __init__(self, times: LeaseTimes) -> None:
-        self._times = times
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        times = self._times
-        yield from counters(
-            ("etcd_debugging_lease_granted_total", "The total number of granted leases.", times.granted_total),
-            ("etcd_debugging_lease_revoked_total", "The total number of revoked leases.", times.revoked_total),
-            (
-                "etcd_debugging_lease_renewed_total",
-                "The number of renewed leases seen by the leader.",
-                times.renewed_total,
-            ),
-            ("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", times.expired_total),
-        )
-        text = "Bucketed histogram of lease TTLs."
-        yield histogram_family("etcd_debugging_lease_ttl_total", text, {(): times.ttls})
-        yield from gauges(("raftkv_leases", "Leases that exist now.", len(times)))
+    yield from counters(
+        ("etcd_debugging_lease_granted_total", "The total number of granted leases.", times.granted_total),
+        ("etcd_debugging_lease_revoked_total", "The total number of revoked leases.", times.revoked_total),
+        (
+            "etcd_debugging_lease_renewed_total",
+            "The number of renewed leases seen by the leader.",
+            times.renewed_total,
+        ),
+        ("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", times.expired_total),
+    )
+    text = "Bucketed histogram of lease TTLs."
+    yield histogram_family("etcd_debugging_lease_ttl_total", text, {(): times.ttls})
+    yield from gauges(("raftkv_leases", "Leases that exist now.", len(times)))
 
 
-class QuotaMetrics(Collector):
-    """Quotas of prefixes; there are only a few.
+def quota_metrics(quotas: Quotas) -> Iterator[Metric]:
+    """Yield the quotas of prefixes, of which there are only a few.
 
     Arguments:
         quotas: quotas of the cluster.
     """
-
-    def __init__(self, quotas: Quotas) -> None:
-        self._quotas = quotas
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        quotas = {(one.prefix.decode("utf-8", "backslashreplace"),): one for one in self._quotas.by_prefix()}
-        for unit in ("bytes", "keys"):
-            used = {prefix: getattr(one, f"{unit}_used") for prefix, one in quotas.items()}
-            text = f"What a prefix uses of its quota, in {unit}."
-            yield gauge(f"raftkv_prefix_quota_used_{unit}", text, used, ["prefix"])
-            most = {prefix: getattr(one, f"{unit}_max") for prefix, one in quotas.items()}
-            limits = {prefix: limit for prefix, limit in most.items() if limit}
-            yield gauge(f"raftkv_prefix_quota_limit_{unit}", f"Quota of a prefix, in {unit}.", limits, ["prefix"])
+    shown = {(one.prefix.decode("utf-8", "backslashreplace"),): one for one in quotas.by_prefix()}
+    for unit in ("bytes", "keys"):
+        used = {prefix: getattr(one, f"{unit}_used") for prefix, one in shown.items()}
+        text = f"What a prefix uses of its quota, in {unit}."
+        yield gauge(f"raftkv_prefix_quota_used_{unit}", text, used, ["prefix"])
+        most = {prefix: getattr(one, f"{unit}_max") for prefix, one in shown.items()}
+        limits = {prefix: limit for prefix, limit in most.items() if limit}
+        yield gauge(f"raftkv_prefix_quota_limit_{unit}", f"Quota of a prefix, in {unit}.", limits, ["prefix"])
 
 
-class TransferMetrics(Collector):
-    """Database transfers, in one direction.
+def transfer_metrics(way: str, transfers: Transfers) -> Iterator[Metric]:
+    """Yield the metrics of database transfers in one direction.
 
     Arguments:
         way: ``send`` or ``receive``.
         transfers: transfers in that direction.
     """
-
-    def __init__(self, way: str, transfers: Transfers) -> None:
-        self._way = way
-        self._transfers = transfers
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        way, transfers = self._way, self._transfers
-        verb, label = ("sends", ["To"]) if way == "send" else ("receives", ["From"])
-        prefix = f"etcd_network_snapshot_{way}"
-        text = f"Total number of inflight snapshot {verb}"
-        yield gauge(f"{prefix}_inflights_total", text, _named(transfers.under_way), label)
-        text = f"Total number of successful snapshot {verb}"
-        yield counter(f"{prefix}_success", text, _named(transfers.succeeded), label)
-        yield counter(f"{prefix}_failures", f"Total number of snapshot {way} failures", _named(transfers.failed), label)
-        text = f"Total latency distributions of v3 snapshot {verb}"
-        yield histogram_family(f"{prefix}_total_duration_seconds", text, _named(transfers.durations), label)
+    verb, label = ("sends", ["To"]) if way == "send" else ("receives", ["From"])
+    prefix = f"etcd_network_snapshot_{way}"
+    text = f"Total number of inflight snapshot {verb}"
+    yield gauge(f"{prefix}_inflights_total", text, _named(transfers.under_way), label)
+    text = f"Total number of successful snapshot {verb}"
+    yield counter(f"{prefix}_success", text, _named(transfers.succeeded), label)
+    yield counter(f"{prefix}_failures", f"Total number of snapshot {way} failures", _named(transfers.failed), label)
+    text = f"Total latency distributions of v3 snapshot {verb}"
+    yield histogram_family(f"{prefix}_total_duration_seconds", text, _named(transfers.durations), label)
 
 
 def _named(found: Mapping[int, T]) -> dict[tuple[str, ...], T]:
@@ -387,69 +356,47 @@ OPERATIONS: Final[Mapping[int, str]] = {
 """Kinds of entries, as etcd names them. etcd does not count membership changes as requests; neither does this."""
 
 
-class Durations(Collector):
-    """Histograms, each with one set of buckets."""
+def durations(rows: Iterable[tuple[str, str, Buckets]]) -> Iterator[Metric]:
+    """Yield histograms of durations, each with one set of buckets.
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[str, Buckets]] = {}
-
-    def add(self, name: str, text: str, buckets: Buckets) -> Buckets:
-        """Export buckets under a metric name, and return them.
-
-        Arguments:
-            name, text: name and text of the metric family.
-            buckets: filled by the part that measures.
-        """
-        self._found[name] = (text, buckets)
-        return buckets
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        for name, (text, buckets) in self._found.items():
-            yield histogram_family(name, text, {(): buckets})
+    Arguments:
+        rows: the middle of a metric's name, its text, and its buckets.
+    """
+    for name, text, buckets in rows:
+        yield histogram_family(f"etcd_{name}_duration_seconds", text, {(): buckets})
 
 
-class WorkMetrics(Collector):
-    """Applying, reading and compacting.
+def work_metrics(
+    applied: ApplyTimes, ranges: Buckets, compactions: CompactionTimes, wal_bytes: int
+) -> Iterator[Metric]:
+    """Yield the durations of applying, reading and compacting.
 
     Arguments:
         applied: durations of applying entries.
         ranges: durations of reads.
         compactions: durations of compactions.
-        wal_bytes: returns the bytes written to the log since the start.
+        wal_bytes: bytes written to the log since the start.
     """
-
-    def __init__(
-        self, applied: ApplyTimes, ranges: Buckets, compactions: CompactionTimes, wal_bytes: Callable[[], int]
-    ) -> None:
-        self._applied = applied
-        self._ranges = ranges
-        self._compactions = compactions
-        self._wal_bytes = wal_bytes
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
-        applied = {
-            ("v3", OPERATIONS[abs(kind)], "true" if kind > 0 else "false"): buckets
-            for kind, buckets in self._applied.buckets.items()
-            if abs(kind) in OPERATIONS
-        }
-        text = "The latency distributions of v2 apply called by backend."
-        yield histogram_family("etcd_server_apply_duration_seconds", text, applied, ["version", "op", "success"])
-        text = "The latency distributions of txn.Range"
-        yield histogram_family("etcd_server_range_duration_seconds", text, {("true",): self._ranges}, ["success"])
-        compactions = self._compactions
-        text = "Bucketed histogram of db compaction pause duration."
-        name = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds"
-        yield histogram_family(name, text, {(): compactions.slices})
-        text = "Bucketed histogram of db compaction total duration."
-        name = "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds"
-        yield histogram_family(name, text, {(): compactions.wholes})
-        yield from gauges(
-            (
-                "etcd_debugging_mvcc_db_compaction_last",
-                "The unix time of the last db compaction. Resets to 0 on start.",
-                compactions.ended_at,
-            ),
-            ("etcd_disk_wal_write_bytes_total", "Total number of bytes written in WAL.", self._wal_bytes()),
-        )
+    times = {
+        ("v3", OPERATIONS[abs(kind)], "true" if kind > 0 else "false"): buckets
+        for kind, buckets in applied.buckets.items()
+        if abs(kind) in OPERATIONS
+    }
+    text = "The latency distributions of v2 apply called by backend."
+    yield histogram_family("etcd_server_apply_duration_seconds", text, times, ["version", "op", "success"])
+    text = "The latency distributions of txn.Range"
+    yield histogram_family("etcd_server_range_duration_seconds", text, {("true",): ranges}, ["success"])
+    text = "Bucketed histogram of db compaction pause duration."
+    name = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds"
+    yield histogram_family(name, text, {(): compactions.slices})
+    text = "Bucketed histogram of db compaction total duration."
+    name = "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds"
+    yield histogram_family(name, text, {(): compactions.wholes})
+    yield from gauges(
+        (
+            "etcd_debugging_mvcc_db_compaction_last",
+            "The unix time of the last db compaction. Resets to 0 on start.",
+            compactions.ended_at,
+        ),
+        ("etcd_disk_wal_write_bytes_total", "Total number of bytes written in WAL.", wal_bytes),
+    )

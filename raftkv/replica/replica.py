@@ -34,7 +34,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, Protocol
 
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
 
 from raftkv import suspend_clock
 from raftkv.apply.alarms import Alarms
@@ -62,14 +62,14 @@ from raftkv.replica.membership.changes import Changes
 from raftkv.replica.membership.presence import Attributes, Departure, Publication, Readiness
 from raftkv.replica.membership.versions import Versions
 from raftkv.replica.metrics import (
-    Durations,
-    LeaseMetrics,
-    QuotaMetrics,
-    ServerMetrics,
-    StoreMetrics,
-    TransferMetrics,
-    WatchMetrics,
-    WorkMetrics,
+    durations,
+    lease_metrics,
+    quota_metrics,
+    server_metrics,
+    store_metrics,
+    transfer_metrics,
+    watch_metrics,
+    work_metrics,
 )
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
@@ -439,39 +439,45 @@ class Replica:
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> Iterator[Collector]:
-        """Yield the collectors of the parts' metrics for ``/metrics``."""
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of all parts, as they are now, for ``/metrics``."""
         node, durable = self.node, self.durable
-        wal, backend, times = durable.wal, durable.backend, node.applying.times
-        yield from (self.defragmenter, self.damage, self.corruption)
+        times = node.applying.times
+        for part in (self.defragmenter, self.damage, self.corruption):
+            yield from part.collect()
         features = {
             "InitialCorruptCheck": self.config.initial_corrupt_check,
             "CompactHashCheck": self.config.compact_hash_check,
         }
-        yield ServerMetrics(node, self.changes, self.installer, self.config.quota_bytes or 0, features)
-        yield StoreMetrics(self.store, lambda: backend.open_reads, lambda: times.txns)
-        yield WorkMetrics(times, node.reads.durations, self.housekeeping.compactions, lambda: wal.written_bytes)
-        yield self._durations()
-        yield TransferMetrics("send", self.snapshots.transfers)
-        yield TransferMetrics("receive", self.receiver.transfers)
-        yield WatchMetrics(self.hub)
-        yield LeaseMetrics(self.lessor.times)
-        yield QuotaMetrics(self.applier.quotas)
+        yield from server_metrics(node, self.changes, self.installer, self.config.quota_bytes or 0, features)
+        yield from store_metrics(self.store, durable.backend.open_reads, times.txns)
+        compactions, wal_bytes = self.housekeeping.compactions, durable.wal.written_bytes
+        yield from work_metrics(times, node.reads.durations, compactions, wal_bytes)
+        yield from self._durations()
+        yield from transfer_metrics("send", self.snapshots.transfers)
+        yield from transfer_metrics("receive", self.receiver.transfers)
+        yield from watch_metrics(self.hub)
+        yield from lease_metrics(self.lessor.times)
+        yield from quota_metrics(self.applier.quotas)
 
-    def _durations(self) -> Durations:
-        durations, hashes, receiver = Durations(), self.hashes, self.receiver
-        for name, text, buckets in (
-            ("disk_wal_fsync", "The latency distributions of fsync called by WAL.", self._syncs),
-            ("disk_wal_write", "The latency distributions of write called by WAL.", self.disk.writes),
-            ("disk_backend_commit", "The latency distributions of commit called by backend.", self._commits),
-            ("disk_backend_defrag", "The latency distribution of backend defragmentation.", self._defragmentations),
-            ("mvcc_hash", "The latency distribution of storage hash operation.", hashes.durations),
-            ("mvcc_hash_rev", "The latency distribution of storage hash by revision operation.", hashes.durations_at),
-            ("snap_db_fsync", "The latency distributions of fsyncing .snap.db file", receiver.syncs),
-            ("snap_db_save_total", "The total latency distributions of v3 snapshot save", receiver.saves),
-        ):
-            durations.add(f"etcd_{name}_duration_seconds", text, buckets)
-        return durations
+    def _durations(self) -> Iterator[Metric]:
+        hashes, receiver = self.hashes, self.receiver
+        return durations(
+            (
+                ("disk_wal_fsync", "The latency distributions of fsync called by WAL.", self._syncs),
+                ("disk_wal_write", "The latency distributions of write called by WAL.", self.disk.writes),
+                ("disk_backend_commit", "The latency distributions of commit called by backend.", self._commits),
+                ("disk_backend_defrag", "The latency distribution of backend defragmentation.", self._defragmentations),
+                ("mvcc_hash", "The latency distribution of storage hash operation.", hashes.durations),
+                (
+                    "mvcc_hash_rev",
+                    "The latency distribution of storage hash by revision operation.",
+                    hashes.durations_at,
+                ),
+                ("snap_db_fsync", "The latency distributions of fsyncing .snap.db file", receiver.syncs),
+                ("snap_db_save_total", "The total latency distributions of v3 snapshot save", receiver.saves),
+            )
+        )
 
     # -- life --------------------------------------------------------------------------------------------------------
 

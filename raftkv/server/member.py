@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import Metric
 
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.wire import MEMBER
@@ -25,7 +27,7 @@ from raftkv.loop.turns import LoopTurns
 from raftkv.raft.types import Message
 from raftkv.replica.archiver import make_archiver
 from raftkv.replica.membership.presence import promote_itself
-from raftkv.replica.metrics import Durations, new_registry
+from raftkv.replica.metrics import Collecting, durations, new_registry
 from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_writer
 from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.leadership import LeaderLog, hand_over
@@ -54,10 +56,10 @@ from raftkv.server.listening import (
 from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
-from raftkv.server.metrics.budgets import BudgetMetrics, IdentityMetrics
-from raftkv.server.metrics.calls import AuthMetrics, CallMetrics, CallTimes, HealthMetrics
+from raftkv.server.metrics.budgets import budget_metrics, identity_metrics
+from raftkv.server.metrics.calls import CallTimes, auth_metrics, call_metrics, health_metrics
 from raftkv.server.metrics.exposition import Exposition, text_of
-from raftkv.server.metrics.peers import PeerMetrics
+from raftkv.server.metrics.peers import peer_metrics
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
 from raftkv.server.recipes.election import ElectionService
@@ -124,7 +126,7 @@ class Member:
         if turns is not None:
             self._registry.register(turns)
         self._assemble(self._durable)
-        self._measure(self._durable)
+        self._registry.register(Collecting(self._metrics))
 
     def puts(self) -> int:
         """Return the number of keys put since the data was opened."""
@@ -223,12 +225,12 @@ class Member:
         responder.slices.charge = self.node.uses.charge
         self._users = Users(config, replica.applier, self.node, responder.slices)
         self._recipe = Recipe(responder, replica.hub, replica.lessor)
-        identities = IdentityMetrics(self.node, replica.hub, replica.lessor.granters.shares.held)
+        identities = partial(identity_metrics, self.node, replica.hub, replica.lessor.granters.shares.held)
         handler: HttpHandler = DebugService(
             self._http.handle,
             self._users,
             self.node.raw.status,
-            lambda: "".join(map(text_of, identities.collect())),
+            lambda: "".join(map(text_of, identities())),
             pprof=config.enable_pprof,
         ).handle
         if self._extend_http is not None:
@@ -327,23 +329,18 @@ class Member:
         self._peer_service.register(server)
         return server
 
-    def _measure(self, durable: Durable) -> None:
-        """Register the collectors of all parts for /metrics."""
+    def _metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of all parts, as they are now, for /metrics."""
         replica, transport = self.replica, self._transport
         servers = {"client": self._client_server, "peer": self._peer_server, "metrics": self._metrics_server}
-        backups = Durations()
+        yield from replica.metrics()
         text = "The latency distribution of backend snapshots."
-        backups.add("etcd_disk_backend_snapshot_duration_seconds", text, self._snapshot_service.durations)
-        for collector in (
-            *replica.metrics(),
-            backups,
-            CallMetrics(self._client_server, replica.admission),
-            PeerMetrics(durable.member_id, transport, self._peer_service),
-            AuthMetrics(replica.applier.auth, self._users),
-            HealthMetrics(self._http),
-            BudgetMetrics(self._answers, servers, self.node, replica.hub, replica.admission, transport),
-        ):
-            self._registry.register(collector)
+        yield from durations([("disk_backend_snapshot", text, self._snapshot_service.durations)])
+        yield from call_metrics(self._client_server, replica.admission)
+        yield from peer_metrics(self._durable.member_id, transport, self._peer_service)
+        yield from auth_metrics(replica.applier.auth, self._users)
+        yield from health_metrics(self._http)
+        yield from budget_metrics(self._answers, servers, self.node, replica.hub, replica.admission, transport)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

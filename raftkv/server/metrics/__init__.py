@@ -1,10 +1,10 @@
 """The metrics of a member for Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
 
 Owns the list of metric families of /metrics. The parts of a member count for themselves, in plain integers and
-``Buckets`` (``raftkv.histograms``); a collector here reads these at each scrape and adds the names.
+``Buckets`` (``raftkv.histograms``); a function here reads these at each scrape and adds the names.
 
     exposition     the text of all families, built in slices with pauses for other work
-    (``raftkv.replica.metrics`` has the collectors of the replica; they are registered here with the others)
+    (``raftkv.replica.metrics`` has the functions for the parts of the replica; ``Member`` calls all)
     calls          grpc_server_*, requests by client version, users, health, durations of calls (--metrics=extensive)
     peers          the other members: bytes, failures, round trips
     budgets        how much of each limit is used
@@ -18,7 +18,6 @@ Laws:
 Example::
 
     registry = new_registry()
-    for collector in replica.metrics():
-        registry.register(collector)
+    registry.register(Collecting(replica.metrics))
     text = await Exposition(registry)()
 """

@@ -24,7 +24,7 @@ from raftkv.histograms import Buckets, counter, counters, doubling, gauge, gauge
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.admission import Admission
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.router import CallCounts, Kind, Router
+from raftkv.rpc.server.router import CallCounts, Kind
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
@@ -53,81 +53,69 @@ Counted = dict[tuple[str, ...], CallCounts]
 """Counts by method, service and type."""
 
 
-class CallMetrics(Collector):
-    """Calls of the client ports.
+def call_metrics(server: Server, admission: Admission) -> Iterator[Metric]:
+    """Yield the metrics of calls of the client ports.
 
     Arguments:
         server: server whose routes are counted.
         admission: counts the versions that clients report.
     """
+    counts: Counted = {_labels_of(route.path): route.counts for route in server.router.routes.values()}
+    yield _family("started", "Total number of RPCs started on the server.", counts, lambda one: one.started)
+    text = "Total number of RPCs completed on the server, regardless of success or failure."
+    handled = {
+        (name, *labels): one.failed.get(code, 0) if code else one.answered
+        for labels, one in counts.items()
+        for code, name in CODE_NAMES.items()
+    }
+    yield counter("grpc_server_handled_total", text, handled, ["grpc_code", *_LABELS])
+    unary = {labels for labels in counts if labels[2] == "unary"}
+    received = {labels: one.started if labels in unary else one.received for labels, one in counts.items()}
+    text = "Total number of RPC stream messages received on the server."
+    yield counter("grpc_server_msg_received_total", text, received, _LABELS)
+    sent = {labels: one.answered if labels in unary else one.sent for labels, one in counts.items()}
+    text = "Total number of gRPC stream messages sent by the server."
+    yield counter("grpc_server_msg_sent_total", text, sent, _LABELS)
+    yield from _clients(server, admission, counts)
 
-    def __init__(self, server: Server, admission: Admission) -> None:
-        self._router: Router = server.router
-        self._traffic = server.traffic
-        self._admission = admission
 
-    def _counts(self) -> Counted:
-        return {_labels_of(route.path): route.counts for route in self._router.routes.values()}
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
-        counts = self._counts()
-        yield _family("started", "Total number of RPCs started on the server.", counts, lambda one: one.started)
-        text = "Total number of RPCs completed on the server, regardless of success or failure."
-        handled = {
-            (name, *labels): one.failed.get(code, 0) if code else one.answered
-            for labels, one in counts.items()
-            for code, name in CODE_NAMES.items()
-        }
-        yield counter("grpc_server_handled_total", text, handled, ["grpc_code", *_LABELS])
-        unary = {labels for labels in counts if labels[2] == "unary"}
-        received = {labels: one.started if labels in unary else one.received for labels, one in counts.items()}
-        text = "Total number of RPC stream messages received on the server."
-        yield counter("grpc_server_msg_received_total", text, received, _LABELS)
-        sent = {labels: one.answered if labels in unary else one.sent for labels, one in counts.items()}
-        text = "Total number of gRPC stream messages sent by the server."
-        yield counter("grpc_server_msg_sent_total", text, sent, _LABELS)
-        yield from self._clients(counts)
-
-    def _clients(self, counts: Counted) -> Iterator[Metric]:
-        yield from counters(
-            (
-                "etcd_network_client_grpc_received_bytes_total",
-                "The total number of bytes received from grpc clients.",
-                self._traffic.received_bytes,
-            ),
-            (
-                "etcd_network_client_grpc_sent_bytes_total",
-                "The total number of bytes sent to grpc clients.",
-                self._traffic.sent_bytes,
-            ),
-        )
-        found: dict[tuple[str, ...], float] = {}
-        for kind, is_unary in (("unary", True), ("stream", False)):
-            all_calls = sum(one.started for labels, one in counts.items() if (labels[2] == "unary") == is_unary)
-            versions = self._admission.client_versions.items()
-            named = {value.decode(): count for (unary, value), count in versions if unary == is_unary}
-            found |= {(kind, version): count for version, count in named.items()}
-            found[kind, "unknown"] = max(0, all_calls - sum(named.values()))
-        text = "The total number of client requests per client version."
-        yield counter("etcd_server_client_requests_total", text, found, ["type", "client_api_version"])
-        failures = {
-            (api, "receive"): sum(count for code, count in one.failed.items() if code != Code.CANCELLED)
-            for path, api in _STREAMS.items()
-            for one in [counts[_labels_of(path)]]
-        }
-        text = "The total number of stream failures from the local server."
-        yield counter("etcd_network_server_stream_failures_total", text, failures, ["API", "Type"])
-        refused = {
-            (CODE_NAMES[code],): sum(one.failed.get(code, 0) for one in counts.values())
-            for code in (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
-        }
-        yield counter(
-            "raftkv_auth_refused_calls_total", "Calls refused for want of a right or a login.", refused, ["code"]
-        )
-        login = counts[_labels_of("/etcdserverpb.Auth/Authenticate")]
-        logins = {("accepted",): login.answered, ("refused",): sum(login.failed.values())}
-        yield counter("raftkv_auth_logins_total", "Logins with a password, by outcome.", logins, ["result"])
+def _clients(server: Server, admission: Admission, counts: Counted) -> Iterator[Metric]:
+    yield from counters(
+        (
+            "etcd_network_client_grpc_received_bytes_total",
+            "The total number of bytes received from grpc clients.",
+            server.traffic.received_bytes,
+        ),
+        (
+            "etcd_network_client_grpc_sent_bytes_total",
+            "The total number of bytes sent to grpc clients.",
+            server.traffic.sent_bytes,
+        ),
+    )
+    found: dict[tuple[str, ...], float] = {}
+    for kind, is_unary in (("unary", True), ("stream", False)):
+        all_calls = sum(one.started for labels, one in counts.items() if (labels[2] == "unary") == is_unary)
+        versions = admission.client_versions.items()
+        named = {value.decode(): count for (unary, value), count in versions if unary == is_unary}
+        found |= {(kind, version): count for version, count in named.items()}
+        found[kind, "unknown"] = max(0, all_calls - sum(named.values()))
+    text = "The total number of client requests per client version."
+    yield counter("etcd_server_client_requests_total", text, found, ["type", "client_api_version"])
+    failures = {
+        (api, "receive"): sum(count for code, count in one.failed.items() if code != Code.CANCELLED)
+        for path, api in _STREAMS.items()
+        for one in [counts[_labels_of(path)]]
+    }
+    text = "The total number of stream failures from the local server."
+    yield counter("etcd_network_server_stream_failures_total", text, failures, ["API", "Type"])
+    refused = {
+        (CODE_NAMES[code],): sum(one.failed.get(code, 0) for one in counts.values())
+        for code in (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
+    }
+    yield counter("raftkv_auth_refused_calls_total", "Calls refused for want of a right or a login.", refused, ["code"])
+    login = counts[_labels_of("/etcdserverpb.Auth/Authenticate")]
+    logins = {("accepted",): login.answered, ("refused",): sum(login.failed.values())}
+    yield counter("raftkv_auth_logins_total", "Logins with a password, by outcome.", logins, ["result"])
 
 
 class CallTimes(Collector):
@@ -174,17 +162,15 @@ class CallTimes(Collector):
 
 
 def _observe(call: ServerCall, buckets: Buckets, requests: tuple[Buckets, ...] | None = None) -> None:
-    began_s, inner = perf_counter(), call.observer
+    began_s = perf_counter()
 
     def ended(code: int, answer: bytes) -> None:
         taken_s = perf_counter() - began_s
         buckets.observe(taken_s)
         if requests is not None:
             requests[code == 0].observe(taken_s)
-        if inner is not None:
-            inner(code, answer)
 
-    call.observer = ended
+    call.add_observer(ended)
 
 
 def _labels_of(path: str) -> tuple[str, str, str]:
@@ -200,58 +186,43 @@ def _family(name: str, text: str, counts: Counted, value: Callable[[CallCounts],
     return counter(f"grpc_server_{name}_total", text, {labels: value(one) for labels, one in counts.items()}, _LABELS)
 
 
-class AuthMetrics(Collector):
-    """Users of the cluster, and logins at this member.
+def auth_metrics(auth: AuthStore, users: Users) -> Iterator[Metric]:
+    """Yield the metrics of users, and of what they have at this member.
 
     Arguments:
         auth: applied users and roles.
         users: authentication of the member.
     """
-
-    def __init__(self, auth: AuthStore, users: Users) -> None:
-        self._auth = auth
-        self._users = users
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
-        auth, users = self._auth, self._users
-        yield from gauges(
-            ("etcd_debugging_auth_revision", "The current revision of auth store.", auth.revision),
-            ("raftkv_auth_enabled", "Whether calls need a user.", auth.is_enabled),
-            ("raftkv_auth_users", "Users that exist.", len(auth.users)),
-            ("raftkv_auth_roles", "Roles that exist.", len(auth.roles)),
-            ("raftkv_auth_tokens", "Tokens that went through the log and have not ended.", len(users.tokens)),
-            ("raftkv_auth_live_calls", "Calls that last and are looked at again when users change.", len(users.live)),
-            ("raftkv_auth_waiting_passwords", "Passwords that wait to be hashed or compared.", users.waiting_passwords),
-        )
+    yield from gauges(
+        ("etcd_debugging_auth_revision", "The current revision of auth store.", auth.revision),
+        ("raftkv_auth_enabled", "Whether calls need a user.", auth.is_enabled),
+        ("raftkv_auth_users", "Users that exist.", len(auth.users)),
+        ("raftkv_auth_roles", "Roles that exist.", len(auth.roles)),
+        ("raftkv_auth_tokens", "Tokens that went through the log and have not ended.", len(users.tokens)),
+        ("raftkv_auth_live_calls", "Calls that last and are looked at again when users change.", len(users.live)),
+        ("raftkv_auth_waiting_passwords", "Passwords that wait to be hashed or compared.", users.waiting_passwords),
+    )
 
 
-class HealthMetrics(Collector):
-    """Answers to health probes.
+def health_metrics(http: HttpService) -> Iterator[Metric]:
+    """Yield the metrics of health probes.
 
     Arguments:
         http: HTTP service of the member.
     """
-
-    def __init__(self, http: HttpService) -> None:
-        self._http = http
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all families."""
-        http = self._http
-        yield from counters(
-            ("etcd_server_health_success", "The total number of successful health checks", http.healthy),
-            ("etcd_server_health_failures", "The total number of failed health checks", http.unhealthy),
-        )
-        yield gauge(
-            "etcd_server_healthcheck",
-            "The result of each kind of healthcheck.",
-            {(kind, name): not failed for (kind, name), failed in http.failing.items()},
-            ["type", "name"],
-        )
-        yield counter(
-            "etcd_server_healthchecks_total",
-            "The total number of each kind of healthcheck.",
-            {(kind, name, "error" if failed else "success"): n for (kind, name, failed), n in http.checks.items()},
-            ["type", "name", "status"],
-        )
+    yield from counters(
+        ("etcd_server_health_success", "The total number of successful health checks", http.healthy),
+        ("etcd_server_health_failures", "The total number of failed health checks", http.unhealthy),
+    )
+    yield gauge(
+        "etcd_server_healthcheck",
+        "The result of each kind of healthcheck.",
+        {(kind, name): not failed for (kind, name), failed in http.failing.items()},
+        ["type", "name"],
+    )
+    yield counter(
+        "etcd_server_healthchecks_total",
+        "The total number of each kind of healthcheck.",
+        {(kind, name, "error" if failed else "success"): n for (kind, name, failed), n in http.checks.items()},
+        ["type", "name", "status"],
+    )

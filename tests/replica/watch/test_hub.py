@@ -13,7 +13,7 @@ from raftkv.apply.wire import HeaderEncoder
 from raftkv.errors import CorruptionError, DamagedError, StoppedError
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.replica.metrics import WatchMetrics
+from raftkv.replica.metrics import watch_metrics
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.watch import catch_up as catch_up_module
@@ -626,7 +626,7 @@ def test_responses_are_timed_by_kind(world: World) -> None:
     stream.receive(rpc_pb2.WatchRequest(progress_request={}).SerializeToString())
     world.put(b"a3")
     assert (times.control.count, times.responses.count) == (2, 2)
-    families = {family.name: family for family in WatchMetrics(world.hub).collect()}
+    families = {family.name: family for family in watch_metrics(world.hub)}
     name = "etcd_debugging_server_watch_send_loop_{}_seconds".format
     counts = {
         part: next(one.value for one in families[name(part)].samples if one.name.endswith("_count"))

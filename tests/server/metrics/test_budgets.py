@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from raftkv.replica.node.waits import NodeSettings
 from raftkv.rpc.server.server import Server
-from raftkv.server.metrics.budgets import BudgetMetrics, IdentityMetrics
+from raftkv.server.metrics.budgets import budget_metrics, identity_metrics
 
 
 def test_each_budget_has_a_use_and_a_limit() -> None:
@@ -34,11 +34,11 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
                 peers={number: SimpleNamespace(backlog_bytes=size) for number, size in enumerate((None, 60, 7))}
             ),
         }
-        metrics = BudgetMetrics(server.answers, {"client": server}, **cast("dict[str, Any]", parts))
+        metrics = list(budget_metrics(server.answers, {"client": server}, **cast("dict[str, Any]", parts)))
         leases = {b"alice": 7, "address 10.0.0.7": 1, "address 10.0.0.8": 1}
-        who = IdentityMetrics(cast(Any, parts["node"]), cast(Any, parts["hub"]), cast(Any, leases))
-        assert not any("identity" in sample.labels for family in metrics.collect() for sample in family.samples)
-        samples = [sample for family in chain(metrics.collect(), who.collect()) for sample in family.samples]
+        who = identity_metrics(cast(Any, parts["node"]), cast(Any, parts["hub"]), cast(Any, leases))
+        assert not any("identity" in sample.labels for family in metrics for sample in family.samples)
+        samples = [sample for family in chain(metrics, who) for sample in family.samples]
         return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}
 
     found = asyncio.run(main())

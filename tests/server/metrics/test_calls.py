@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.metrics.calls import CallMetrics, CallTimes
+from raftkv.server.metrics.calls import CallTimes, call_metrics
 
 PUT = "/etcdserverpb.KV/Put"
 RANGE = "/etcdserverpb.KV/Range"
@@ -36,7 +37,7 @@ class World:
         self.server.stream(WATCH, self.echo)
         self.server.stream(KEEP_ALIVE, self.echo)
         admission = cast(Admission, SimpleNamespace(client_versions={(True, b"3.5"): 1}))
-        self.metrics = CallMetrics(self.server, admission)
+        self.metrics = partial(call_metrics, self.server, admission)
 
     async def echo(self, call: StreamCall) -> None:
         async for message in call:
@@ -46,7 +47,7 @@ class World:
 
     def samples(self) -> dict[tuple[str, ...], float]:
         """Samples by name and values of labels, those above 0."""
-        found = [sample for family in self.metrics.collect() for sample in family.samples]
+        found = [sample for family in self.metrics() for sample in family.samples]
         return {(sample.name, *sample.labels.values()): sample.value for sample in found if sample.value}
 
 
@@ -70,7 +71,7 @@ def _played(play: Callable[[World, Channel], Coroutine[Any, Any, None]], *around
 
 def test_every_method_and_code_is_there_from_the_start() -> None:
     async def play(world: World, channel: Channel) -> None:
-        families = {family.name: family.samples for family in world.metrics.collect()}
+        families = {family.name: family.samples for family in world.metrics()}
         assert {sample.value for sample in families["grpc_server_handled"]} == {0.0}
         assert len(families["grpc_server_handled"]) == 5 * 17
         assert families["grpc_server_started"][0].labels == {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from raftkv.apply.wire import Kind
 from raftkv.histograms import Buckets
-from raftkv.replica.metrics import OPERATIONS, WorkMetrics
+from raftkv.replica.metrics import OPERATIONS, work_metrics
 from raftkv.replica.node.applying import SLOW_S, ApplyTimes
 from raftkv.replica.node.housekeeping import CompactionTimes
 
 
 def _metrics(times: ApplyTimes, compactions: CompactionTimes | None = None) -> dict[str, float]:
-    metrics = WorkMetrics(times, Buckets((1.0,)), compactions or CompactionTimes(), lambda: 7)
-    samples = [sample for family in metrics.collect() for sample in family.samples]
+    metrics = work_metrics(times, Buckets((1.0,)), compactions or CompactionTimes(), 7)
+    samples = [sample for family in metrics for sample in family.samples]
     return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}
 
 
