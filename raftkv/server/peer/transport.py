@@ -105,45 +105,28 @@ class Peer:
     """The stream to one other member.
 
     Arguments:
+        transport: hears of the ends of streams, refusals and lost messages.
         peer_id: id of the member.
         urls: its peer URLs, all with the same scheme.
         metadata: our introduction, in every call.
-        ssl: TLS policy for https URLs.
-        on_unreachable: called each time messages are dropped.
-        on_refused: called with the peer's error text when it refuses or ends a stream of this member.
-        on_gone: called with the id when the peer's port refuses connections; once until there is a connection again.
-        on_ended: called with the id when a stream has ended or could not be opened.
-        on_noted: called with the id, whether it is connected, and if not why, each time this is logged.
     """
 
     def __init__(
-        self,
-        peer_id: int,
-        urls: Iterable[str],
-        metadata: tuple[tuple[str, str], ...],
-        ssl: Security | None,
-        on_unreachable: Callable[[int], None],
-        on_refused: Callable[[str], object] = lambda text: None,
-        on_gone: Callable[[int], object] = lambda peer_id: None,
-        on_ended: Callable[[int], object] = lambda peer_id: None,
-        on_noted: Iterable[Callable[[int, bool, str], None]] = (),
+        self, transport: Transport, peer_id: int, urls: Iterable[str], metadata: tuple[tuple[str, str], ...]
     ) -> None:
         self.peer_id = peer_id
         self.urls = tuple(urls)
         self.label = f"member {peer_id:x} at {','.join(self.urls)}"
+        self._transport = transport
         hosts, secure = targets(self.urls)
-        security, gone = ssl if secure else None, partial(on_gone, peer_id)
+        security, gone = transport.ssl if secure else None, partial(transport.on_gone, peer_id)
         self.channel = Channel(hosts, security, PEER_CHANNEL, metadata=metadata, on_refused=gone)
-        self._on_refused = on_refused
-        self._on_ended = on_ended
-        self._on_noted = on_noted
         self.active_since: float | None = None
         self.sent_bytes = 0
         self.send_failures = 0
         self.disconnects = 0
         self.round_trips = Buckets(ROUND_TRIP_S)
         self._probe_timer: asyncio.TimerHandle | None = None
-        self._on_unreachable = on_unreachable
         self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_back = asyncio.Event()
@@ -210,7 +193,7 @@ class Peer:
 
     def _drop(self) -> None:
         self.send_failures += 1
-        self._on_unreachable(self.peer_id)
+        self._transport.on_unreachable(self.peer_id)
 
     async def _keep_connected(self) -> None:
         while True:
@@ -218,7 +201,7 @@ class Peer:
                 await self._run_stream()
             except RpcError as error:
                 self._reason = error.text
-                self._on_refused(error.text)
+                self._transport.on_refused(error.text)
             except Exception:
                 # Only this task reconnects to the peer: it must survive every failure of a stream.
                 _log.exception("the stream to %x failed", self.peer_id)
@@ -226,8 +209,8 @@ class Peer:
                 self.disconnects += 1
             self._stream = self.active_since = None
             self._log_change()
-            self._on_unreachable(self.peer_id)
-            self._on_ended(self.peer_id)
+            self._transport.on_unreachable(self.peer_id)
+            self._transport.move(self.peer_id)
             await self._rest()
 
     async def _rest(self) -> None:
@@ -244,7 +227,7 @@ class Peer:
                 _log.info("connected to %s", self.label)
             else:
                 _log.warning("lost the connection to %s: %s", self.label, self._reason)
-            for callback in self._on_noted:
+            for callback in self._transport.on_noted:
                 callback(self.peer_id, self._is_logged_there, self._reason)
             self._log_timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._may_log_again)
 
@@ -301,14 +284,15 @@ class Transport:
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
-        self._ssl = ssl
-        self._on_unreachable = on_unreachable
+        self.ssl = ssl
+        self.on_unreachable = on_unreachable
         self._send_snapshot = send_snapshot
-        self._on_refused = on_refused
-        self._on_gone = on_gone
+        self.on_refused = on_refused
+        self.on_gone = on_gone
         self._encoder = encoder or BatchEncoder()
         self.peers: dict[int, Peer] = {}
         self.on_noted: list[Callable[[int, bool, str], None]] = []
+        """Called with the id, whether it is connected, and if not why, each time this is logged."""
         self._guests: dict[int, None] = {}
         self._own_urls = ""
         self._closing: set[asyncio.Task[None]] = set()
@@ -324,9 +308,7 @@ class Transport:
         """
         metadata = peer_metadata(self._cluster_id, self._member_id, peer_id)
         metadata += ((URLS_KEY, self._own_urls),) if self._own_urls else ()
-        own = (self._on_unreachable, self._on_refused, self._on_gone, self._move, self.on_noted)
-        peer = Peer(peer_id, urls, metadata, self._ssl, *own)
-        self.peers[peer_id] = peer
+        peer = self.peers[peer_id] = Peer(self, peer_id, urls, metadata)
         peer.start()
 
     def heard_of(self, peer_id: int, urls: str = "") -> None:
@@ -391,9 +373,9 @@ class Transport:
             _log.info("peer URLs of %s changed to %s", peer.label, ",".join(urls))
             self._moving[peer.peer_id] = urls
             if peer.active_since is None:
-                self._move(peer.peer_id)
+                self.move(peer.peer_id)
 
-    def _move(self, peer_id: int) -> None:
+    def move(self, peer_id: int) -> None:
         """Connect to a member at its new URLs, if there are any."""
         urls = self._moving.get(peer_id)
         if urls is not None:

@@ -45,9 +45,9 @@ def _send_over(stream: Stream | None) -> tuple[Peer, list[int]]:
     unreachable: list[int] = []
 
     async def scenario() -> Peer:
-        peer = Peer(2, ["http://127.0.0.1:1"], (), None, unreachable.append)
-        peer._stream = stream
         network = Transport(1, 1, None, unreachable.append, lambda message: None)
+        peer = Peer(network, 2, ["http://127.0.0.1:1"], ())
+        peer._stream = stream
         network.peers[2] = peer
         network.send([BEAT, Message(MessageType.HEARTBEAT, to=9, from_=1)])
         await peer.channel.close()
@@ -106,7 +106,8 @@ def test_a_peer_that_ends_the_stream_without_a_word_is_connected_to_again() -> N
         server = Server()
         server.stream(transport.RAFT_PATH, refuse_first)
         ((_, port),) = await server.listen("127.0.0.1", 0)
-        peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, _nothing)
+        network = Transport(1, 1, None, _nothing, lambda message: None)
+        peer = Peer(network, 2, [f"http://127.0.0.1:{port}"], ())
         peer.start()
         await asyncio.wait_for(opened.wait(), 90)
         await peer.close()
@@ -132,7 +133,8 @@ def test_a_member_may_ping_as_often_as_its_two_clocks_want(monkeypatch: pytest.M
         server = Server(limits=PEER_LIMITS)
         server.stream(transport.RAFT_PATH, take)
         ((_, port),) = await server.listen("127.0.0.1", 0)
-        peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, _nothing)
+        network = Transport(1, 1, None, _nothing, lambda message: None)
+        peer = Peer(network, 2, [f"http://127.0.0.1:{port}"], ())
         peer.start()
         await until(lambda: peer.round_trips.count >= 50)
         assert (streams, peer.disconnects) == (1, 0)
