@@ -64,6 +64,10 @@ class CorruptionError(InvariantError):
     """Stored bytes are not what was written. The text names the file or record, and the offset."""
 
 
+class ForkedError(InvariantError):
+    """The other members lost writes that they had acknowledged, and this member may still have them."""
+
+
 class UnknownEntryError(InvariantError):
     """The log holds an entry that a later version wrote. The text tells the user in one line what to install."""
 

@@ -72,6 +72,7 @@ from .errors import (
     DROPPED_UNCOMMITTED_LIMIT,
     CompactedError,
     ConfChangeError,
+    ForkError,
     InvalidMessage,
     InvariantError,
     ProposalDropped,
@@ -209,7 +210,7 @@ class Raft:
         ticks = self.config.election_ticks
         self.randomized_election_ticks = ticks + self.rng.randrange(ticks)
         self.transferee = NONE
-        self.tracker.reset(self.log.last_index)
+        self.tracker.reset(self.log.last_index, self.log.committed)
         self.pending_conf_index = 0
         self.uncommitted_bytes = 0
         self.reads = ReadIndexQueue()
@@ -323,6 +324,8 @@ class Raft:
             self._answer_old_term(message)
             return False
         kind = message.type
+        if kind == _VOTE or kind in _FROM_LEADER:
+            self._note_vote(message)  # candidates vote for themselves
         if kind in _VOTE_REQUESTS:
             in_lease = (
                 self.config.check_quorum and self.leader != NONE and self.election_elapsed < self.config.election_ticks
@@ -444,6 +447,8 @@ class Raft:
 
     def _count_vote(self, message: Message) -> None:
         self.tracker.record_vote(message.from_, not message.reject)
+        if message.type == _VOTE_RESPONSE and not message.reject:
+            self._note_vote(message)
         result = self.tracker.vote_result()
         if result is VoteResult.WON:
             # A quorum would vote for us: start the real election.
@@ -454,6 +459,21 @@ class Raft:
         # A quorum refused. The term is still ours: the term rule handled a rejected pre-vote with a higher one.
         elif result is VoteResult.LOST:
             self.become_follower(self.term, NONE)
+
+    def _note_vote(self, message: Message) -> None:
+        progress = self.tracker.progress.get(message.from_)
+        if progress is not None:
+            progress.voted_term = max(progress.voted_term, message.term)
+
+    def promised(self, id: int) -> tuple[int, int]:
+        """Return the last term in which a member voted, and the last committed entry that it acknowledged.
+
+        Both were durable on that member. Only what this process received counts; 0 if there was nothing.
+        """
+        progress = self.tracker.progress.get(id)
+        if progress is None:
+            return 0, 0
+        return progress.voted_term, max(progress.acknowledged, min(progress.match, self.log.committed))
 
     def _handle_vote(self, message: Message) -> None:
         pre_vote = message.type == _PRE_VOTE
@@ -587,12 +607,15 @@ class Raft:
 
         Raises:
             InvalidMessage: its entries are not contiguous.
-            InvariantError: an entry conflicts with a committed one.
+            ForkError: an entry differs from a committed one.
         """
         log = self.log
         index = message.index
-        # Everything up to the commit index matches already; respond with it instead of comparing.
+        # Everything up to the commit index matches already; respond with it instead of comparing all.
         if index < log.committed:
+            self._check_fork(index, message.log_term)
+            for entry in message.entries[: log.committed - index]:
+                self._check_fork(entry.index, entry.term, entry)
             self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=log.committed))
             return
         last_new = log.maybe_append(index, message.log_term, message.entries, message.commit)
@@ -603,6 +626,7 @@ class Raft:
                 return
             self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=last_new))
             return
+        self._check_fork(index, message.log_term)
         # Tell the leader the latest position where the logs may match: not after index, not above the requested term.
         # So it skips the uncommitted tail of another leader term by term instead of entry by entry.
         hint, hint_term = log.find_conflict_by_term(min(index, log.last_index), message.log_term)
@@ -627,6 +651,24 @@ class Raft:
         self.log.commit_to(message.commit)
         self.messages.append(Message(_HEARTBEAT_RESPONSE, message.from_, self.id, self.term, context=message.context))
 
+    def _check_fork(self, index: int, term: int, entry: Entry | None = None) -> None:
+        """Raise ForkError if another entry is committed here at an index.
+
+        Arguments:
+            index, term: index and term of the leader's entry.
+            entry: that entry, if it was sent: two leaders may have had the same term if a member lost its vote.
+        """
+        log = self.log
+        known = log.term_or_zero(index) if index <= log.committed else 0
+        if known == 0:
+            return
+        is_kept = entry is not None and index >= log.first_index()
+        if known != term or (is_kept and log.entries(index, index + 1, 0) != [entry]):
+            raise ForkError(
+                f"entry {index} of term {known} was committed here, and {self.leader:x}, which leads in term "
+                f"{self.term}, has one of term {term}: other members lost acknowledged writes, which this one may have"
+            )
+
     def _handle_snapshot(self, message: Message) -> None:
         """Start again from the leader's snapshot, unless this member is ahead of it; respond once it is installed.
 
@@ -649,10 +691,12 @@ class Raft:
 
         Raises:
             InvalidMessage: no member can have made this snapshot.
+            ForkError: its last entry differs from a committed one.
         """
         log = self.log
         # We have committed at least as much: the snapshot has nothing new.
         if snapshot.index <= log.committed:
+            self._check_fork(snapshot.index, snapshot.term)
             return False
         if self.role != StateRole.FOLLOWER:
             raise InvariantError(f"snapshot restored by a {self.role.name.lower()}")

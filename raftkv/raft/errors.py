@@ -82,3 +82,7 @@ class InvariantError(RaftError):
 
 class LogLostError(InvariantError):
     """An entry is committed that the log of this member had, by the leader's count, and no longer has."""
+
+
+class ForkError(InvariantError):
+    """The leader has another entry where one was committed here: a quorum lost what it had acknowledged."""

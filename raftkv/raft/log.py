@@ -454,8 +454,6 @@ class RaftLog:
         # Entries that are here already stay (the message may be old: truncating would lose newer entries).
         for at, entry in enumerate(entries):
             if not self.matches(entry.index, entry.term):
-                if entry.index <= self.committed:
-                    raise InvariantError(f"entry {entry.index} conflicts with a committed one (to {self.committed})")
                 self.append(entries[at:])
                 return
 

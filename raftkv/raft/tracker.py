@@ -105,6 +105,7 @@ class Progress:
     """The leader's record of one member (including itself, where ``match`` is the state of its own disk)."""
 
     __slots__ = (
+        "acknowledged",
         "inflights",
         "is_learner",
         "match",
@@ -114,9 +115,13 @@ class Progress:
         "recent_active",
         "sent_commit",
         "state",
+        "voted_term",
     )
 
     def __init__(self, next: int, inflights: Inflights) -> None:
+        # What the member had made durable, in all terms of this process: a committed entry, and a vote.
+        self.acknowledged = 0
+        self.voted_term = 0
         # The follower's log is known to equal ours up to this index.
         self.match = 0
         # First entry not yet sent. Everything between match and next is in flight.
@@ -392,10 +397,15 @@ class Tracker:
         progress.recent_active = True
         return progress
 
-    def reset(self, last_index: int) -> None:
-        """Forget the known state of the members' logs and votes, for a new term."""
+    def reset(self, last_index: int, committed: int) -> None:
+        """Forget the known state of the members' logs and votes, for a new term.
+
+        Arguments:
+            last_index, committed: of this member's log.
+        """
         self.votes = {}
         for member, progress in self.progress.items():
+            progress.acknowledged = max(progress.acknowledged, min(progress.match, committed))
             progress.reset(last_index + 1, last_index if member == self.id else 0)
 
     def committed(self) -> int:

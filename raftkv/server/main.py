@@ -36,6 +36,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import (
     ConfigError,
     CorruptionError,
+    ForkedError,
     MemberRemovedError,
     SpaceError,
     StorageError,
@@ -239,6 +240,11 @@ def _advice(failure: BaseException, data_dir: str) -> str:
     """Return what to do about the error that stopped a member."""
     if isinstance(failure, CorruptionError):
         return _AFTER_DAMAGE.format(data_dir)
+    if isinstance(failure, ForkedError):
+        return (
+            f"keep the data in {data_dir}: started with another --listen-peer-urls, this member serves it to "
+            "serializable reads; write what the others lack to them, then replace this member"
+        )
     if isinstance(failure, SpaceError):
         return "free disk space, then start the member again"
     if isinstance(failure, MemoryError):

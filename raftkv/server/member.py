@@ -20,12 +20,13 @@ from prometheus_client.core import Metric
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.wire import MEMBER
 from raftkv.config import ServerConfig
-from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
+from raftkv.errors import CorruptionError, ForkedError, MemberRemovedError, StorageError, UnknownEntryError, explain
 from raftkv.histograms import DISK_S, Buckets
 from raftkv.loop.cork import Cork
 from raftkv.loop.turns import LoopTurns
 from raftkv.raft.types import Message
 from raftkv.replica.archiver import make_archiver
+from raftkv.replica.membership import past
 from raftkv.replica.membership.presence import promote_itself
 from raftkv.replica.metrics import Collecting, durations, new_registry
 from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_writer
@@ -90,6 +91,9 @@ OnReady = Callable[["Member"], Awaitable[None]]
 """Runs once a member serves clients."""
 
 STOP_GRACE_S: Final = 5.0
+
+_EXPLAINED: Final = (UnknownEntryError, StorageError, CorruptionError, ForkedError, OSError, MemoryError)
+"""Errors that are not bugs of raftkv: the message says what to do, and a traceback would hide it."""
 
 
 class Member:
@@ -197,6 +201,7 @@ class Member:
             self._refused,
             self._report_gone,
             None if self._tracing is None else self._tracing.encoder,
+            lambda: past.statement(self.node.raw.raft),
         )
 
     def _make_tracing(self) -> MemberTracing | None:
@@ -323,6 +328,7 @@ class Member:
             replica.versions,
             self._cluster_service.for_non_members(),
             self._transport.heard_of,
+            partial(past.refusal, self.node.raw.raft),
             compares_names=not self.config.peer_tls.skip_san_verification,
             **({} if self._tracing is None else {"decode": self._tracing.decode}),
         )
@@ -474,9 +480,9 @@ class Member:
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            # These errors are not bugs of raftkv: the message says what to do, and a traceback would hide it.
-            is_explained = isinstance(error, UnknownEntryError | StorageError | CorruptionError | OSError | MemoryError)
-            _log.critical("this member is stopping: %s", explain(error), exc_info=None if is_explained else error)
+            _log.critical(
+                "this member is stopping: %s", explain(error), exc_info=None if isinstance(error, _EXPLAINED) else error
+            )
             self.node.stop()
             self._stop.set()
 
@@ -503,7 +509,10 @@ class Member:
         self.replica.snapshots.send(message)
 
     def _refused(self, text: str) -> None:
-        self.replica.departure.refused(text)
+        if past.is_refusal(text):
+            self.node.fatal(CorruptionError(text.removeprefix("raftkv: ")))
+        else:
+            self.replica.departure.refused(text)
 
     def _report_gone(self, peer_id: int) -> None:
         self.replica.lost_leader.is_gone(peer_id)

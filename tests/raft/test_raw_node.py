@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from raftkv.raft.core import RawNode
-from raftkv.raft.errors import InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.raft.errors import ForkError, InvariantError, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.log import MemoryLog
 from raftkv.raft.tracker import ProgressState
-from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, StateRole
+from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, RaftConfig, SnapshotMeta, StateRole
 
 from .member import FixedRandom, Member
 
@@ -123,6 +124,28 @@ def test_acknowledgement_of_unsent_entry_stops_member() -> None:
     member.node.step(Message(MessageType.VOTE_RESPONSE, to=1, from_=2, term=1))
     with pytest.raises(InvariantError, match="acknowledged 5"):
         member.node.step(Message(MessageType.APPEND_RESPONSE, to=1, from_=2, term=1, index=5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (MessageType.APPEND, {"index": 1, "log_term": 1, "entries": [Entry(2, 2, b"other"), Entry(2, 3, b"other")]}),
+        (MessageType.APPEND, {"index": 1, "log_term": 1, "entries": [Entry(1, 2, b"other")]}),
+        (MessageType.APPEND, {"index": 2, "log_term": 2}),
+        (MessageType.APPEND, {"index": 3, "log_term": 2, "entries": [Entry(2, 4, b"new")]}),
+        (MessageType.SNAPSHOT, {"snapshot": SnapshotMeta(2, 2, ConfState(voters=(1, 2, 3)))}),
+    ],
+    ids=["entries", "entry of a term with two leaders", "entry before them", "last committed entry", "database"],
+)
+def test_leader_without_committed_entries_stops_member(kind: MessageType, fields: dict[str, Any]) -> None:
+    """A quorum elected it with a member that runs on an older copy of its data, and lost acknowledged entries."""
+    log = MemoryLog(conf_state=ConfState(voters=(1, 2, 3)))
+    log.append([Entry(1, index, b"x") for index in (1, 2, 3)])
+    log.hard_state = HardState(1, 2, 3)
+    member = Member(RaftConfig(id=1), log, FixedRandom(0))
+    _settle(member)
+    with pytest.raises(ForkError, match="of term 1 was committed here"):
+        member.node.step(Message(kind, to=1, from_=3, term=2, **fields))
 
 
 def test_the_messages_given_are_never_changed() -> None:

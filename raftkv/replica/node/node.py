@@ -46,6 +46,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.core import RawNode
 from raftkv.raft.errors import (
     ConfChangeError,
+    ForkError,
     InvalidMessage,
     LogLostError,
     ProposalDropped,
@@ -446,6 +447,8 @@ class Node(AwaitableNode):
             self.stop()
             if isinstance(error, LogLostError):
                 error = errors.CorruptionError(str(error))
+            elif isinstance(error, ForkError):
+                error = errors.ForkedError(str(error))
             self._on_fatal(error)
 
     # -- the loop ----------------------------------------------------------------------------------------------------

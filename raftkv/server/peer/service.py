@@ -85,6 +85,7 @@ class PeerService:
         versions: learns which version a member runs.
         for_non_members: handlers, by path, of requests without an introduction.
         heard_of: called with the id of a member that has connected, and the peer URLs that it reports.
+        past_refusal: returns why the data of a member, which states it in its metadata, is too old (``past``).
         compares_names: whether a member must not show the certificate of another.
         decode: decodes a batch into messages.
     """
@@ -100,6 +101,7 @@ class PeerService:
         versions: Versions,
         for_non_members: Mapping[str, AsyncUnaryHandler] | None = None,
         heard_of: Callable[[int, str], None] = lambda member_id, urls: None,
+        past_refusal: Callable[[int, Mapping[str, Any]], str] = lambda member_id, metadata: "",
         *,
         compares_names: bool = True,
         decode: Callable[[bytes], list[Message]] = decode,
@@ -113,6 +115,7 @@ class PeerService:
         self._versions = versions
         self._for_non_members = for_non_members or {}
         self._heard_of = heard_of
+        self._past_refusal = past_refusal
         self._compares_names = compares_names
         self._decode = decode
         self._streams: set[_Stream] = set()
@@ -152,6 +155,9 @@ class PeerService:
         """Take batches until the sender leaves."""
         sender = self._check(call)
         self._check_certificate(call, sender)
+        if refusal := self._past_refusal(sender, call.metadata):
+            self._refuse(call, refusal)
+            raise RpcError(errors.FAILED_PRECONDITION, f"raftkv: {refusal}")
         self._versions.heard(sender, call.metadata)
         await call.send(_EMPTY)
         self._heard_of(sender, str(call.metadata.get(URLS_KEY, "")))

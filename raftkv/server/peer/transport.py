@@ -269,6 +269,7 @@ class Transport:
         on_refused: called with the error text of a peer that refused this member.
         on_gone: called when a member's port refuses connections, once until there is one again: its process is gone.
         encoder: encodes messages.
+        state: as in ``Peer``.
     """
 
     def __init__(
@@ -281,6 +282,7 @@ class Transport:
         on_refused: Callable[[str], object] = lambda text: None,
         on_gone: Callable[[int], object] = lambda peer_id: None,
         encoder: BatchEncoder | None = None,
+        state: Callable[[], tuple[tuple[str, str], ...]] = tuple,
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
@@ -290,6 +292,7 @@ class Transport:
         self.on_refused = on_refused
         self.on_gone = on_gone
         self._encoder = encoder or BatchEncoder()
+        self._state = state
         self.peers: dict[int, Peer] = {}
         self.on_noted: list[Callable[[int, bool, str], None]] = []
         """Called with the id, whether it is connected, and if not why, each time this is logged."""

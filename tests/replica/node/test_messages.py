@@ -67,7 +67,7 @@ async def test_impossible_numbers_stop_no_member_and_leave_later_terms(kind: Mes
                 world = await _member(role)
                 if role == "leader":
                     assert world.node.raw.raft.term == 6
-                entries = [Entry(term, min(at + 1, LARGEST), b"x")] if kind is MessageType.APPEND else []
+                entries = [Entry(term, LARGEST, b"x") if at else Entry(5, 1)] if kind is MessageType.APPEND else []
                 numbers = {"index": at, "log_term": at, "commit": at, "reject_hint": at}
                 forged = Message(kind, ME, 2, term=term, reject=reject, entries=entries, **numbers)
                 world.node.receive([forged])
