@@ -326,15 +326,14 @@ class Pattern:
         check_run_id(f"{pattern.stem}x" if pattern.is_prefix else pattern.stem)
         return pattern
 
-    def below(self, root: str, *, quoted: bool = False) -> tuple[bytes, bytes]:
-        """Return the key range of these names below a root.
+    def below(self, root: str) -> tuple[bytes, bytes]:
+        """Return the key range of these names, and of all names below them, below a root."""
+        return interval(f"{root}{self.stem}{'' if self.is_prefix else '/'}", prefix=True)
 
-        Arguments:
-            root: prefix of the names.
-            quoted: whether the names are quoted as in the registry of checkpoints.
-        """
-        stem = quote(self.stem, safe="") if quoted else self.stem
-        return interval(f"{root}{stem}{'' if self.is_prefix else '/'}", prefix=True)
+    def quoted_below(self, root: str) -> list[tuple[bytes, bytes]]:
+        """Return the same as ``below`` where names are quoted, as in the registry of checkpoints: the slash too."""
+        ends = ("",) if self.is_prefix else ("/", quote("/", safe=""))
+        return [interval(f"{root}{quote(self.stem, safe='')}{end}", prefix=True) for end in ends]
 
 
 def needs(runs: Pattern, *, read_only: bool = False) -> list[Permission]:
@@ -347,8 +346,8 @@ def needs(runs: Pattern, *, read_only: bool = False) -> list[Permission]:
     kind = "read" if read_only else "readwrite"
     intervals = [
         runs.below(RUN_ROOT),
-        runs.below(f"{checkpoint_keys.ROOT}run/", quoted=True),
-        runs.below(checkpoint_keys.LATEST, quoted=True),
+        *runs.quoted_below(f"{checkpoint_keys.ROOT}run/"),
+        *runs.quoted_below(checkpoint_keys.LATEST),
         *(runs.below(root) for root in (HOROVOD_ROOT, STORE_ROOT, TCPSTORE_ROOT, TORCHFT_ROOT)),
     ]
     return [Permission(kind, *one) for one in intervals]

@@ -12,6 +12,7 @@ import pytest
 import raftkv
 import raftkv.training
 from raftkv import errors
+from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.cli.runs import Pattern, needs
 from raftkv.client.rpc import methods
 from raftkv.dataset.keys import DatasetKeys
@@ -155,6 +156,10 @@ def test_a_grant_is_put_right_and_taken_back(teams):
     with connect(teams, "dora") as dora:
         dora.put("/raftkv/train/own-1/x", b"")
         denied(lambda: dora.get("/raftkv/train/own-12/x"))
+        for base in (prefix for run_id in ("own-1", "own-1/a") for prefix in RegistryKeys(run_id).prefixes):
+            dora.put(f"{base}x", b"")
+        for base in RegistryKeys("own-12").prefixes:
+            denied(lambda base=base: dora.get(f"{base}x"))
         denied(lambda: dora.get("anything"))
         for _ in range(2):
             assert ctl(teams, "run revoke dora own-1").code == 0
