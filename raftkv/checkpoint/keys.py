@@ -7,6 +7,7 @@
     /raftkv/checkpoint/run/<run>/begun                         the attempt that began last
     /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/head      an open attempt, until it is committed or aborted
     /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/rank/<r>  what rank r has prepared
+    /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/rank/offer/<file>   bytes that its rank will send to holders
     /raftkv/checkpoint/run/<run>/record/<kind>/<step>          a committed checkpoint
     /raftkv/checkpoint/run/<run>/metric/<kind>/<metric>/<value>/<step>   index for the best
     /raftkv/checkpoint/run/<run>/tag/<name>                    the checkpoint with this tag
@@ -241,6 +242,10 @@ class AttemptKeys:
     def rank(self, rank: int) -> str:
         """Return the key of one rank's prepared part."""
         return f"{self.ranks}{rank:06d}"
+
+    def offer(self, file: str) -> str:
+        """Return the key of the bytes of a file that holders may take; deleted with the prepared parts."""
+        return f"{self.ranks}offer/{quoted(file)}"
 
 
 @dataclass(frozen=True, slots=True)

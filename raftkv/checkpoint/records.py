@@ -56,7 +56,7 @@ class FenceRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord(Record):
-    """One file of a checkpoint.
+    """One file of a checkpoint; under a key of its own, what its rank offers to holders of copies.
 
     Attributes:
         name: file name below the directory of the checkpoint, with slashes.
@@ -72,6 +72,11 @@ class FileRecord(Record):
     def check(self) -> None:
         """Implement ``Record.check``: refuses names that could be outside of the checkpoint."""
         check_file_name(self.name)
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        parts = parts_in_run(key)
+        return len(parts) == 6 and parts[0] == "attempt" and parts[3:] == ["rank", "offer", quoted(self.name)]
 
 
 @dataclass(frozen=True, slots=True)

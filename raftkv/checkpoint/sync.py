@@ -38,6 +38,7 @@ class Attempt(Blocking[attempts.Attempt]):
     """One try to save one checkpoint; made by ``Registry.begin`` and ``Registry.join``."""
 
     check = blocking(attempts.Attempt.check)
+    offer = blocking(attempts.Attempt.offer)
     prepare = blocking(attempts.Attempt.prepare)
     prepared = blocking(attempts.Attempt.prepared)
     commit = blocking(attempts.Attempt.commit)

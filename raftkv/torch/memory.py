@@ -255,6 +255,7 @@ class Memory:
             for part in parts:
                 digest.update(part)
             file = FileRecord(_file(rank), sum(len(part) for part in parts), str(digest))
+            attempt.offer(file)
             self._spread(attempt, file, parts)
             attempt.prepare(rank, [file])
             if rank == 0:

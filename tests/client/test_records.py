@@ -133,8 +133,8 @@ BOUND = [
 
 def test_records_that_name_their_key_are_these() -> None:
     assert sorted(type(sample.record).__name__ for sample in BOUND) == [
-        "AttemptRecord", "Checkpoint", "CopyRecord", "Fault", "Head", "HolderRecord", "Manifest", "Node", "Prepared",
-        "TakenRange",
+        "AttemptRecord", "Checkpoint", "CopyRecord", "Fault", "FileRecord", "Head", "HolderRecord", "Manifest", "Node",
+        "Prepared", "TakenRange",
     ]  # fmt: skip
 
 

@@ -95,7 +95,7 @@ class Trace:
             yield {"op": "claim", "claim": self._claim}
         for key, event in puts.items():
             parts = key.removeprefix(RUN).split("/") if key.startswith(RUN) else [""]
-            if parts[0] == "attempt":
+            if parts[0] == "attempt" and parts[4:5] != ["offer"]:
                 yield self._attempted(revision, parts, event, claim)
             elif parts[0] == "record" and event.kv.version == 1:
                 yield from self._committed(parts, event, claim, gone)

@@ -213,6 +213,20 @@ class Attempt:
                 )
         return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)), metrics)
 
+    async def offer(self, file: FileRecord) -> None:
+        """Record which bytes this rank will send to holders of copies, which take no others.
+
+        Raises:
+            ConfigError: the name of the file is not valid.
+            AttemptOver: the attempt was aborted, or is committed.
+            FenceBroken, GenerationOver: the claim has ended; nothing was written.
+        """
+        key = self._keys.offer(check_file_name(file.name))
+        there = [version(self._keys.head) > 0]
+        result = await under(self._control, self._claim, there, [put(key, file.encode())], [get(self._deleting)])
+        if not result.succeeded:
+            raise self._over(result.results[0])
+
     async def outcome(self, timeout_s: float | None = None) -> Checkpoint:
         """Wait until the attempt is committed.
 

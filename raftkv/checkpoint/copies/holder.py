@@ -8,7 +8,7 @@
 It belongs to the node's agent, which outlives workers, so a copy survives the worker that made it. ``Shelf`` stores and
 announces copies, without sockets; ``Holder`` serves them.
 
-    put   token, attempt, file, digest, size -> the bytes -> digest compared -> key written under the lease -> answer
+    put   token, attempt, file, digest, size -> offer read -> the bytes -> digest compared -> key written -> answer
     get   token, digest                      -> the bytes
 
 Invariants
@@ -17,7 +17,9 @@ Invariants
 2. The keys are under one lease of this process. If the cluster says that the lease has ended, all remaining copies are
    announced again under a new one.
 3. Copies older than the newest commit of their kind are dropped; newer ones stay, because they may still be committed.
-4. Nothing is allocated before the token was verified and the size fits below the limit.
+4. Nothing is allocated before the token was verified and the size fits below the limit. The token shows the right to
+   read the keys of the run. That a copy comes from a program that may write them, its rank's offer shows: a key with
+   its digest, without which nothing is taken, announced or dropped.
 5. Connections that have not presented the token are closed, oldest first, to make room for later ones.
 """
 
@@ -37,9 +39,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from raftkv.checkpoint.copies import transfer
 from raftkv.checkpoint.digest import Digest
 from raftkv.checkpoint.keys import RegistryKeys, kind_of
-from raftkv.checkpoint.records import CopyRecord, HolderRecord, Latest
+from raftkv.checkpoint.records import CopyRecord, FileRecord, HolderRecord, Latest
 from raftkv.client.control import Control, Grant, Reflector, below, until_answered
-from raftkv.client.operations import Operation, delete, put
+from raftkv.client.operations import Operation, delete, get, put
 from raftkv.client.records import RecordError, readable
 from raftkv.client.values import DELETE, Event
 from raftkv.errors import ConfigError, LeaseNotFoundError, RaftKVError
@@ -156,6 +158,20 @@ class Shelf:
         self.held.clear()
 
     # ---- bytes
+
+    async def check_offered(self, copy: CopyRecord) -> None:
+        """Refuse a copy that its rank has not offered.
+
+        Raises:
+            NoRoom: no program that may write the keys of the run has written this digest for this file of the attempt.
+            TimeoutError: the store did not answer in the time that a sender waits.
+        """
+        read = get(self._keys.attempt(copy.kind, copy.id).offer(copy.file))
+        async with asyncio.timeout(transfer.IDLE_TIMEOUT_S):
+            found = (await until_answered(lambda: self._control.txn((), [read]))).results[0]
+        offered = readable(FileRecord, [found] if found else [])
+        if offered != [FileRecord(copy.file, copy.size_bytes, copy.digest)]:
+            raise NoRoom(f"no writer of the run has offered {copy.digest} as {copy.file} of this attempt")
 
     async def take_room(self, size_bytes: int, generation: int) -> mmap.mmap:
         """Return memory for a copy of a generation; pass it to ``add`` or ``give_back``.
@@ -442,6 +458,7 @@ class Holder:
             **plain, "holder": own.holder, "host": own.host, "address": own.address, "token": own.token,
             "topology": own.topology,
         })  # fmt: skip
+        await shelf.check_offered(copy)
         if shelf.has(copy.digest, copy.size_bytes):
             await shelf.add(copy, None)
             await _send(connection, transfer.encode({"has": True}))

@@ -25,7 +25,7 @@ from raftkv.checkpoint.copies import transfer
 from raftkv.checkpoint.copies.catalogue import Spot, choose
 from raftkv.checkpoint.copies.holder import CONNECTIONS_MAX, HEAD_TIMEOUT_S, Holder, Me
 from raftkv.checkpoint.digest import Digest, of_bytes
-from raftkv.checkpoint.errors import CheckpointNotFound, FilesChanged, StorageError
+from raftkv.checkpoint.errors import AttemptOver, CheckpointNotFound, FilesChanged, StorageError
 from raftkv.checkpoint.keys import MEMORY
 from raftkv.checkpoint.records import Checkpoint, CopyRecord, FileRecord, HolderRecord
 from raftkv.checkpoint.registry import Registry
@@ -33,7 +33,7 @@ from raftkv.checkpoint.retention.policy import Policy
 from raftkv.client.control import Control, Grant
 from raftkv.client.errors import HistoryReplaced
 from raftkv.errors import ConfigError
-from tests.checkpoint.world import KEYS, RUN, World, play, saved
+from tests.checkpoint.world import KEYS, RUN, World, play, prepared, saved
 from tests.virtual_store.direct import FakeControl
 
 SIZE = 300_000
@@ -74,17 +74,27 @@ async def nodes(
             await holder.close()
 
 
-def head_of(attempt: Attempt | Checkpoint, rank: int, data: bytes, **changed: Any) -> dict[str, Any]:
-    record: Any = attempt if isinstance(attempt, Checkpoint) else attempt.record
+def head_of(attempt: Attempt, rank: int, data: bytes, **changed: Any) -> dict[str, Any]:
+    record = attempt.record
     return {
         "kind": record.kind, "step": record.step, "generation": record.generation, "number": record.number,
         "file": f"rank-{rank}", "digest": of_bytes(data), "size_bytes": len(data), **changed,
     }  # fmt: skip
 
 
-async def give(holder: Holder, attempt: Attempt | Checkpoint, rank: int, data: bytes, **changed: Any) -> None:
-    """Hand a copy to a holder."""
+async def offered(attempt: Attempt, rank: int, data: bytes, **changed: Any) -> dict[str, Any]:
+    """Offer a copy as its rank does; returns what its sender says."""
     head = head_of(attempt, rank, data, **changed)
+    await attempt.offer(FileRecord(head["file"], head["size_bytes"], head["digest"]))
+    return head
+
+
+async def give(holder: Holder, attempt: Attempt, rank: int, data: bytes, **changed: Any) -> None:
+    """Hand a copy to a holder."""
+    await send(holder, await offered(attempt, rank, data, **changed), data)
+
+
+async def send(holder: Holder, head: dict[str, Any], data: bytes) -> None:
     await asyncio.to_thread(transfer.send, holder.shelf.record, head, [memoryview(data)])
 
 
@@ -116,10 +126,11 @@ def test_copies_come_nearest_first_and_shared_storage_last() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()
-        checkpoint = await saved(registry, await registry.claim(), 100)
+        attempt = await prepared(registry, await registry.claim(), 100)
         async with nodes(world, "a@row1/rack1", "b@row1/rack2", "c@row2/rack9", "d@row1/rack1") as holders:
             for holder in holders:
-                await give(holder, checkpoint, 0, b"x" * 100, file="0.bin")
+                await give(holder, attempt, 0, b"x" * 100, file="0.bin")
+            checkpoint = await attempt.commit()
             found = await registry.nearest(100, "0.bin", to="a", topology="row1/rack1", kind="files")
             assert [(copy.distance, copy.record and copy.record.host, copy.tier) for copy in found] == [
                 (0, "a", "memory"), (1, "d", "memory"), (2, "b", "memory"), (3, "c", "memory"), (3, None, "shared"),
@@ -541,6 +552,34 @@ def test_without_the_token_a_holder_says_nothing_and_takes_no_room() -> None:
     play(story())
 
 
+def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing() -> None:
+    """Who may read the keys of a run reads the token, which was the right to fill a node's memory and the catalogue."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        data = bytes_of(0, 20)
+        async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
+            committed = await kept(registry, claim, 10, [holder], ranks=1)
+            attempt = await registry.begin(claim, 20, kind=MEMORY, world_size=2)
+            await give(holder, attempt, 0, data)
+            before = holder.shelf.used_bytes, await settled(world, "/copy/")
+            for forged in (
+                {"generation": 2**40}, {}, {"file": "rank-0"}, {"number": attempt.record.number + 1}, {"kind": "files"},
+                {"step": 10, "number": committed.number, "file": "rank-0"}, {"digest": of_bytes(data)},
+            ):  # fmt: skip
+                with pytest.raises(StorageError, match="no writer of the run has offered"):
+                    await send(holder, head_of(attempt, 1, bytes_of(1, 20), **forged), bytes_of(1, 20))
+            assert (holder.shelf.used_bytes, await settled(world, "/copy/")) == before
+            await attempt.abort("the test is over")
+            assert await settled(world, "/offer/") == []
+            with pytest.raises(AttemptOver):
+                await give(holder, attempt, 1, bytes_of(1, 20))
+
+    play(story())
+
+
 def test_strangers_that_hold_every_connection_keep_no_sender_out() -> None:
     async def story() -> None:
         world = World()
@@ -574,7 +613,7 @@ def test_bytes_with_another_digest_are_not_taken() -> None:
             with pytest.raises(StorageError, match="do not match their digest"):
                 await give(holder, attempt, 0, b"x" * SIZE, digest=of_bytes(b"y"))
             with pytest.raises(StorageError, match="file name"):
-                await give(holder, attempt, 0, b"x", file="../0")
+                await send(holder, head_of(attempt, 0, b"x", file="../0"), b"x")
             assert (holder.shelf.held, holder.shelf.used_bytes) == ({}, 0)
             assert await settled(world, "/copy/") == []
 
@@ -633,10 +672,10 @@ def test_a_copy_is_digested_while_it_comes_and_answered_soon_after_its_last_byte
         world = World()
         async with nodes(world, "a", limit_bytes=len(data)) as (holder,):
             attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
-            record = holder.shelf.record
+            head, record = await offered(attempt, 0, data), holder.shelf.record
             host, _, port = record.address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(transfer.encode({"do": "put", "token": record.token, **head_of(attempt, 0, data)}) + data[:-1])
+            writer.write(transfer.encode({"do": "put", "token": record.token, **head}) + data[:-1])
             await asyncio.wait_for(half.wait(), HEAD_TIMEOUT_S / 2)
             writer.write(data[-1:])
             assert (await reader.read()).endswith(transfer.encode({"has": True}))
@@ -732,10 +771,10 @@ def test_a_copy_of_a_durable_file_is_read_from_memory_and_else_from_storage(tmp_
         data = bytes_of(0, 10)
         file = write(attempt.uri, "rank-0", data)
         await attempt.prepare(0, [FileRecord("rank-0", len(data), of_bytes(data))])
-        checkpoint = await attempt.commit()
-        write(attempt.uri, "raftkv-manifest.jsonl", world.files[attempt.uri])
         async with nodes(world, "a") as (holder,):
             await give(holder, attempt, 0, data)
+            checkpoint = await attempt.commit()
+            write(attempt.uri, "raftkv-manifest.jsonl", world.files[attempt.uri])
             file.rename(file.with_suffix(".away"))
             assert bytes(await registry.fetch(checkpoint, "rank-0")) == data
         file.with_suffix(".away").rename(file)

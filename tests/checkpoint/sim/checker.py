@@ -112,7 +112,9 @@ class Checker:
             self.heads[which] = head
             return
         if which not in self.heads:
-            self.fail("P3", f"a rank prepares {which}, which is over")
+            self.fail("P3", f"a rank prepares {which}, or offers bytes for it, which is over")
+        if rest[3] == "offer":
+            return
         if event.kv.version != 1:
             self.fail("P1", f"rank {rest[3]} has prepared {which} twice")
         self.parts.setdefault(which, {})[int(rest[3])] = event.kv.value
@@ -246,7 +248,7 @@ class Checker:
                 which = (run_of(event.kv.key), parts[3], AttemptId.parse(parts[4]))
                 if parts[5] == "head":
                     self.heads.pop(which, None)
-                else:
+                elif parts[6] != "offer":
                     self.parts.get(which, {}).pop(int(parts[6]), None)
         for key in changed:
             parts = key.removeprefix("/raftkv/checkpoint/").split("/")
