@@ -81,7 +81,11 @@ BACKUP: Final = Manifest(
 )
 SAMPLES: Final[tuple[Sample, ...]] = (
     Sample(checkpoint.FenceRecord(2, "round/9", "h:1", _AT), _RUN.fence),
-    Sample(_FILE, _RUN.attempt("files", _ID).offer(_FILE.name)),
+    Sample(_FILE),
+    Sample(
+        checkpoint.Offer("sub/a.bin", 5, "sha256:" + "0" * 64, "sha256:" + "1" * 64),
+        _RUN.attempt("files", _ID).offer("sub/a.bin"),
+    ),
     Sample(_PARENT, _RUN.tag("release")),
     Sample(
         checkpoint.AttemptRecord(7, 2, 500123, "files", 2, "memory://job/step", _PARENT, {"a": "b"}, "h:1", _AT),

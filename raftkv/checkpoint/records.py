@@ -56,7 +56,7 @@ class FenceRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class FileRecord(Record):
-    """One file of a checkpoint; under a key of its own, what its rank offers to holders of copies.
+    """One file of a checkpoint.
 
     Attributes:
         name: file name below the directory of the checkpoint, with slashes.
@@ -72,11 +72,6 @@ class FileRecord(Record):
     def check(self) -> None:
         """Implement ``Record.check``: refuses names that could be outside of the checkpoint."""
         check_file_name(self.name)
-
-    def belongs_to(self, key: str) -> bool:
-        """Implement ``Record.belongs_to``."""
-        parts = parts_in_run(key)
-        return len(parts) == 6 and parts[0] == "attempt" and parts[3:] == ["rank", "offer", quoted(self.name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +341,31 @@ class HolderRecord(Record):
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
         return bool(self.holder) and parts_in_run(key) == ["holder", quoted(self.holder)]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Record):
+    """The bytes that a rank will send to holders, which take no others, and from this rank alone.
+
+    Attributes:
+        file, size_bytes, digest: file name in the checkpoint, size and digest of the bytes.
+        proof: digest of the secret that the sender presents, so that users who may only read this cannot send them.
+    """
+
+    NAME: ClassVar[str] = "offer"
+    file: str
+    size_bytes: int
+    digest: str
+    proof: str
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        check_file_name(self.file)
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        parts = parts_in_run(key)
+        return len(parts) == 6 and parts[0] == "attempt" and parts[3:] == ["rank", "offer", quoted(self.file)]
 
 
 @dataclass(frozen=True, slots=True)

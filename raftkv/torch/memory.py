@@ -255,7 +255,6 @@ class Memory:
             for part in parts:
                 digest.update(part)
             file = FileRecord(_file(rank), sum(len(part) for part in parts), str(digest))
-            attempt.offer(file)
             self._spread(attempt, file, parts)
             attempt.prepare(rank, [file])
             if rank == 0:
@@ -279,7 +278,7 @@ class Memory:
         record, wanted = attempt.record, 1 + self._copies
         copy = {
             "kind": MEMORY, "step": record.step, "generation": record.generation, "number": record.number,
-            "file": file.name, "digest": file.digest, "size_bytes": file.size_bytes,
+            "file": file.name, "digest": file.digest, "size_bytes": file.size_bytes, "secret": attempt.offer(file),
         }  # fmt: skip
         why = []
         found = self._run.checkpoints.holders()

@@ -133,7 +133,7 @@ BOUND = [
 
 def test_records_that_name_their_key_are_these() -> None:
     assert sorted(type(sample.record).__name__ for sample in BOUND) == [
-        "AttemptRecord", "Checkpoint", "CopyRecord", "Fault", "FileRecord", "Head", "HolderRecord", "Manifest", "Node",
+        "AttemptRecord", "Checkpoint", "CopyRecord", "Fault", "Head", "HolderRecord", "Manifest", "Node", "Offer",
         "Prepared", "TakenRange",
     ]  # fmt: skip
 

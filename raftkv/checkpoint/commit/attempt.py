@@ -30,6 +30,7 @@ from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.commit.summary import advanced, checked_metrics, indexed
 from raftkv.checkpoint.copies import catalogue
 from raftkv.checkpoint.copies.catalogue import ReadCopy, receive
+from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import (
     AttemptOver,
     CheckpointExists,
@@ -52,7 +53,17 @@ from raftkv.checkpoint.keys import (
     check_durable,
     check_file_name,
 )
-from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Deleting, FileRecord, Hold, Latest, Prepared, Reference
+from raftkv.checkpoint.records import (
+    AttemptRecord,
+    Checkpoint,
+    Deleting,
+    FileRecord,
+    Hold,
+    Latest,
+    Offer,
+    Prepared,
+    Reference,
+)  # fmt: skip
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control import Control, below, until_answered
 from raftkv.client.lease import farewell_s
@@ -213,19 +224,24 @@ class Attempt:
                 )
         return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)), metrics)
 
-    async def offer(self, file: FileRecord) -> None:
+    async def offer(self, file: FileRecord) -> str:
         """Record which bytes this rank will send to holders of copies, which take no others.
+
+        Returns:
+            The secret that the sender presents.
 
         Raises:
             ConfigError: the name of the file is not valid.
             AttemptOver: the attempt was aborted, or is committed.
             FenceBroken, GenerationOver: the claim has ended; nothing was written.
         """
-        key = self._keys.offer(check_file_name(file.name))
+        key, secret = self._keys.offer(check_file_name(file.name)), secrets.token_hex(32)
+        offer = Offer(file.name, file.size_bytes, file.digest, of_bytes(secret.encode()))
         there = [version(self._keys.head) > 0]
-        result = await under(self._control, self._claim, there, [put(key, file.encode())], [get(self._deleting)])
+        result = await under(self._control, self._claim, there, [put(key, offer.encode())], [get(self._deleting)])
         if not result.succeeded:
             raise self._over(result.results[0])
+        return secret
 
     async def outcome(self, timeout_s: float | None = None) -> Checkpoint:
         """Wait until the attempt is committed.

@@ -8,8 +8,8 @@
 It belongs to the node's agent, which outlives workers, so a copy survives the worker that made it. ``Shelf`` stores and
 announces copies, without sockets; ``Holder`` serves them.
 
-    put   token, attempt, file, digest, size -> offer read -> the bytes -> digest compared -> key written -> answer
-    get   token, digest                      -> the bytes
+    put   token, attempt, file, digest, size, secret -> offer read -> bytes -> digest compared -> key written -> answer
+    get   token, digest                              -> bytes
 
 Invariants
 
@@ -18,9 +18,9 @@ Invariants
    announced again under a new one.
 3. Copies older than the newest commit of their kind are dropped; newer ones stay, because they may still be committed.
 4. Nothing is allocated before the token was verified and the size fits below the limit. The token shows the right to
-   read the keys of the run. That a copy comes from a program that may write them, its rank's offer shows: a key with
-   its digest, without which nothing is taken, announced or dropped.
-5. Connections that have not presented the token are closed, oldest first, to make room for later ones.
+   read the keys of the run. The secret shows that the sender may write them: its digest is in a key, the rank's offer.
+5. Connections that have not presented the token are closed, oldest first, to make room for later ones. Readers, however
+   slow, leave room for senders.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from raftkv.checkpoint.copies import transfer
-from raftkv.checkpoint.digest import Digest
+from raftkv.checkpoint.digest import Digest, of_bytes
 from raftkv.checkpoint.keys import RegistryKeys, kind_of
-from raftkv.checkpoint.records import CopyRecord, FileRecord, HolderRecord, Latest
+from raftkv.checkpoint.records import CopyRecord, HolderRecord, Latest, Offer
 from raftkv.client.control import Control, Grant, Reflector, below, until_answered
 from raftkv.client.operations import Operation, delete, get, put
 from raftkv.client.records import RecordError, readable
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 64
+READERS_MAX: Final = 48
+"""Connections that may read copies at once; the others are for senders."""
 HEAD_TIMEOUT_S: Final = 10.0
 _DIGESTED_BYTES: Final = 8 << 20
 """Bytes that a thread digests at once."""
@@ -159,18 +161,22 @@ class Shelf:
 
     # ---- bytes
 
-    async def check_offered(self, copy: CopyRecord) -> None:
-        """Refuse a copy that its rank has not offered.
+    async def check_offered(self, copy: CopyRecord, secret: str) -> None:
+        """Refuse a copy that its sender has not offered in the store.
+
+        Arguments:
+            copy: record of the copy.
+            secret: what the sender presents.
 
         Raises:
-            NoRoom: no program that may write the keys of the run has written this digest for this file of the attempt.
+            NoRoom: no program that may write the keys of the run has offered it, or another one than the sender.
             TimeoutError: the store did not answer in the time that a sender waits.
         """
         read = get(self._keys.attempt(copy.kind, copy.id).offer(copy.file))
         async with asyncio.timeout(transfer.IDLE_TIMEOUT_S):
             found = (await until_answered(lambda: self._control.txn((), [read]))).results[0]
-        offered = readable(FileRecord, [found] if found else [])
-        if offered != [FileRecord(copy.file, copy.size_bytes, copy.digest)]:
+        offer = Offer(copy.file, copy.size_bytes, copy.digest, of_bytes(secret.encode(errors="replace")))
+        if readable(Offer, [found] if found else []) != [offer]:
             raise NoRoom(f"no writer of the run has offered {copy.digest} as {copy.file} of this attempt")
 
     async def take_room(self, size_bytes: int, generation: int) -> mmap.mmap:
@@ -351,6 +357,7 @@ class Holder:
         self._serving: set[asyncio.Task[None]] = set()
         self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         """Connections that have not presented the token, oldest first."""
+        self._readers = 0
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
@@ -441,6 +448,9 @@ class Holder:
         held = self.shelf.held.get(str(head.get("digest")))
         if held is None:
             raise NoRoom("this node does not have it")
+        if self._readers >= READERS_MAX:
+            raise NoRoom(f"{READERS_MAX} others read from this node")
+        self._readers += 1
         held.readers += 1
         try:
             await _send(connection, transfer.encode({"size_bytes": held.size_bytes}))
@@ -449,6 +459,7 @@ class Holder:
                 for start in range(0, held.size_bytes, transfer.PIECE_BYTES):
                     await _send(connection, view[start : start + transfer.PIECE_BYTES])
         finally:
+            self._readers -= 1
             held.readers -= 1
 
     async def _put(self, connection: socket.socket, head: Mapping[str, Any]) -> None:
@@ -458,7 +469,7 @@ class Holder:
             **plain, "holder": own.holder, "host": own.host, "address": own.address, "token": own.token,
             "topology": own.topology,
         })  # fmt: skip
-        await shelf.check_offered(copy)
+        await shelf.check_offered(copy, str(head.get("secret")))
         if shelf.has(copy.digest, copy.size_bytes):
             await shelf.add(copy, None)
             await _send(connection, transfer.encode({"has": True}))

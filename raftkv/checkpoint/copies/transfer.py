@@ -84,7 +84,8 @@ def send(holder: HolderRecord, copy: Mapping[str, Any], parts: Sequence[memoryvi
 
     Arguments:
         holder: which.
-        copy: ``kind``, ``step``, ``generation``, ``number``, ``file``, ``digest``, ``size_bytes``.
+        copy: ``kind``, ``step``, ``generation``, ``number``, ``file``, ``digest``, ``size_bytes``, and the ``secret``
+            of ``Attempt.offer``.
         parts: the bytes, one after the other.
 
     Raises:

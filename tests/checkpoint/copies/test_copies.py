@@ -21,6 +21,7 @@ import pytest
 
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.copies import holder as copies_holder
 from raftkv.checkpoint.copies import transfer
 from raftkv.checkpoint.copies.catalogue import Spot, choose
 from raftkv.checkpoint.copies.holder import CONNECTIONS_MAX, HEAD_TIMEOUT_S, Holder, Me
@@ -85,8 +86,7 @@ def head_of(attempt: Attempt, rank: int, data: bytes, **changed: Any) -> dict[st
 async def offered(attempt: Attempt, rank: int, data: bytes, **changed: Any) -> dict[str, Any]:
     """Offer a copy as its rank does; returns what its sender says."""
     head = head_of(attempt, rank, data, **changed)
-    await attempt.offer(FileRecord(head["file"], head["size_bytes"], head["digest"]))
-    return head
+    return head | {"secret": await attempt.offer(FileRecord(head["file"], head["size_bytes"], head["digest"]))}
 
 
 async def give(holder: Holder, attempt: Attempt, rank: int, data: bytes, **changed: Any) -> None:
@@ -563,19 +563,44 @@ def test_a_reader_of_the_token_hands_over_nothing_and_drops_nothing() -> None:
         async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
             committed = await kept(registry, claim, 10, [holder], ranks=1)
             attempt = await registry.begin(claim, 20, kind=MEMORY, world_size=2)
-            await give(holder, attempt, 0, data)
-            before = holder.shelf.used_bytes, await settled(world, "/copy/")
+            true = await offered(attempt, 0, data)
+            public = head_of(attempt, 0, data) | {"secret": "0" * 64}
             for forged in (
-                {"generation": 2**40}, {}, {"file": "rank-0"}, {"number": attempt.record.number + 1}, {"kind": "files"},
-                {"step": 10, "number": committed.number, "file": "rank-0"}, {"digest": of_bytes(data)},
+                {"generation": 2**40}, {}, {"file": "rank-1"}, {"number": attempt.record.number + 1}, {"kind": "files"},
+                {"step": 10, "number": committed.number}, {"digest": of_bytes(bytes_of(0, 10))}, {"secret": 7},
             ):  # fmt: skip
                 with pytest.raises(StorageError, match="no writer of the run has offered"):
-                    await send(holder, head_of(attempt, 1, bytes_of(1, 20), **forged), bytes_of(1, 20))
-            assert (holder.shelf.used_bytes, await settled(world, "/copy/")) == before
+                    await send(holder, public | forged, data)
+            await send(holder, true, data)  # nothing has its room
+            assert len(await settled(world, "/copy/")) == 2
             await attempt.abort("the test is over")
             assert await settled(world, "/offer/") == []
             with pytest.raises(AttemptOver):
-                await give(holder, attempt, 1, bytes_of(1, 20))
+                await offered(attempt, 1, data)
+
+    play(story())
+
+
+def test_readers_that_read_nothing_keep_no_sender_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_holder, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(copies_holder, "READERS_MAX", 3)
+    data = bytes(16_000_000)  # more than the buffers of a connection hold
+
+    async def story() -> None:
+        world = World()
+        async with nodes(world, "a", limit_bytes=2 * len(data)) as (holder,):
+            attempt = await world.registry().begin(await world.registry().claim(), 10, kind=MEMORY)
+            await give(holder, attempt, 0, data)
+            record = holder.shelf.record
+            host, _, port = record.address.rpartition(":")
+            asked = transfer.encode({"do": "get", "token": record.token, "digest": of_bytes(data)})
+            with contextlib.ExitStack() as silent:
+                for _ in range(6):
+                    connection = silent.enter_context(socket.create_connection((host, int(port))))
+                    with contextlib.suppress(ConnectionError):
+                        connection.sendall(asked)
+                        await asyncio.to_thread(connection.recv, 1)
+                await give(holder, attempt, 1, b"x")
 
     play(story())
 

@@ -63,7 +63,7 @@ def test_copies_of_a_killed_holder_are_gone_and_those_of_another_are_read(member
                 "kind": MEMORY, "step": 10, "generation": record.generation, "number": record.number,
                 "file": "rank-0", "digest": of_bytes(data), "size_bytes": len(data),
             }  # fmt: skip
-            await attempt.offer(FileRecord("rank-0", len(data), of_bytes(data)))
+            copy["secret"] = await attempt.offer(FileRecord("rank-0", len(data), of_bytes(data)))
             for holder in await registry.holders():
                 await asyncio.to_thread(transfer.send, holder, copy, [memoryview(data)])
             await attempt.prepare(0, [FileRecord("rank-0", len(data), of_bytes(data))])

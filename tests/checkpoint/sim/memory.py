@@ -203,7 +203,7 @@ async def put_copies(process: Process, attempt: Attempt, rank: int) -> FileRecor
     data = f"{attempt.uri} of rank {rank}, drawn {process.random.random()}".encode()
     file = FileRecord(f"rank-{rank}", len(data), of_bytes(data))
     simulation.prepared[attempt.uri, file.name] = data
-    await attempt.offer(file)
+    secret = await attempt.offer(file)
     wanted = 1 + COPIES
     for holder in choose(await process.registry.holders(), f"node{rank % NODES}", Spot(f"node{rank % NODES}")):
         copy = CopyRecord(
@@ -212,7 +212,7 @@ async def put_copies(process: Process, attempt: Attempt, rank: int) -> FileRecor
         )  # fmt: skip
 
         async def keep(shelf: Shelf, copy: CopyRecord = copy) -> bool:
-            await shelf.check_offered(copy)
+            await shelf.check_offered(copy, secret)
             if shelf.has(copy.digest, copy.size_bytes):
                 await shelf.add(copy, None)
                 return True
