@@ -11,15 +11,18 @@ SEEDS_MAX = 200
 """Far above what most of them need."""
 
 FIRST_SEEDS = {
-    "a generation's claim stands without the generation": 11,
-    "commits before the list are passed over": 14,
+    "a generation's claim stands without the generation": 17,
+    "collector beside a changed latest": 22,
+    "commits before the list are passed over": 20,
     "every old directory is an orphan": 5,
-    "holds asked for beforehand": 341,
+    "holds asked for beforehand": 465,
     "newest attempt instead of the agreed one": 61,
-    "no fence in commit": 4,
-    "no fence in prepare": 4,
-    "parent not held": 14,
-    "pin of what is deleted": 3,
+    "no fence in abort": 7,
+    "no fence in commit": 8,
+    "no fence in prepare": 5,
+    "numbers given twice": 3,
+    "parent not held": 18,
+    "pin of what is deleted": 4,
     "prepare without a head": 4,
     "record without latest": 5,
 }
