@@ -3,7 +3,7 @@
 calls = Calls()
 with calls.noted():
     ...                             # calls.seen: who in raftkv calls what of the system, phase by phase
-with calls.failing(call, errno.EIO):
+with calls.failing({call: errno.EIO}):
     ...                             # the first call of that kind in its phase fails, once
 """
 
@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,9 +85,7 @@ class Calls:
     def __init__(self) -> None:
         self.phase = ""
         self.seen: dict[Call, None] = {}
-        self.has_failed = False
-        self._failing: Call | None = None
-        self._number = 0
+        self._failing: dict[Call, int] = {}
         self._lock = threading.Lock()
 
     @contextmanager
@@ -99,14 +97,14 @@ class Calls:
             yield
 
     @contextmanager
-    def failing(self, call: Call, number: int) -> Iterator[None]:
-        """Let a call fail once during the block, with an error number."""
-        self._failing, self._number, self.has_failed = call, number, False
+    def failing(self, failures: Mapping[Call, int]) -> Iterator[None]:
+        """Let each of these calls fail once during the block, with its error number."""
+        self._failing = dict(failures)
         try:
             with self.noted():
                 yield
         finally:
-            self._failing = None
+            self._failing = {}
 
     def _watched(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -115,17 +113,14 @@ class Calls:
                 found = Call(self.phase, place, what)
                 self.seen[found] = None
                 with self._lock:
-                    fails = found == self._failing and not self.has_failed
-                    self.has_failed |= fails
-                if fails:
+                    number = self._failing.pop(found, 0)
+                if number:
                     if what == "os.close":
                         function(*arguments)  # close the descriptor anyway, as a failing close does
                     if what == "lmdb.open":
-                        raise lmdb.Error(os.strerror(self._number))
+                        raise lmdb.Error(os.strerror(number))
                     name = arguments[0] if arguments and isinstance(arguments[0], str | bytes | os.PathLike) else None
-                    raise OSError(
-                        self._number, os.strerror(self._number), *(() if name is None else (os.fsdecode(name),))
-                    )
+                    raise OSError(number, os.strerror(number), *(() if name is None else (os.fsdecode(name),)))
             return function(*arguments, **options)
 
         return call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import itertools
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ SHARDS = 4
 """Tests that share the calls among them, so that all processes of a run have some."""
 NUMBERS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EMFILE)
 KEYS = 4
+OF_THE_SECOND = ("restart", "more writes", "stop again")
+"""Phases after the restart."""
 
 
 def _config(directory: Path) -> ServerConfig:
@@ -213,7 +216,7 @@ class Watched:
                 assert "[Errno" not in record.getMessage(), record.getMessage()
 
 
-Run = Callable[[Call, int], None]
+Run = Callable[[Sequence[Call], int], None]
 
 
 @pytest.fixture
@@ -223,16 +226,16 @@ def run(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Live through the story with a failure, then look at the data after a last start."""
+    """Live through the story with failures, then look at the data after a last start."""
     monkeypatch.setattr(main.logs, "configure", lambda config: None)
     watched = Watched(monkeypatch, caplog)
 
-    def lived(call: Call, number: int) -> None:
+    def lived(failing: Sequence[Call], number: int) -> None:
         caplog.clear()
         shutil.rmtree(tmp_path)  # of the run before: a log takes 64 MiB
         (tmp_path / "archive").mkdir(parents=True)
         story = Story(tmp_path, Calls())
-        with story.calls.failing(call, number):
+        with story.calls.failing(dict.fromkeys(failing, number)):
             ended = story.run()
         said = capsys.readouterr().err.splitlines()
         assert len(said) == sum(status == 1 for status in ended), said
@@ -268,10 +271,18 @@ def test_each_call_of_the_system_fails_once(run: Run, tmp_path: Path, shard: int
     found = list({call[1:]: call for call in calls.seen if not call.place.startswith("client/")}.values())
     assert len(found) >= 80
     failures = []
-    for at, call in list(enumerate(found))[shard::SHARDS]:
+    for at, failing in list(enumerate(_pairs(found)))[shard::SHARDS]:
         number = NUMBERS[at % len(NUMBERS)]
         try:
-            run(call, number)
+            run(failing, number)
         except (AssertionError, BaseExceptionGroup, OSError) as error:
-            failures.append(f"{tuple(call)} {errno.errorcode[number]}: {str(error)[:600]}")
+            names = " and ".join(map(" ".join, failing))
+            failures.append(f"{names} {errno.errorcode[number]}: {str(error)[:600]}")
     assert not failures, "\n".join(failures)
+
+
+def _pairs(calls: Sequence[Call]) -> list[list[Call]]:
+    """Put a call of the first process and one of the second into one story, as long as there are both."""
+    second = [call for call in calls if call.phase in OF_THE_SECOND]
+    first = [call for call in calls if call not in second]
+    return [[call for call in pair if call] for pair in itertools.zip_longest(first, second)]

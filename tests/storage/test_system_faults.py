@@ -92,7 +92,7 @@ def test_each_failure_is_typed_or_passed_over_and_loses_nothing(calls: Calls, tm
         directory.mkdir()
         _filled(directory)
         outcome: Exception | None = None
-        with calls.failing(call, number):
+        with calls.failing({call: number}):
             try:
                 _story(directory, calls)
             except Exception as error:
