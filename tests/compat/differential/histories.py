@@ -139,6 +139,9 @@ class HistoryPlayer:
         if free:
             self._compacted = self._random.choice(free)
             self._ask(rpc_pb2.CompactionRequest(revision=self._compacted, physical=self._random.random() < 0.5))
+            # A member that lags would still show its watches what the compaction took.
+            for member in range(len(self._wires[1].endpoints)):
+                self._wires[1].call("etcdserverpb.KV/Range", rpc_pb2.RangeRequest(key=b"\0"), member)
 
     # Watching.
 

@@ -20,8 +20,7 @@ SHORT = 2
 
 LENGTHS = [
     (ETCD_FAST, 3, SHORT),
-    (ETCD_FAST, 3, 6),
-    (ETCD_FAST, 1, 4),
+    (ETCD_FAST, 3, 4),
     *([] if ETCD_NEWER is None else [(ETCD_NEWER, 1, SHORT)]),
 ]
 
