@@ -31,6 +31,13 @@ def kv() -> Iterator[raftkv.Client]:
         yield kv
 
 
+@pytest.fixture
+def empty() -> Iterator[raftkv.Client]:
+    """A store of this test alone: a lock without a name waits for every key below "/", those of a run too."""
+    with Cluster(RAFTKV) as cluster, raftkv.connect(cluster.endpoints, timeout_s=2) as kv:
+        yield kv
+
+
 def failures(cases: dict[str, Case]) -> list[str]:
     """Give each argument of each function each wrong value; return what neither worked nor was refused."""
     found = []
@@ -53,7 +60,9 @@ def each(owner: Any, **methods: dict[str, Any]) -> dict[str, Case]:
 
 
 @pytest.mark.long
-def test_of_the_client(kv):
+def test_of_the_client(empty):
+    kv = empty
+
     def taken(what: str, **options: Any) -> None:
         with getattr(kv, what)(**options):
             pass

@@ -44,7 +44,7 @@ def sign_in(page: Page, user: str, password: str, where: str = "#tools") -> None
 
 
 def test_strangers_are_asked_to_sign_in_and_a_wrong_password_is_refused(chromium: Chromium, guarded: Cluster) -> None:
-    with chromium.page(f"http://{guarded.endpoints[0]}", "#/runs") as page:
+    with chromium.page(f"http://{guarded.endpoints[0]}", "#/contests") as page:
         page.allowed = REFUSED
         page.locator("#main").get_by_role("button", name="Sign in").first.wait_for()
         page.check_accessible("signed out")
@@ -53,7 +53,7 @@ def test_strangers_are_asked_to_sign_in_and_a_wrong_password_is_refused(chromium
         page.check_accessible("sign-in that failed")
         page.keyboard.press("Escape")
         sign_in(page, "root", "secret")
-        page.get_by_text("There are no runs yet.").wait_for()
+        page.get_by_text("No lock is held and no election runs here.").wait_for()
         page.locator("#tools").get_by_role("button", name="Sign out").click()
         page.locator("#main").get_by_role("button", name="Sign in").first.wait_for()
 
