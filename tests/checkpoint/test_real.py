@@ -38,7 +38,7 @@ def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def play(member: Cluster, story: Story) -> None:
     async def main() -> None:
         async with connect(member.endpoints) as kv:
-            await asyncio.wait_for(story(kv), 60.0)
+            await asyncio.wait_for(story(kv), 300.0)
 
     asyncio.run(main())
 
