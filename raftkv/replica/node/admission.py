@@ -22,7 +22,7 @@ from raftkv.apply.applier import Applier
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.throttle import Throttle
 from raftkv.replica.node.waits import AwaitableNode
-from raftkv.replica.snapshots.files import free_disk_bytes
+from raftkv.replica.snapshots.files import DISK_RESERVE_BYTES, free_disk_bytes
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import Headers, RpcError
 
@@ -47,9 +47,6 @@ PUT_OVERHEAD_BYTES: Final = 256
 CLIENT_VERSIONS_MAX: Final = 64
 CLIENT_VERSION_BYTES_MAX: Final = 32
 """Longest client version that is counted separately; longer ones, and too many different ones, count as unknown."""
-
-DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
-"""Free disk space below which writes are refused: space for the log, a database commit, and deletes that free space."""
 
 
 class Admission:

@@ -22,9 +22,13 @@ from raftkv.storage.mvcc import Store
 
 _log = logging.getLogger(__name__)
 
-ROOM_RESERVE_BYTES: Final = 256 * 1024 * 1024
-"""Disk space that must remain when a database is copied or received: the reserve at which writes are refused, and two
-log segments and database commits for writes made meanwhile."""
+DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
+"""Free disk space below which writes are refused, and which a copy of a database leaves: space for the log, a database
+commit, and deletes that free space."""
+
+MEANWHILE_MAX_BYTES: Final = 176 * 1024 * 1024
+"""Maximum space for writes made during the copy: two log segments and database commits. A smaller database is copied
+sooner, so as much as its size is enough."""
 
 PARTIAL_SUFFIX: Final = ".part.tmp"
 """Suffix of the file with the received part of a database. Older versions delete it, like all ``.tmp`` files."""
@@ -135,8 +139,8 @@ def check_room(
         free_bytes = free_disk_bytes(directory)
     except OSError as error:
         raise StorageError(f"cannot see how much room {directory} has for {what}: {error.strerror}") from error
-    if free_bytes < size_bytes + ROOM_RESERVE_BYTES:
-        needed_bytes = size_bytes + ROOM_RESERVE_BYTES
+    needed_bytes = size_bytes + min(size_bytes, MEANWHILE_MAX_BYTES) + DISK_RESERVE_BYTES
+    if free_bytes < needed_bytes:
         raise SpaceError(
             f"{what} of {size_bytes >> 20} MiB needs {needed_bytes >> 20} MiB free in {directory}, "
             f"where {free_bytes >> 20} MiB are: make room"

@@ -13,8 +13,9 @@ from operator import attrgetter
 from prometheus_client.core import Metric
 
 from raftkv.histograms import counter, counters, gauge, gauges
-from raftkv.replica.node.admission import DISK_RESERVE_BYTES, Admission
+from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node
+from raftkv.replica.snapshots.files import DISK_RESERVE_BYTES
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.server import Server

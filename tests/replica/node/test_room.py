@@ -17,8 +17,9 @@ from raftkv.raft import log as log_module
 from raftkv.raft.log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
 from raftkv.raft.types import NO_LIMIT, ConfState, Entry, SnapshotMeta
 from raftkv.replica.node import housekeeping
-from raftkv.replica.node.admission import DISK_RESERVE_BYTES, Admission
+from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.housekeeping import LogCut, Retention
+from raftkv.replica.snapshots.files import DISK_RESERVE_BYTES
 from raftkv.storage.mvcc import Store
 from tests.storage.memory import MemoryBackend
 

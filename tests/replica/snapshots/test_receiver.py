@@ -291,7 +291,7 @@ def test_without_room_nothing_is_received(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free_bytes = shutil.disk_usage(tmp_path).free
-    monkeypatch.setattr(files, "ROOM_RESERVE_BYTES", free_bytes + (1 << 30))
+    monkeypatch.setattr(files, "DISK_RESERVE_BYTES", free_bytes + (1 << 30))
     (error,) = receive(tmp_path, Call(chunks_of(sent)))
     assert "free in" in str(error)
     assert str(error).endswith(": make room")

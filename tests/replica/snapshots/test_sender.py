@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftkv.errors import CorruptionError, MapFullError, StorageError
+from raftkv.errors import CorruptionError, MapFullError, SpaceError, StorageError
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.replica.snapshots import files, sender
@@ -274,8 +274,19 @@ def test_two_sends_to_one_member_do_not_share_a_file(tmp_path: Path) -> None:
     assert len(names) == 6
 
 
+@pytest.mark.parametrize(("size_mib", "needed_mib"), [(0, 80), (50, 180), (1_000, 1_256)])
+def test_a_copy_needs_room_for_itself_and_for_the_writes_meanwhile(
+    tmp_path: Path, size_mib: int, needed_mib: int
+) -> None:
+    """Where a disk is small, a follower with a small database can still catch up as long as writes are accepted."""
+    needed_bytes = needed_mib << 20
+    files.check_room(tmp_path, size_mib << 20, free_disk_bytes=lambda _: needed_bytes)
+    with pytest.raises(SpaceError, match=f"a snapshot of {size_mib} MiB needs {needed_mib} MiB free"):
+        files.check_room(tmp_path, size_mib << 20, free_disk_bytes=lambda _: needed_bytes - 1)
+
+
 def test_without_room_for_it_no_copy_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "ROOM_RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(files, "DISK_RESERVE_BYTES", 1 << 60)
 
     async def scenario(world: World) -> None:
         channel = world.channels[2] = Channel("takes")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.pb import rpc_pb2
-from raftkv.replica.node.admission import DISK_RESERVE_BYTES
+from raftkv.replica.snapshots.files import DISK_RESERVE_BYTES
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Program, wait_for
 from tests.server.process.process import (
