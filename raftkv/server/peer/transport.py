@@ -242,7 +242,7 @@ class Peer:
             _log.warning("cannot connect to %s for %g s%s; retrying", self.label, ABSENT_LOGGED_S, reason)
 
     async def _run_stream(self) -> None:
-        stream = self.channel.stream(RAFT_PATH)
+        stream = self.channel.stream(RAFT_PATH, metadata=self._transport.state())
         try:
             # The first (empty) answer means that the other end has accepted our introduction.
             if await stream.receive() is None:
@@ -269,7 +269,7 @@ class Transport:
         on_refused: called with the error text of a peer that refused this member.
         on_gone: called when a member's port refuses connections, once until there is one again: its process is gone.
         encoder: encodes messages.
-        state: as in ``Peer``.
+        state: returns what this member states of its log when a stream opens (``membership.past``).
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Transport:
         self.on_refused = on_refused
         self.on_gone = on_gone
         self._encoder = encoder or BatchEncoder()
-        self._state = state
+        self.state = state
         self.peers: dict[int, Peer] = {}
         self.on_noted: list[Callable[[int, bool, str], None]] = []
         """Called with the id, whether it is connected, and if not why, each time this is logged."""
