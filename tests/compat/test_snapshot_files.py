@@ -30,11 +30,18 @@ from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program, find_to
 
 PASSWORD = "secret"
 LEASE_IDS, TTL_S = (1_000_001, 1_000_002), 7_200
-SMALL_KEYS, MANY_KEYS = 400, int(os.environ.get("RAFTKV_TEST_KEYS", "5000"))
+KEYS = int(os.environ.get("RAFTKV_TEST_KEYS", "400"))
 """``RAFTKV_TEST_KEYS=100000 pytest --all`` takes two minutes."""
 
 BUCKETS = (b"key", b"lease", b"alarm", b"auth", b"authUsers", b"authRoles")
 """Those that must be the same in all files."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes longer than the two and five seconds of etcdctl."""
+    monkeypatch.setenv("ETCDCTL_DIAL_TIMEOUT", "90s")
+    monkeypatch.setenv("ETCDCTL_COMMAND_TIMEOUT", "90s")
 
 
 def run(*words: object) -> str:
@@ -43,7 +50,7 @@ def run(*words: object) -> str:
     return done.stdout
 
 
-def fill(endpoint: str, keys: int) -> None:
+def fill(endpoint: str) -> None:
     """Puts, overwrites, deletions, keys that come back, leases, large values, a compaction in the middle of it."""
     with Wire([endpoint]) as wire:
         for lease_id in LEASE_IDS:
@@ -51,16 +58,16 @@ def fill(endpoint: str, keys: int) -> None:
         wire.call("etcdserverpb.KV/Put", put(b"large", b"\xff" * 1_400_000))
         wire.call("etcdserverpb.KV/Put", put(b"k" * 30_000, b"of a long name", lease=LEASE_IDS[1]))
         with connect(endpoint) as kv:
-            kv.put_many((f"key/{number:06}", b"first %d" % number) for number in range(keys))
-            kv.put_many((f"key/{number:06}", b"second") for number in range(0, keys, 3))
+            kv.put_many((f"key/{number:06}", b"first %d" % number) for number in range(KEYS))
+            kv.put_many((f"key/{number:06}", b"second") for number in range(0, KEYS, 3))
         wire.call("etcdserverpb.KV/DeleteRange", delete(b"key/000010", b"key/000050"))
         wire.call(
             "etcdserverpb.KV/Txn", txn(then=[put(b"key/000011", b"back"), put(b"key/000012"), delete(b"key/000013")])
         )
         now = wire.call("etcdserverpb.KV/Put", put(b"leased", b"v", lease=LEASE_IDS[0])).revision
-        wire.call("etcdserverpb.KV/Compact", compact(now - keys // 10, physical=True))
+        wire.call("etcdserverpb.KV/Compact", compact(now - KEYS // 10, physical=True))
         with connect(endpoint) as kv:
-            kv.put_many((f"key/{number:06}", b"third") for number in range(0, keys, 7))
+            kv.put_many((f"key/{number:06}", b"third") for number in range(0, KEYS, 7))
         wire.call("etcdserverpb.KV/DeleteRange", delete(b"key/000100", b"key/000110"))
 
 
@@ -98,7 +105,7 @@ def observed(endpoint: str, user: str = "", *, is_etcd: bool = False) -> dict[st
     seen: dict[str, Any] = {"present": present["kvs"], "revision": newest}
     refusal = subprocess.run([*ctl, "get", "leased", "--rev", "2"], capture_output=True, text=True, check=False)
     seen["compacted"] = refusal.stderr.strip().splitlines()[-1]
-    for back in (1, SMALL_KEYS // 20):
+    for back in (1, KEYS // 20):
         answer = json.loads(run(*ctl, "get", "key/", "--prefix", f"--rev={newest - back}", "-w", "json"))
         seen[f"{back} before"] = answer["kvs"]
     seen["leases"] = sorted(run(*ctl, "lease", "list").splitlines())
@@ -108,7 +115,7 @@ def observed(endpoint: str, user: str = "", *, is_etcd: bool = False) -> dict[st
         seen[f"lease {lease_id}"] = info["granted-ttl"], info["keys"]
     if not user or not is_etcd:
         with connect(endpoint, **({"user": "root", "password": PASSWORD} if user else {})) as kv:
-            events = kv.watch("key/", prefix=True, start_revision=newest - SMALL_KEYS // 20)
+            events = kv.watch("key/", prefix=True, start_revision=newest - KEYS // 20)
             first = [next(events) for _ in range(20)]
             seen["events"] = [(event.type, event.key, event.value, event.revision) for event in first]
     return seen
@@ -158,7 +165,7 @@ def check_status(path: Path) -> None:
             assert theirs[name] == ours[name]
 
 
-def round_trip(tmp_path: Path, keys: int) -> dict[str, float]:
+def round_trip(tmp_path: Path) -> dict[str, float]:
     """The whole way, from etcd to etcd; returns seconds by step."""
     first, second, took = tmp_path / "first", tmp_path / "second", dict[str, float]()
 
@@ -166,7 +173,7 @@ def round_trip(tmp_path: Path, keys: int) -> dict[str, float]:
         took[step] = round(time.monotonic() - started, 2)
 
     with Cluster(ETCD_FAST) as etcd:
-        fill(etcd.endpoints[0], keys)
+        fill(etcd.endpoints[0])
         expected = observed(etcd.endpoints[0])
         add_users(etcd.endpoints[0])
         run(
@@ -215,13 +222,8 @@ def round_trip(tmp_path: Path, keys: int) -> dict[str, float]:
 
 @pytest.mark.long
 def test_from_etcd_to_raftkv_and_back(tmp_path: Path) -> None:
-    round_trip(tmp_path, SMALL_KEYS)
-
-
-@pytest.mark.long
-def test_from_etcd_to_raftkv_and_back_with_many_keys(tmp_path: Path) -> None:
-    took = round_trip(tmp_path, MANY_KEYS)
-    print(f"{MANY_KEYS} keys with history: {took}")
+    took = round_trip(tmp_path)
+    print(f"{KEYS} keys with history: {took}")
 
 
 @pytest.mark.long
@@ -230,7 +232,7 @@ def test_from_raftkv_to_etcd_and_back(tmp_path: Path, oracle: Program) -> None:
     """The other way: what was written here is the same there, and here again after the revision was bumped."""
     first, second, bumped = tmp_path / "first", tmp_path / "second", 1_000_000
     with Cluster(RAFTKV, 3) as raftkv:
-        fill(raftkv.endpoints[0], SMALL_KEYS)
+        fill(raftkv.endpoints[0])
         expected = observed(raftkv.endpoints[0])
         # By the tools of others, each of which checks what it gets.
         run(find_tool("etcdctl"), "--endpoints", raftkv.endpoints[0], "snapshot", "save", first)
@@ -266,7 +268,7 @@ def test_debians_etcdctl_restores_a_file_of_raftkv(tmp_path: Path) -> None:
     """etcd 3.4 does not know all that is in the file, and takes it all the same."""
     path = tmp_path / "file"
     with Cluster(RAFTKV) as raftkv:
-        fill(raftkv.endpoints[0], SMALL_KEYS)
+        fill(raftkv.endpoints[0])
         run(find_tool("etcdctl"), "--endpoints", raftkv.endpoints[0], "snapshot", "save", path)
     run(debian_etcdctl(), "snapshot", "restore", path, "--data-dir", tmp_path / "data")
     with opened(tmp_path / "data" / "member" / "snap" / "db") as file:

@@ -38,12 +38,12 @@ def test_the_builds_are_what_they_are_called(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_odd_requests() -> None:
-    report = play(SEED, 1_500)
+    report = play(SEED, 750)
     print(report.describe())
     assert report.differences == [], report.describe()
     assert len(report.played) >= 50
-    assert report.statuses["OK"] > 400
-    assert report.statuses["INTERNAL"] > 200  # what cannot be read
+    assert report.statuses["OK"] > 200
+    assert report.statuses["INTERNAL"] > 100  # what cannot be read
 
 
 @contextlib.contextmanager
@@ -72,8 +72,8 @@ def test_members_of_both_builds_in_one_cluster() -> None:
     mixed.members[0].server = INTERPRETED
     with mixed, Cluster(INTERPRETED) as alone, Wire(alone.endpoints) as oracle, Wire(mixed.endpoints) as tested:
         player = requests.Player(oracle, tested, SEED)
-        player.run(700)
-        hashes = player.hashes_of_one_history(500)
+        player.run(350)
+        hashes = player.hashes_of_one_history(250)
         programs = stream_programs.Player(oracle, tested, SEED).run(1)
     assert player.report.differences == [], player.report.describe()
     assert len(set(hashes)) == 1, f"HashKV of the one that is alone, then of each member: {hashes}"

@@ -17,7 +17,7 @@ from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 SEED = 20_261_123
-SHORT, LONG = 300, 1_200
+SHORT, LONG = 300, 800
 CHEAP = ("--bcrypt-cost", "4")
 
 

@@ -27,7 +27,7 @@ from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 
 SEED = 20_261_127
-BATCHES = 40
+BATCHES = 24
 NUMBERS = (0, 0, 1, 2, 7, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 SNAPSHOT_PATH = SERVICES["raftkvpb.Peer"]["InstallSnapshot"].path
 ANSWER_S = 0.3
@@ -122,6 +122,7 @@ def send(stage: Stage, at: int, *batches: bytes) -> None:
             await call.receive()
             for batch in batches:
                 await call.send(batch)
+            call.half_close()
 
     asyncio.run(scenario())
 
