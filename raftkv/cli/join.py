@@ -1,7 +1,7 @@
 """``raftkv join URL``: run a new member of a running cluster, given only the client URL of any of its members.
 
     cluster: MemberList  ->  added as a learner: MemberAdd  ->  started with --initial-cluster-state existing
-        ->  in sync: MemberPromote, repeated until granted  ->  a voter, which continues to serve
+        ->  in sync: it asks the leader to promote it (--auto-promote)  ->  a voter, which continues to serve
 
 Defaults of the flags: the member listens on this machine's address for connections to the URL, on ports 2380 and 2379;
 its name is the machine's; the cluster names the other members. A given flag takes precedence.
@@ -19,11 +19,11 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from raftkv import cluster_id
 from raftkv.cli.ctl.members import with_urls
@@ -37,8 +37,6 @@ from raftkv.client.rpc.retry import until_answered
 from raftkv.config import ServerConfig
 from raftkv.errors import (
     ConfigError,
-    MemberNotFoundError,
-    MemberNotLearnerError,
     PeerURLExistsError,
     RaftKVError,
     StatusError,
@@ -50,9 +48,6 @@ from raftkv.server.listening import addresses, check_free
 from raftkv.server.tls.context import client_context
 from raftkv.server.tls.ports import rules_of
 from raftkv.urls import Endpoint, parse_endpoint
-
-if TYPE_CHECKING:
-    from raftkv.server.member import Member
 
 PEER_PORT: Final = 2380
 CLIENT_PORT: Final = 2379
@@ -88,17 +83,15 @@ class Plan:
     """The settings of a join.
 
     Attributes:
-        config: configuration of the member, still without the cluster.
+        config: configuration of the member, still without the cluster; without ``--learner`` it promotes itself.
         url: client URL of a member of the cluster.
         tls: TLS context of connections to it, for https.
         advice: advice if the cluster rejects the certificate; empty if a client's certificate is presented.
-        votes: whether to promote the member.
     """
 
     config: ServerConfig
     url: str
     tls: ssl.SSLContext | None
-    votes: bool
     advice: str = ""
 
 
@@ -124,7 +117,7 @@ def main(words: Sequence[str]) -> int:
         plan = read_plan(words, os.environ)
         new = is_new(plan.config)
         config = asyncio.run(added(plan) if new else _its_own(plan))
-        return run(config, on_ready=_promotion(plan) if plan.votes else None, removed_status=ERROR)
+        return run(config, removed_status=ERROR)
     except StatusError as error:
         reason = _reason(error)
         advice = plan.advice if "alert" in reason else ""
@@ -154,7 +147,8 @@ def read_plan(words: Sequence[str], environment: Mapping[str, str]) -> Plan:
     shown = file_settings(environment)
     tls = _tls_context(options.config, endpoint, shown)
     advice = "" if tls is None or "cert_file" in shown else "; name a client's certificate: RAFTKV_CERT, RAFTKV_KEY"
-    return Plan(options.config, url, tls, votes=len(flags) == len(rest), advice=advice)
+    promotes = options.config.auto_promote or len(flags) == len(rest)
+    return Plan(replace(options.config, auto_promote=promotes), url, tls, advice)
 
 
 def _address_towards(endpoint: Endpoint) -> str:
@@ -318,48 +312,6 @@ async def _voter(plan: Plan) -> AsyncIterator[Client]:
     voters = [url for member in listed.members if member.ID not in learners for url in member.clientURLs]
     async with Client(voters or [plan.url], options) as client:
         yield client
-
-
-def _promotion(plan: Plan) -> Callable[[Member], Awaitable[None]]:
-    async def promote(member: Member) -> None:
-        if member.node.settings.member_id in member.node.conf_state.voters:
-            return
-        said = ""
-        while True:
-            try:
-                async with _voter(plan) as client:
-                    await _until_promoted(client, member)
-                return
-            except StatusError as error:
-                if _reason(error) != said:
-                    said = _reason(error)
-                    _say(f"not promoted yet: {said}")
-            await asyncio.sleep(PAUSE_S)
-
-    return promote
-
-
-async def _until_promoted(client: Client, member: Member) -> None:
-    """Request the promotion until it is granted; print the reason for a refusal whenever it changes."""
-    member_id = member.node.settings.member_id
-    request, said = rpc_pb2.MemberPromoteRequest(ID=member_id), ""
-    while True:
-        try:
-            answer = await client.call(methods.MEMBER_PROMOTE, request, timeout_s=CALL_TIMEOUT_S)
-        except MemberNotLearnerError:
-            return
-        except MemberNotFoundError as error:
-            _say(f"not promoted: {error}")
-            return
-        except StatusError as error:
-            if _reason(error) != said:
-                said = _reason(error)
-                _say(f"not promoted yet: {said} ({member.node.applied} entries applied here)")
-            await asyncio.sleep(PAUSE_S)
-            continue
-        voters = sum(not each.isLearner for each in answer.members)
-        _say(f"member {member_id:x} votes now, one of {voters} voters")
-        return
 
 
 def _names(members: Iterable[rpc_pb2.Member]) -> str:

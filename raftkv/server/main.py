@@ -156,7 +156,6 @@ SWITCH_INTERVAL_S: Final = 0.000_5
 def run(
     config: ServerConfig,
     extend_http: ExtendHttp | None = None,
-    on_ready: OnReady | None = None,
     removed_status: int = 0,
 ) -> int:
     """Serve until a signal or a failure.
@@ -164,7 +163,6 @@ def run(
     Arguments:
         config: settings of the member.
         extend_http: as in ``Member``.
-        on_ready: as in ``Member.run``.
         removed_status: exit code if the member was removed from its cluster before it served clients.
 
     Returns:
@@ -174,7 +172,7 @@ def run(
     """
     logs.configure(config)
     try:
-        ended = serve(config, extend_http, on_ready, removed_status)
+        ended = serve(config, extend_http, removed_status=removed_status)
     finally:
         logs.close()
     if not isinstance(ended, signal.Signals):

@@ -99,7 +99,7 @@ def test_a_host_that_joins_has_the_same_unit(joining):
     # The address stands for any member's; 127.0.0.1 is one that every machine has a way to.
     plan = read_plan(["https://127.0.0.1:2379", *words[1:]], without_certificates(joining))
     assert isinstance(plan.config, ServerConfig)
-    assert plan.votes
+    assert plan.config.auto_promote
     assert plan.config.initial_cluster_state == "existing"
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,19 +106,21 @@ class Publication:
         return known == (self._attributes.name, self._attributes.client_urls, __version__)
 
 
-async def promote_itself(node: Node, membership: Membership, promote: Callable[[], Awaitable[object]]) -> None:
+async def promote_itself(
+    node: Node, membership: Membership, promote: Callable[[], Awaitable[Sequence[rpc_pb2.Member]]]
+) -> None:
     """Promote this learner as soon as the leader finds it in sync (``--auto-promote``).
 
     Arguments:
         node: node of the member.
         membership: the members as applied here.
-        promote: asks the leader; raises StatusError if it refuses.
+        promote: asks the leader, and returns all members; raises StatusError if it refuses.
     """
     said = ""
     while (own := membership.members.get(node.settings.member_id)) is not None and own.isLearner:
         try:
-            await promote()
-            _log.info("this member was promoted: it was a learner and votes from now on")
+            voters = sum(not each.isLearner for each in await promote())
+            _log.info("this member was promoted: it votes now, one of %d voters", voters)
         except StatusError as error:
             if str(error) != said:
                 said = str(error)
