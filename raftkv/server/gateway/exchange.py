@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -28,9 +27,9 @@ from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.loop.timers import forget
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.calls import Carrier, Environment, Peer, ServerCall, UnaryCall
+from raftkv.rpc.server.calls import Carrier, Peer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Route
+from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 
@@ -40,28 +39,20 @@ CALL: Final = 1
 LEFT: Final = RpcError(Code.CANCELLED, "context canceled")
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The server whose methods are called, as seen by exchanges.
-
-    Attributes:
-        environment: clock, deadlines, tasks and reports.
-        limits: limits on messages and answers.
-    """
-
-    environment: Environment
-    limits: ServerLimits
-
-
 class Exchange(Carrier):
     """The one call of an HTTP request. It is never severed: it carries no keep-alives whose connection could be lost.
+
+    Arguments:
+        server: server whose methods are called.
+        peer: the client.
+        headers: metadata of the call.
 
     Attributes:
         on_given_up: called when the answer is dropped because others need the memory.
     """
 
-    def __init__(self, around: Surroundings, peer: Peer, headers: Headers) -> None:
-        super().__init__(around.limits, around.environment, peer)
+    def __init__(self, server: Server, peer: Peer, headers: Headers) -> None:
+        super().__init__(server.limits, server.environment(), peer)
         self.call: ServerCall | None = None
         self.on_given_up: Callable[[], None] | None = None
         self._headers = headers

@@ -32,7 +32,7 @@ from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
 from raftkv.server.gateway.decoder import JsonError, Requests, decode_base64
 from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, error_body, http_status
-from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody, Surroundings
+from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody
 from raftkv.server.gateway.sockets import Sockets
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
 
@@ -74,9 +74,8 @@ class Gateway:
         self._otherwise = otherwise
         self._slices = slices
         self._methods: dict[str, tuple[Method, Route]] = {}
-        self._surroundings: Surroundings | None = None
         self._server: Server | None = None
-        self._sockets = Sockets(self._around, self._open, slices)
+        self._sockets = Sockets(lambda: self._called.limits, self._open, slices)
 
     def serve(self, server: Server) -> None:
         """Serve the methods of a server, which must all be registered.
@@ -129,7 +128,7 @@ class Gateway:
     async def _unary(self, request: HttpRequest, method: Method, route: Route) -> HttpResponse:
         headers, timeout_s = call_headers(request.headers)
         message = await self._only_request(request, method)
-        exchange = Exchange(self._around(), _peer(request), headers)
+        exchange = Exchange(self._called, _peer(request), headers)
         try:
             exchange.run(exchange.open(route, timeout_s), message)
             pieces = await exchange.outcome()
@@ -173,7 +172,7 @@ class Gateway:
             raise
 
     def _open(self, request: HttpRequest, headers: Headers) -> StreamExchange:
-        return StreamExchange(self._around(), _peer(request), headers)
+        return StreamExchange(self._called, _peer(request), headers)
 
     def _begun(self, exchange: StreamExchange, method: Method) -> HttpResponse:
         error = exchange.early_error
@@ -190,14 +189,12 @@ class Gateway:
         except JsonError as error:
             raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
 
-    def _around(self) -> Surroundings:
-        around = self._surroundings
-        if around is None:
-            if self._server is None:
-                raise RuntimeError("the gateway serves no methods yet")
-            server = self._server
-            around = self._surroundings = Surroundings(server.environment(), server.limits)
-        return around
+    @property
+    def _called(self) -> Server:
+        """The server whose methods are called."""
+        if self._server is None:
+            raise RuntimeError("the gateway serves no methods yet")
+        return self._server
 
 
 def _peer(request: HttpRequest) -> Peer:

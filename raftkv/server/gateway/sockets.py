@@ -20,6 +20,7 @@ from typing import Final
 from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices
 from raftkv.pb.services import Method
+from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.websocket import WebSocket, accepted, handshake_refusal
@@ -28,7 +29,6 @@ from raftkv.rpc.status import Code, Headers
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway.decoder import JsonError, Requests
 from raftkv.server.gateway.encoder import error_body
-from raftkv.server.gateway.exchange import Surroundings
 from raftkv.server.gateway.streams import StreamBody, StreamExchange, cede
 
 _BEARER: Final = "Bearer"
@@ -40,18 +40,18 @@ class Sockets:
     """Answers handshakes for streaming calls.
 
     Arguments:
-        around: returns the server whose methods are called.
+        limits: returns the limits of the server whose methods are called.
         open_exchange: creates the carrier of a call from its handshake and metadata.
         slices: runs the long work of the member.
     """
 
     def __init__(
         self,
-        around: Callable[[], Surroundings],
+        limits: Callable[[], ServerLimits],
         open_exchange: Callable[[HttpRequest, Headers], StreamExchange],
         slices: Slices,
     ) -> None:
-        self._around = around
+        self._limits = limits
         self._open = open_exchange
         self._slices = slices
 
@@ -68,7 +68,7 @@ class Sockets:
         headers = accepted(request)
         if request.header("sec-websocket-protocol").startswith(_BEARER):
             headers = (*headers, ("sec-websocket-protocol", _BEARER))
-        socket = WebSocket(self._around().limits.http_body_bytes)
+        socket = WebSocket(self._limits().http_body_bytes)
         body = self._answers(request, socket, method, route)
         return HttpResponse(101, body, headers, is_call=True, socket=socket)
 
@@ -78,7 +78,7 @@ class Sockets:
         """Yield the lines of the call, which begins with the first request: nothing is held for it before."""
         requests = SocketRequests(socket, self._slices, queue_of(request.identity))
         try:
-            async with asyncio.timeout(self._around().limits.http1_idle_timeout_s):
+            async with asyncio.timeout(self._limits().http1_idle_timeout_s):
                 message = await requests.next(method)
         except JsonError as error:
             yield error_body(Code.UNKNOWN, str(error)) + b"\n"
