@@ -23,12 +23,11 @@ from prometheus_client.registry import Collector
 
 from raftkv import errors
 from raftkv.apply.membership import Membership
-from raftkv.apply.wire import MEMBER, Kind
-from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.replica.maintenance import hashes
 from raftkv.replica.maintenance.hashes import PEER_HASH_KV, Answer, Finding, Hash, Hashes, Result
+from raftkv.replica.maintenance.space import raise_alarm
 from raftkv.replica.node.node import Node
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
@@ -205,11 +204,8 @@ class CorruptionChecker(Collector):
         for member_id in finding.suspects:
             if member_id in raised:
                 continue
-            request = rpc_pb2.AlarmRequest(
-                action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=member_id, alarm=rpc_pb2.CORRUPT
-            )
             try:
-                await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
+                await raise_alarm(self._node, member_id, rpc_pb2.CORRUPT)
             except errors.StatusError as error:
                 _log.warning(
                     "could not raise the CORRUPT alarm of member %x, the next check retries: %s", member_id, error

@@ -44,6 +44,21 @@ def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
     _log.warning("the %s alarm of member %x is raised: %s, then run raftkvctl alarm disarm", name, member_id, meaning)
 
 
+async def raise_alarm(node: AwaitableNode, member_id: int, kind: rpc_pb2.AlarmType) -> None:
+    """Propose an alarm in the name of this member.
+
+    Arguments:
+        node: node of this member.
+        member_id: member that the alarm is about.
+        kind: kind of the alarm.
+
+    Raises:
+        StatusError: the alarm may not have been raised.
+    """
+    request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=member_id, alarm=kind)
+    await node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
+
+
 class Space:
     """Frees space, and raises the alarm when there is none.
 
@@ -85,9 +100,6 @@ class Space:
         self._raising = asyncio.get_running_loop().create_task(self._propose())
 
     async def _propose(self) -> None:
-        request = rpc_pb2.AlarmRequest(
-            action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._node.settings.member_id, alarm=rpc_pb2.NOSPACE
-        )
         with contextlib.suppress(StatusError):  # the next write without space raises it again
-            await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
+            await raise_alarm(self._node, self._node.settings.member_id, rpc_pb2.NOSPACE)
             self._is_told = False
