@@ -173,8 +173,9 @@ class Replica:
         self.versions = Versions(self.membership, durable.member_id)
         alarms = Alarms(self.store, schema.ALARM, tell_alarm)
         self.applier = Applier(self.store, alarms, self.membership, Leases(self.store), at_once_max=devices.at_once_max)
-        self._make_snapshots(devices, on_fatal)
+        self.installer = Installer(self.store, durable.snapshots, on_fatal)
         self.node = self._make_node(devices, on_fatal)
+        self._make_snapshots(devices, on_fatal)
         self.lost_leader = LostLeader(self.node, asyncio.get_running_loop())
         self._watch_the_database(on_fatal)
         self._join_the_cluster()
@@ -189,10 +190,9 @@ class Replica:
             self.peers.channel,
             self._is_snapshot_wanted,
             self._is_served,
-            self._report_snapshot,
+            self.node.report_snapshot,
             self.damaged,
         )
-        self.installer = Installer(store, directory, on_fatal)
         self._defragmentations = Buckets(doubling(0.1, 13))
         self.defragmenter = Defragmenter(
             store,
@@ -202,7 +202,7 @@ class Replica:
             partial(check_room, free_disk_bytes=devices.free_bytes),
             self.damaged,
         )
-        self.receiver = SnapshotReceiver(directory, self._awaits_snapshot)
+        self.receiver = SnapshotReceiver(directory, self.node.awaits_snapshot)
 
     def _make_node(self, devices: Devices, on_fatal: Callable[[BaseException], None]) -> Node:
         config, durable, store = self.config, self.durable, self.store
@@ -523,12 +523,6 @@ class Replica:
 
     def _is_served(self, peer_id: int, index: int) -> bool:
         return self.node.role != StateRole.LEADER or self.node.has_log(peer_id, index)
-
-    def _report_snapshot(self, peer_id: int, ok: bool) -> None:
-        self.node.report_snapshot(peer_id, ok)
-
-    def _awaits_snapshot(self, index: int) -> bool:
-        return self.node.awaits_snapshot(index)
 
 
 def _follow(follow: Follow, membership: Membership) -> None:
