@@ -180,9 +180,7 @@ class Recipe:
             revision: revision for its header.
             response: message without a header.
         """
-        header = self.responder.header.encode(revision, self.responder.node.term)
-        body: bytes = response.SerializeToString()
-        return header + body
+        return self.responder.answer(response, revision)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ _METHODS: Final = SERVICES["etcdserverpb.Cluster"]
 _PEER: Final = SERVICES["raftkvpb.Peer"]
 _ADMIN: Final = SERVICES["raftkvpb.Admin"]
 
+NO_REVISION: Final = 0
+"""The revision in the headers of changes of members, as in etcd."""
 CONFIRM_S: Final = 1.0
 """How long a member that is asked by a future member waits for a quorum before it answers with its own state."""
 
@@ -109,7 +111,7 @@ class ClusterService:
         urls = _checked_urls(request.peerURLs)
         member = rpc_pb2.Member(ID=self._new_id(urls), peerURLs=urls, isLearner=request.isLearner)
         members = await self._changes.add(member, call.caller)
-        return self._changed(rpc_pb2.MemberAddResponse(member=member, members=members))
+        return self._responder.answer(rpc_pb2.MemberAddResponse(member=member, members=members), NO_REVISION)
 
     def _new_id(self, urls: tuple[str, ...]) -> int:
         """Return a new member id: etcd's, derived from the URLs and the time in seconds, but without the token."""
@@ -120,7 +122,7 @@ class ClusterService:
 
     async def _member_remove(self, request: rpc_pb2.MemberRemoveRequest, call: UnaryCall) -> bytes:
         members = await self._changes.remove(request.ID, call.caller)
-        return self._changed(rpc_pb2.MemberRemoveResponse(members=members))
+        return self._responder.answer(rpc_pb2.MemberRemoveResponse(members=members), NO_REVISION)
 
     async def _member_update(self, request: rpc_pb2.MemberUpdateRequest, call: UnaryCall) -> bytes:
         if request.ID not in self._responder.applier.membership.members:
@@ -131,20 +133,15 @@ class ClusterService:
         # In the given order, which etcd keeps here.
         urls = tuple(url.strip() for url in request.peerURLs)
         members = await self._changes.update(request.ID, urls, call.caller)
-        return self._changed(rpc_pb2.MemberUpdateResponse(members=members))
+        return self._responder.answer(rpc_pb2.MemberUpdateResponse(members=members), NO_REVISION)
 
     async def _member_promote(self, request: rpc_pb2.MemberPromoteRequest, call: UnaryCall) -> bytes:
         members = await self._changes.promote(request.ID, call.caller)
-        return self._changed(rpc_pb2.MemberPromoteResponse(members=members))
+        return self._responder.answer(rpc_pb2.MemberPromoteResponse(members=members), NO_REVISION)
 
     async def _member_replace(self, request: admin_pb2.MemberReplaceRequest, call: UnaryCall) -> bytes:
         members = await self._changes.replace(request.old_id, request.new_id, call.caller)
-        return self._changed(admin_pb2.MemberReplaceResponse(members=members))
-
-    def _changed(self, response: Any) -> bytes:
-        """Return a response with a header that has no revision."""
-        body: bytes = response.SerializeToString()
-        return self._responder.header.encode(0, self._responder.node.term) + body
+        return self._responder.answer(admin_pb2.MemberReplaceResponse(members=members), NO_REVISION)
 
     async def _replace_for_member(self, data: bytes, call: UnaryCall) -> bytes:
         request = parse_or_raise(admin_pb2.MemberReplaceRequest, data)

@@ -424,10 +424,16 @@ class Responder:
 
         server.unary_async(method.path, handle)
 
-    def answer(self, response: Any) -> bytes:
-        """Return a serialized response with the current header."""
+    def answer(self, response: Any, revision: int | None = None) -> bytes:
+        """Return a response message with its header.
+
+        Arguments:
+            response: message without its header.
+            revision: revision in the header; ``None``: the present one.
+        """
+        head = self.present_header() if revision is None else self.header.encode(revision, self.node.term)
         body: bytes = response.SerializeToString()
-        return self.present_header() + body
+        return head + body
 
     def propose(
         self,
