@@ -99,7 +99,13 @@ def addresses(urls: Iterable[str]) -> dict[str, bool]:
         # Port 0 is a different port each time.
         is_file = scheme.startswith("unix")
         found.setdefault((is_file, host, port if port or is_file else url), []).append(url)
-    return {max(same, key=_is_secure): len(set(map(_is_secure, same))) > 1 for same in found.values()}
+    return {
+        max(same, key=_is_secure): len(set(map(_is_secure, same))) > 1 for same in sorted(found.values(), key=_is_both)
+    }
+
+
+def _is_both(urls: list[str]) -> bool:
+    return "://[::]:" in urls[0]  # binds 0.0.0.0 too, unless that is bound already
 
 
 def _is_secure(url: str) -> bool:
@@ -156,10 +162,11 @@ def check_free(urls: Iterable[str]) -> None:
                 raise _in_words(url, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
             seen.add((host, port))
             # Bound but not listening: no client that waits for this member is accepted and dropped.
-            probe = bound.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((host, port))
+                family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                probe = bound.enter_context(socket.socket(family, kind))
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
             except OSError as error:
                 raise _in_words(url, error) from None
 

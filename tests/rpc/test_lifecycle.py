@@ -296,6 +296,18 @@ async def test_calls_and_requests_have_the_identity_of_their_connection() -> Non
 
 
 @on_loop
+async def test_wildcard_of_ipv6_takes_ipv4() -> None:
+    """As in etcd: a member with --listen-client-urls http://[::]:2379 serves both."""
+    server = Server()
+    server.unary(s.UNARY, lambda call, message: call.reply(str(call.peer).rpartition(":")[0].encode()))
+    ((_, port, *_),) = await server.listen("::")
+    for host in ("127.0.0.1", "[::1]"):
+        async with Channel(f"{host}:{port}") as channel:
+            assert await channel.unary(s.UNARY, b"", 20) == host.encode()
+    await server.close()
+
+
+@on_loop
 async def test_unix_sockets(tmp_path: Path) -> None:
     server = Server()
     server.unary(s.UNARY, lambda call, message: call.reply(str(call.peer).encode()))

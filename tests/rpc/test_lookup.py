@@ -72,6 +72,8 @@ def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch:
         go.wait(PATIENCE_S)
         if host == "none.invalid":
             raise socket.gaierror(-2, "Name or service not known")
+        if "%" in host:
+            return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", (host.partition("%")[0], port, 0, 4))]
         tcp = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
         return [(*tcp, ("192.0.2.1", port)), (*tcp, ("192.0.2.1", port)), (*tcp, ("192.0.2.2", port))]
 
@@ -89,6 +91,7 @@ def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch:
         await addresses("a.invalid", 1)
         assert asked.count("a.invalid") == 2, "what is known is not remembered: DNS may say another thing next time"
         assert [await addresses(host, 1) for host in ("127.0.0.1", "::1")] == [["127.0.0.1"], ["::1"]]
+        assert await addresses("fe80::1%eth0", 1) == ["fe80::1%4"], "without its interface, the address leads nowhere"
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     asyncio.run(story())

@@ -45,7 +45,7 @@ _lock = threading.RLock()
 
 
 async def addresses(host: str, port: int) -> list[str]:
-    """Return the numeric addresses of a host, in the order in which they should be tried.
+    """Return the numeric addresses of a host, link-local ones with ``%interface``, in the order in which to try them.
 
     Arguments:
         host: name or address.
@@ -108,7 +108,9 @@ async def _answer(future: Future[T]) -> T:
 
 def _look_up(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in found))
+    # The interface of a link-local IPv6 address is the fourth part of it: nothing leads there without.
+    zones = (f"%{address[3]}" if len(address) > 3 and address[3] else "" for *_, address in found)
+    return list(dict.fromkeys(f"{address[0]}{zone}" for (*_, address), zone in zip(found, zones, strict=True)))
 
 
 def _is_number(host: str) -> bool:
@@ -417,7 +419,9 @@ async def _connected_to(address: str, port: int) -> socket.socket:
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(opened, (address, port))
+        host, _, zone = address.partition("%")
+        place = (host, port, 0, int(zone)) if zone else (host, port)
+        await asyncio.get_running_loop().sock_connect(opened, place)
     except BaseException:
         opened.close()
         raise

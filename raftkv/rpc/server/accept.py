@@ -318,7 +318,8 @@ def _address_of(transport: asyncio.Transport) -> str:
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):
         return "unix:"
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+    host = name[0].removeprefix("::ffff:")  # IPv4 on [::]
+    return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
 
 
 def _peer_of(transport: asyncio.Transport, identify: Identify) -> Peer:

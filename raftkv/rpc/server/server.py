@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl as ssl_module
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -55,6 +56,14 @@ so it does not end the turn, but the first steps of all tasks would run in one t
 
 BYTES_AS_A_CALL = 16 * 1024
 """A request counts as one more call for each 16 KiB of its size: large ones take longer to parse and to check."""
+
+
+def _bind_both(port: int) -> socket.socket | None:
+    """Bind a port of IPv6 and, as etcd does on ``[::]``, of IPv4; None: another listener has the port."""
+    try:
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except OSError:
+        return None  # asyncio binds IPv6 alone, beside a listener on 0.0.0.0
 
 
 class Server:
@@ -245,8 +254,11 @@ class Server:
         def factory() -> Connection:
             return Connection(self, security, plain_too=plain_too, grpc_only=grpc_only)
 
+        both = _bind_both(port) if host == "::" and unix is None else None
         if unix is not None:
             bound = await loop.create_unix_server(factory, unix, start_serving=False)
+        elif both is not None:
+            bound = await loop.create_server(factory, sock=both, start_serving=False)
         else:
             bound = await loop.create_server(factory, host, port, start_serving=False)
         self._bound.append(bound)
