@@ -211,7 +211,10 @@ class Environment:
                 self.raw.close()
                 raise
         except (lmdb.Error, OSError) as error:
-            raise declared(error, path, f"cannot open the database {path}") from error
+            what = f"cannot open the database {path}"
+            if getattr(error, "code", None) == errno.ENOMEM:
+                what += f": {map_size_bytes >> 30:,} GiB of address space are needed (ulimit -v)"
+            raise declared(error, path, what) from error
         self._page_bytes = int(self.raw.stat()["psize"])
         self._sum = self.sealed_sum
         self._last = self._last_state()

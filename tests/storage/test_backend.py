@@ -225,6 +225,11 @@ def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
+def test_lack_of_address_space_says_what_to_raise(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"1,048,576 GiB of address space are needed \(ulimit -v\)"):
+        LMDBBackend(tmp_path / "db", 1 << 50)
+
+
 def test_a_copy_is_compact_and_complete(database: LMDBBackend, tmp_path: Path) -> None:
     batch = WriteBatch()
     batch.records = {key: seal(key, b"x" * 1000) for key in (to_key(pack(main, 0)) for main in range(2, 1000))}
