@@ -81,8 +81,10 @@ def test_a_whole_run_needs_no_more_than_its_role(teams, tmp_path):
         assert ctl(teams, f"checkpoint list {RUN}", "carol").code == 0
         for words in (f"run delete {RUN} --yes --force", f"checkpoint tag {RUN} mine 1"):
             assert "permission denied" in ctl(teams, words, "carol").errors
-    with join(teams, "bob", "job-b1", tmp_path, cluster="gpu", host_slots=1) as run:
-        assert run.world_size == 1
+        # Both share the ledger; neither may read the nodes of the other.
+        with join(teams, "bob", "job-b1", tmp_path, cluster="gpu", host_slots=2) as other:
+            assert other.world_size == 1
+            assert b"2 runs admitted" in ctl(teams, "run queue gpu", "bob").output
 
 
 def hostile(bob, lease_id):

@@ -25,6 +25,8 @@ Invariants:
 A run whose nodes all die at once cannot give its slots back. So waiting runs watch the nodes of the runs in front of
 them, and remove a run whose last node is gone. Its slots may then be granted while one of its processes still runs
 without having noticed the loss of its lease: as within a run, a node without a lease counts as gone.
+
+A run whose nodes this user may not read counts as alive; a run of its own team, or of root, removes it.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.control import Control, Reflector, below, until_answered
+from raftkv.client.control import ClientControl, Control, Reflector, below, until_answered
 from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, Put, create_revision, mod_revision
 from raftkv.client.records import RecordError, number_in
 from raftkv.client.values import PUT, Event, KeyValue
-from raftkv.errors import StatusError
+from raftkv.errors import PermissionDeniedError, StatusError
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.records import CLUSTER_ROOT, DESERTED_MAX, SLOTS_MAX, Node, RunKeys, check_cluster, reads_of_nodes
 from raftkv.training.scheduling import admission
@@ -107,6 +109,8 @@ class ClusterAdmission:
         self._callbacks: Callbacks[[]] = Callbacks()
         self._reflector: Reflector | None = None
         self._runs: dict[str, Reflector] = {}
+        self._hidden: set[str] = set()
+        """Runs whose nodes this user may not read."""
 
     async def request(
         self, run_id: str, candidates: Sequence[Node], min_nodes: int, max_nodes: int, guards: Sequence[Compare] = ()
@@ -200,16 +204,9 @@ class ClusterAdmission:
         ledger = Ledger.decode(item.value) if item else Ledger()
         named = ((each.key.decode(errors="replace").removeprefix(self._keys.hosts), each.value) for each in page)
         hosts = read_hosts(named)
-        dead = await self._dead([claim.run for claim in ledger.claims])
+        dead = tuple(await _deserted(self._control, [claim.run for claim in ledger.claims], self._hidden))
         items = [*page, item] if item else list(page)
         return _Seen(ledger, item.mod_revision if item else 0, hosts, items, answer.revision, dead)
-
-    async def _dead(self, runs: Sequence[str]) -> tuple[str, ...]:
-        found: list[str] = []
-        for part, reads in reads_of_nodes(sorted(runs)):
-            answer = await self._control.txn((), reads)
-            found += [run for run, result in zip(part, answer.results, strict=True) if result.succeeded]
-        return tuple(found)
 
     def _unchanged(self, seen: _Seen) -> list[Compare]:
         return [
@@ -232,7 +229,8 @@ class ClusterAdmission:
             self._reflector.start(seen.items, seen.revision)
         claim = ledger.find(run_id)
         could_get_more = claim is not None and not claim.is_complete
-        others = [each.run for each in ledger.claims if each.run != run_id] if could_get_more else []
+        known = {run_id, *self._hidden}
+        others = [each.run for each in ledger.claims if each.run not in known] if could_get_more else []
         self._stop_watching(keep=others)
         for run in others:
             if run not in self._runs:
@@ -255,7 +253,8 @@ class ClusterAdmission:
             return True
         # A run that came later can die while it holds slots, so it is watched as well.
         complete = all(claim is not None and claim.is_complete for claim in claims.values())
-        return not complete and not {claim.run for claim in ledger.claims} <= {*self._runs, *self._answers}
+        known = {*self._runs, *self._answers, *self._hidden}
+        return not complete and not {claim.run for claim in ledger.claims} <= known
 
     def _on_nodes(self, run: str, changes: Sequence[Event]) -> None:
         """Detect that the last node of another run is gone; the next request may take its slots."""
@@ -269,6 +268,23 @@ class ClusterAdmission:
 
     def _notify(self) -> None:
         self._callbacks.call()
+
+
+async def _deserted(control: Control, runs: Sequence[str], hidden: set[str]) -> list[str]:
+    """Return the runs without a node; those whose nodes the user may not read are added to ``hidden``, and left out."""
+    found: list[str] = []
+    for part, reads in reads_of_nodes(sorted({*runs} - hidden)):
+        try:
+            answer = await control.txn((), reads)
+        except PermissionDeniedError:
+            if len(part) == 1:
+                hidden.update(part)
+            else:
+                for run in part:
+                    found += await _deserted(control, [run], hidden)
+        else:
+            found += [run for run, result in zip(part, answer.results, strict=True) if result.succeeded]
+    return found
 
 
 async def give_back(control: Control, cluster: str, run_id: str) -> None:
@@ -432,8 +448,9 @@ async def describe_cluster(kv: Client, cluster: str) -> ClusterView:
     keys = ClusterKeys(check_cluster(cluster))
     page = await kv.range(keys.base, prefix=True)
     found = _Found(keys, page.items)
-    alive = await _alive(kv, [claim.run for claim in found.ledger.claims])
     ledger = found.ledger
+    runs = [claim.run for claim in ledger.claims]
+    alive = {*runs} - {*await _deserted(ClientControl(kv), runs, set())}
     grants = tuple(_grant_view(claim, alive) for claim in ledger.claims if not claim.waits)
     return ClusterView(cluster, page.revision, found.host_views(), grants, tuple(_queue(ledger, found.hosts, alive)))
 
@@ -474,14 +491,6 @@ class _Found:
 
 def _below(prefix: str, by_name: Mapping[str, bytes]) -> dict[str, bytes]:
     return {name.removeprefix(prefix): value for name, value in by_name.items() if name.startswith(prefix)}
-
-
-async def _alive(kv: Client, runs: Sequence[str]) -> set[str]:
-    alive: set[str] = set()
-    for part, reads in reads_of_nodes(runs):
-        _, results = await kv.txn().then(*reads).commit()
-        alive.update(run for run, result in zip(part, results, strict=True) if not result.succeeded)
-    return alive
 
 
 def _grant_view(claim: Claim, alive: set[str]) -> GrantView:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from raftkv.client.operations import Put, version
+from raftkv.client.operations import Compare, Operation, Put, version
 from raftkv.client.records import RecordError
-from raftkv.errors import StatusError
+from raftkv.client.scope import Space
+from raftkv.client.values import TxnResult
+from raftkv.errors import PermissionDeniedError, StatusError
 from raftkv.training.records import RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger
 from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant, give_back
 from tests.training.scheduling.ledger_world import LedgerWorld, play, until
+from tests.virtual_store.direct import FakeControl
 
 KEYS = ClusterKeys("gpu")
 
@@ -137,6 +140,48 @@ def test_a_run_that_died_loses_its_claims(waits_first: bool) -> None:
             first.die()
         assert await second.ask() == SlotGrant(("b-h1",))
         assert [claim.run for claim in ledger(world).claims] == ["b"]
+
+    play(story)
+
+
+class Confined(FakeControl):
+    """The control of a team that may read the ledger, and not the nodes of run a."""
+
+    refused = 0
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        named = [str(each.to_message(Space())) for each in (*compares, *then, *otherwise)]
+        if any(RunKeys("a").nodes in each for each in named):
+            self.refused += 1
+            raise PermissionDeniedError
+        return await super().txn(compares, then, otherwise)
+
+
+def test_a_run_whose_nodes_another_team_may_not_read_counts_as_alive() -> None:
+    """Two teams with the roles of `run grant` shared no cluster: the second run was refused the nodes of the first."""
+
+    async def story() -> None:
+        world = LedgerWorld()
+        first, other = Arbiter(world, "a", ["h1", "h2"], 2), Arbiter(world, "c", ["h4"], 1)
+        await first.ask()
+        await other.ask()
+        second = Arbiter(world, "b", ["h2", "h3"], 2)
+        second.control = control = Confined(world, random.Random(0), 0.0)
+        second.admission = ClusterAdmission(control, "gpu")
+        second.admission.on_change(second.asked.set)
+        assert await second.ask() is None
+        assert second.admission.reason == "number 1 in line for slots that a holds"
+        refused = control.refused
+        other.die()  # of the runs that it may read, it notices the end
+        await until(second.asked.is_set)
+        await second.ask()
+        assert [claim.run for claim in ledger(world).claims] == ["a", "b"]
+        await first.leave()
+        await until(second.asked.is_set)
+        assert await second.ask() == SlotGrant(("b-h2", "b-h3"))
+        assert control.refused == refused  # asked once
 
     play(story)
 
