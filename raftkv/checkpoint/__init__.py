@@ -32,6 +32,21 @@ if TYPE_CHECKING:
     from raftkv.checkpoint import aio as aio
     from raftkv.checkpoint.commit.claim import Claim as Claim
     from raftkv.checkpoint.commit.summary import Measured as Measured
+    from raftkv.checkpoint.errors import (
+        AttemptOver,
+        CheckpointError,
+        CheckpointExists,
+        CheckpointNotFound,
+        DigestMismatch,
+        FenceBroken,
+        FilesChanged,
+        NotWhole,
+        PinLost,
+        PrepareConflict,
+        RanksMissing,
+        StaleStep,
+        StorageError,
+    )
     from raftkv.checkpoint.find import Commit as Commit
     from raftkv.checkpoint.records import Checkpoint as Checkpoint
     from raftkv.checkpoint.records import FileRecord as FileRecord

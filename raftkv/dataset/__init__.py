@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from raftkv.dataset.dataset import Dataset as Dataset
     from raftkv.dataset.dataset import Snapshot as Snapshot
     from raftkv.dataset.entry import Entry as Entry
+    from raftkv.dataset.errors import (
+        ChunkCorrupted,
+        DatasetError,
+        DatasetNotFound,
+        InvalidEntry,
+        PublishConflict,
+        StaleHead,
+        VersionGone,
+    )
     from raftkv.dataset.shuffle import ChunkOrder as ChunkOrder
     from raftkv.dataset.shuffle import Permutation as Permutation
 

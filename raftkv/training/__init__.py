@@ -37,14 +37,18 @@ if TYPE_CHECKING:
     from raftkv.training import aio as aio
     from raftkv.training.api.run import Run as Run
     from raftkv.training.api.run import join as join
-    from raftkv.training.errors import BarrierTimeout as BarrierTimeout
-    from raftkv.training.errors import ClusterAway as ClusterAway
-    from raftkv.training.errors import GenerationOver as GenerationOver
-    from raftkv.training.errors import JoinTimeout as JoinTimeout
-    from raftkv.training.errors import RunClosed as RunClosed
-    from raftkv.training.errors import RunConflict as RunConflict
-    from raftkv.training.errors import StateLost as StateLost
-    from raftkv.training.errors import TrainingError as TrainingError
+    from raftkv.training.errors import (
+        BarrierTimeout,
+        ClusterAway,
+        GenerationOver,
+        JoinTimeout,
+        PostedLost,
+        RunClosed,
+        RunConflict,
+        StateLost,
+        TrainingError,
+        UnknownRun,
+    )
 
 _load, __dir__, __all__ = attach(
     __name__,

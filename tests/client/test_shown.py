@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from importlib import import_module
 
 import pytest
 
@@ -83,3 +84,16 @@ def test_the_package_shows_its_names_and_not_its_imports() -> None:
     assert shown == {name for name in raftkv.__all__ if not name.startswith("__")}
     assert {"connect", "local", "aio", "Lock"} <= shown
     assert not {"annotations", "import_module", "TYPE_CHECKING", "Any", "Final"} & shown
+
+
+@pytest.mark.parametrize("package", ["checkpoint", "dataset", "training"])
+def test_each_package_shows_the_errors_that_its_calls_raise(package: str) -> None:
+    shown, errors = import_module(f"raftkv.{package}"), import_module(f"raftkv.{package}.errors")
+    raised = [
+        name
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and issubclass(one, raftkv.RaftKVError) and one.__module__ == errors.__name__
+    ]
+    assert raised
+    assert [name for name in raised if getattr(shown, name, None) is not getattr(errors, name)] == []
+    assert set(raised) <= set(shown.__all__)
