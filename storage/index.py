@@ -34,7 +34,7 @@ key that is put at revisions 1 and 2, deleted at 3, put at 4 and deleted at 5:
     generation     +------ 1 ------+ +--- 2 ---+   none is open: the key does not exist
     created        1     1           4
     version        1     2           1
-    get(main)      1     2     none  4     none   none
+    at main        1     2     none  4     none   none
 
 A compaction keeps the newest revision at or below the compact revision, because reads *at* the compact revision are
 allowed. A tombstone is kept only when it is exactly at the compact revision, so that a watch from there still sees the
@@ -67,7 +67,7 @@ from typing import Final, NamedTuple
 from sortedcontainers import SortedList
 
 from raftkv.errors import InvariantError
-from raftkv.storage.revision import SUB_BITS, describe, to_key, to_tombstone_key
+from raftkv.storage.revision import SUB_BITS, after, describe, to_key, to_tombstone_key
 
 
 class Generation(NamedTuple):
@@ -185,13 +185,11 @@ class KeyIndex:
             self.closed = [generation]
         self.created, self.version, self.revisions = 0, 0, _NO_REVISIONS
 
-    def get(self, main: int) -> Found | None:
-        """Return the state as of a main revision; ``None`` when the key did not exist then."""
-        # The packed form sorts like (main, sub): every change of ``main`` is below this bound.
-        bound = (main + 1) << SUB_BITS
+    def before(self, bound: int) -> Found | None:
+        """Return the state before a packed revision; ``None`` when the key did not exist then."""
         if self.revisions and self.revisions[0] < bound:
             return _find(self.created, self.version, self.revisions, bound)
-        # The last generation that began at or before ``main``; any later one is not visible yet.
+        # The last generation that began before ``bound``; any later one is not visible yet.
         position = bisect_left(self.closed, bound, key=_first) - 1
         if position < 0:
             return None
@@ -414,17 +412,12 @@ class Index:
             return entry
         return _latest(entry)
 
-    def get(self, key: bytes, main: int) -> Found | None:
-        """Return the state of a key as of a main revision; ``None`` if it did not exist then.
-
-        Arguments:
-            key: the key, known or not.
-            main: the main revision.
-        """
+    def get(self, key: bytes, bound: int) -> Found | None:
+        """Return the state of a key before a packed revision; ``None`` if it did not exist then."""
         entry = self._entries.get(key)
-        if entry is None:
-            return None
-        return _get(entry, main)
+        if isinstance(entry, int):
+            return Found(entry, entry >> SUB_BITS, 1) if entry < bound else None
+        return None if entry is None else entry.before(bound)
 
     def get_latest(self, key: bytes) -> Found | None:
         """Return the current state of a key; ``None`` if it does not exist."""
@@ -500,7 +493,7 @@ class Index:
             pairs of a key and the packed revision of the value that it had then.
         """
         entries = self._entries
-        bound = (main + 1) << SUB_BITS
+        bound = after(main)
         for name in self.keys(key, end):
             entry = entries[name]
             if isinstance(entry, int):
@@ -508,18 +501,18 @@ class Index:
                 if entry < bound:
                     yield name, entry
             else:
-                found = _get(entry, main)
+                found = entry.before(bound)
                 if found is not None:
                     yield name, found.modified
 
-    def states(self, names: Iterable[bytes], main: int) -> list[State]:
-        """Return the states at a main revision of those keys that existed then.
+    def states(self, names: Iterable[bytes], bound: int) -> list[State]:
+        """Return the states before a packed revision of those keys that existed then.
 
         Arguments:
             names: keys that the index knows.
-            main: the main revision.
+            bound: the packed revision; ``revision.after`` of a main revision shows all of its changes.
         """
-        entries, bound = self._entries, (main + 1) << SUB_BITS
+        entries = self._entries
         found: list[State] = []
         for name in names:
             entry = entries[name]
@@ -531,7 +524,7 @@ class Index:
             # Reads of the present are by far the most frequent: the newest state, without a search.
             if revisions and revisions[-1] < bound:
                 found.append((name, revisions[-1], entry.created, entry.version))
-            elif (state := entry.get(main)) is not None:
+            elif (state := entry.before(bound)) is not None:
                 found.append((name, *state))
         return found
 
@@ -542,7 +535,7 @@ class Index:
             key: the key, known or not.
             main: the main revision.
         """
-        return next(iter(self.states((key,), main)), None) if key in self._entries else None
+        return next(iter(self.states((key,), after(main))), None) if key in self._entries else None
 
     def known_count(self, key: bytes, end: bytes) -> int:
         """Return the number of known keys of an interval, live or not: the cost of iterating over it.
@@ -673,22 +666,22 @@ class Index:
 
 
 class Walk:
-    """An iteration over an interval at one revision, up or down, in pieces; the index may change between the pieces.
+    """An iteration over an interval at one moment, up or down, in pieces; the index may change between the pieces.
 
     Arguments:
         index: the index of the store.
         key, end: the interval.
-        main: the main revision.
+        bound: packed revision; changes before it are visible.
         reverse: begin with the last key.
     """
 
-    __slots__ = ("_end", "_index", "_key", "_main", "_reverse", "done")
+    __slots__ = ("_bound", "_end", "_index", "_key", "_reverse", "done")
 
-    def __init__(self, index: Index, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> None:
+    def __init__(self, index: Index, key: bytes, end: bytes, bound: int, *, reverse: bool = False) -> None:
         self._index = index
         self._key = key
         self._end = end
-        self._main = main
+        self._bound = bound
         self._reverse = reverse
         self.done = False
         """Whether the end of the interval was reached."""
@@ -710,9 +703,9 @@ class Walk:
             self._end = names[-1]
         else:
             # The successor of the last key in byte order. A key created before it later need not be found: it is newer
-            # than ``main``.
+            # than the moment.
             self._key = names[-1] + b"\x00"
-        return self._index.states(names, self._main)
+        return self._index.states(names, self._bound)
 
 
 def _latest(entry: int | KeyIndex) -> int:
@@ -726,9 +719,3 @@ def _get_latest(entry: int | KeyIndex) -> Found | None:
     if isinstance(entry, int):
         return Found(entry, entry >> SUB_BITS, 1)
     return Found(entry.revisions[-1], entry.created, entry.version) if entry.revisions else None
-
-
-def _get(entry: int | KeyIndex, main: int) -> Found | None:
-    if isinstance(entry, int):
-        return Found(entry, entry >> SUB_BITS, 1) if entry >> SUB_BITS <= main else None
-    return entry.get(main)

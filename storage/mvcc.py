@@ -79,7 +79,17 @@ from raftkv.storage.key_value import (
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
 from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
 from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan_steps
-from raftkv.storage.revision import STEP_RECORDS, SUB_BITS, SUB_MASK, TOMBSTONE_MARK, pack, pack_key, pack_seal, to_key
+from raftkv.storage.revision import (
+    STEP_RECORDS,
+    SUB_BITS,
+    SUB_MASK,
+    TOMBSTONE_MARK,
+    after,
+    pack,
+    pack_key,
+    pack_seal,
+    to_key,
+)
 from raftkv.storage.selection import Pieces, Selection, finish, no_limit
 
 # -- attachments ----------------------------------------------------------------------------------------------------
@@ -279,6 +289,11 @@ class WriteTxn:
         """Main revision that reads of this transaction see: the new one once it has changes."""
         return self.main if self.changes else self.main - 1
 
+    @property
+    def bound(self) -> int:
+        """Packed revision of the next change: what is visible before it can be read later (``PinnedView.at``)."""
+        return self._base + len(self.changes)
+
     def _next_revision(self) -> int:
         # Each change is one tuple in ``changes``, so its position there is its sub-revision.
         sub = len(self.changes)
@@ -426,7 +441,8 @@ class WriteTxn:
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
-        return self._reader.select(main, key, range_end, selection, is_present=main == self.revision, grow=grow)
+        count = self._reader.count(key, range_end) if main == self.revision else None
+        return self._reader.select(after(main), key, range_end, selection, count=count, grow=grow)
 
     def end(self) -> list[Change]:
         """Close the transaction: the store is at the new revision if anything changed. Return the changes in order.
@@ -795,8 +811,8 @@ class Store:
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
         # While a transaction is open, the index also counts keys that the present does not have yet.
-        is_present = main == self.revision and not self.is_writing
-        return self.reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
+        count = None if main != self.revision or self.is_writing else self.reader.count(key, range_end)
+        return self.reader.select(after(main), key, range_end, selection, count=count, grow=grow)
 
     @property
     def unfinished_changes(self) -> list[Change]:

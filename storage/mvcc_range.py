@@ -20,7 +20,7 @@ from raftkv.storage.compaction import Hold
 from raftkv.storage.index import Found, Index, State, Walk
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.overlay import Overlay
-from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
+from raftkv.storage.revision import SUB_BITS, SUB_MASK, after, pack_key
 from raftkv.storage.selection import Pieces, Selection, Selector, drain, no_limit, nothing
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Reader:
             return [], len(pairs)
         chosen = self._limited(pairs, limit)
         if keys_only:
-            return self.keys_at(chosen, main), len(pairs)
+            return self.keys_at(chosen, after(main)), len(pairs)
         return self._overlay.load_all(revision for _, revision in chosen), len(pairs)
 
     def state(self, key: bytes, main: int) -> State | None:
@@ -166,15 +166,15 @@ class Reader:
             return self._leases.get(key, 0)
         return KeyValueView(self.record(revision)).lease
 
-    def walk(self, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> Walk:
-        """Return an iteration over an interval at a revision, in pieces.
+    def walk(self, key: bytes, end: bytes, bound: int, *, reverse: bool = False) -> Walk:
+        """Return an iteration over an interval at one moment, in pieces.
 
         Arguments:
             key, end: the interval (``index.py``).
-            main: the main revision.
+            bound: packed revision; changes before it are visible.
             reverse: begin with the last key.
         """
-        return Walk(self._index, key, end, main, reverse=reverse)
+        return Walk(self._index, key, end, bound, reverse=reverse)
 
     def known_count(self, key: bytes, end: bytes) -> int:
         """Return the number of keys of an interval that the index knows, live or not.
@@ -196,7 +196,7 @@ class Reader:
             key, end: the interval (``index.py``).
             samples: KeyValues to look at, at most.
         """
-        states = self._index.states(self._index.sample(key, end, samples), main)
+        states = self._index.states(self._index.sample(key, end, samples), after(main))
         return sum([self._overlay.size_bytes(state[1]) for state in states]) // len(states) if states else 0
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
@@ -208,40 +208,43 @@ class Reader:
         """
         return self._overlay.load_all(revisions, size_bytes_max)
 
-    def keys_at(self, pairs: Iterable[tuple[bytes, int]], main: int) -> list[bytes]:
-        """Return KeyValues without values and leases at a main revision, without reading records.
+    def keys_at(self, pairs: Iterable[tuple[bytes, int]], bound: int) -> list[bytes]:
+        """Return KeyValues without values and leases at one moment, without reading records.
 
         Arguments:
-            pairs: keys and their packed revisions at that time.
-            main: the main revision.
+            pairs: keys that existed then, and their packed revisions.
+            bound: packed revision; changes before it are visible.
         """
-        return [_key_only(name, self._index.get(name, main)) for name, _ in pairs]
+        return [_key_only(name, self._index.get(name, bound)) for name, _ in pairs]
 
     def select(
         self,
-        main: int,
+        bound: int,
         key: bytes,
         end: bytes,
         selection: Selection,
         *,
-        is_present: bool,
+        count: int | None,
         check: Callable[[], None] = nothing,
         grow: Callable[[int], None] = no_limit,
     ) -> Pieces:
-        """Begin to read the selected part of an interval at a main revision.
+        """Begin to read the selected part of an interval at one moment.
 
         Arguments:
-            main: the main revision.
+            bound: packed revision; changes before it are visible.
             key, end: the interval (``index.py``).
             selection: filters, order and limit.
-            is_present: whether the index has nothing newer than ``main``, so that counting needs no iteration.
-            check: called before each piece; raises when ``main`` is no longer readable.
+            count: number of keys in the interval at that moment; ``None``: unknown, so that counting needs an
+                iteration.
+            check: called before each piece; raises when the moment is no longer readable.
             grow: called with the number of bytes that the read holds besides what it has yielded; may raise to refuse.
         """
         self.ranges_total += 1
-        # At the present the count costs two subtractions; at an older revision it is known only at the end.
-        count = self._index.count(key, end) if is_present else None
-        return Selector(self, main, key, end, selection, count, check, grow).pieces()
+        return Selector(self, bound, key, end, selection, count, check, grow).pieces()
+
+    def count(self, key: bytes, end: bytes) -> int:
+        """Return the number of keys of an interval that exist in the newest state of the index: two subtractions."""
+        return self._index.count(key, end)
 
     @staticmethod
     def _limited(
@@ -365,5 +368,67 @@ class PinnedView:
         # Only if nothing was written since the view was made, and no transaction is open: otherwise the index counts
         # newer keys.
         is_present = main == self._store.revision and not self._store.is_writing
+        count = self.reader.count(key, range_end) if is_present else None
         check = partial(self._check, main)
-        return self.reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)
+        return self.reader.select(after(main), key, range_end, selection, count=count, check=check, grow=grow)
+
+    def at(self, bound: int, count: int | None = None) -> Moment:
+        """Return what was visible before a packed revision of this view's history (``Moment``)."""
+        return Moment(self, bound, count)
+
+    def check_moment(self, bound: int) -> None:
+        """Raise RequestTimeoutError if the state before a packed revision is no longer readable."""
+        # A compaction at a main revision also drops what its later changes replaced.
+        if (bound >> SUB_BITS) - 1 < (self.compact_revision if self._hold.is_held else self._store.compact_revision):
+            raise RequestTimeoutError
+
+
+class Moment:
+    """What a write transaction saw between two of its changes, read after its end.
+
+    Arguments:
+        view: a view of the store that was made after the transaction.
+        bound: packed revision of the transaction's next change at that moment.
+        count: number of keys of the interval that is read, at that moment; ``None``: unknown.
+    """
+
+    __slots__ = ("_bound", "_count", "_view", "revision")
+
+    def __init__(self, view: PinnedView, bound: int, count: int | None) -> None:
+        self._view = view
+        self._bound = bound
+        self._count = count
+        self.revision = (bound - 1) >> SUB_BITS
+        """The main revision that was the present of the transaction."""
+
+    def record(self, revision: int) -> bytes:
+        """Return the KeyValue put at a packed revision that was visible.
+
+        Raises:
+            RequestTimeoutError: as in ``select``.
+        """
+        self._view.check_moment(self._bound)
+        return self._view.reader.record(revision)
+
+    def select(
+        self,
+        key: bytes,
+        range_end: bytes,
+        selection: Selection,
+        *,
+        revision: int = 0,
+        grow: Callable[[int], None] = no_limit,
+    ) -> Pieces:
+        """Read an interval in pieces.
+
+        Arguments:
+            key, range_end, selection, revision, grow: as in ``Store.select``; the present is this moment.
+
+        Raises:
+            RequestTimeoutError: a compaction has dropped what was visible. The transaction is applied all the same.
+        """
+        bound = after(revision) if 0 < revision < self.revision else self._bound
+        count = self._count if bound == self._bound else None
+        check = partial(self._view.check_moment, bound)
+        check()
+        return self._view.reader.select(bound, key, range_end, selection, count=count, check=check, grow=grow)

@@ -55,6 +55,11 @@ def pack(main: int, sub: int) -> int:
     return main << SUB_BITS | sub
 
 
+def after(main: int) -> int:
+    """Return the packed revision that follows all changes of a main revision."""
+    return (main + 1) << SUB_BITS
+
+
 def to_key(revision: int) -> bytes:
     """Return the 17-byte key of a put at this packed revision."""
     return _FORM.pack(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK)

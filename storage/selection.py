@@ -118,18 +118,18 @@ class Selector:
 
     Arguments:
         reader: reader of the store.
-        main: main revision to read at.
+        bound: packed revision; changes before it are visible.
         key, end: the interval, as in the index.
         selection: filters, order and limit.
         count: number of keys in the interval if it is already known; otherwise found by iterating.
-        check: raises when ``main`` is no longer readable.
+        check: raises when that state is no longer readable.
         grow: called with the number of bytes held besides what was yielded; may raise to refuse.
     """
 
     def __init__(
         self,
         reader: Reader,
-        main: int,
+        bound: int,
         key: bytes,
         end: bytes,
         selection: Selection,
@@ -138,7 +138,7 @@ class Selector:
         grow: Callable[[int], None] = no_limit,
     ) -> None:
         self._reader = reader
-        self._main = main
+        self._bound = bound
         self._key = key
         self._end = end
         self._selection = selection
@@ -167,7 +167,7 @@ class Selector:
         """Iterate over the keys of the interval in pieces; ``wanted`` keys may be enough (0: all)."""
         # Only results in descending order of keys are read downwards: ties of other sorts stay in order of key.
         reverse = self._selection.target == KEY and self._selection.order == DESCEND
-        walk = self._reader.walk(self._key, self._end, self._main, reverse=reverse)
+        walk = self._reader.walk(self._key, self._end, self._bound, reverse=reverse)
         size = KEYS_PER_PIECE
         while not walk.done:
             # A compaction between two pieces may have dropped the revision.
@@ -276,7 +276,7 @@ class Selector:
                 yield [KeyValueView(kv).without_value() for kv in kvs]
         else:
             self._check()
-            yield self._reader.keys_at(pairs, self._main)
+            yield self._reader.keys_at(pairs, self._bound)
 
     def _values(self, revisions: list[int]) -> Iterator[list[bytes]]:
         """Iterate over KeyValues in pieces of about ``BYTES_PER_PIECE``."""

@@ -21,12 +21,13 @@ that of the other members.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import txn, wire
+from raftkv.apply import ranges, txn, wire
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
@@ -48,33 +49,28 @@ class Outcome:
 
     Attributes:
         revision: revision for the response header.
-        pieces: bytes of the response after its header, in order.
+        body: the response after its header; only its beginning if the rest is to be read.
         error: the refusal, if it was refused; the state is unchanged then.
-        unanswered: why there is no response on this member although the entry was executed.
+        read: reads the whole body, if that may be too much for one turn of the loop: ``read(view, grow, body)`` as
+            ``txn.read_answer``, on a view that was pinned after the entry was applied; ``None``: there is no more.
     """
 
-    __slots__ = ("error", "pieces", "revision", "unanswered")
+    __slots__ = ("body", "error", "read", "revision")
 
     def __init__(
         self,
         revision: int,
         body: bytes = b"",
         error: errors.StatusError | None = None,
-        pieces: Sequence[bytes] | None = None,
-        unanswered: errors.StatusError | None = None,
+        read: Callable[..., Generator[None, None, ranges.Answer]] | None = None,
     ) -> None:
         self.revision = revision
-        self.unanswered = unanswered
-        self.pieces: Sequence[bytes] = (body,) if pieces is None else pieces
+        self.body = body
+        self.read = read
         self.error = error
         if error is not None:
             # The error refers to the frames of applying, and these to this outcome: drop the cycle.
             error.__traceback__ = None
-
-    @property
-    def body(self) -> bytes:
-        """The pieces, joined."""
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def check(self) -> None:
         """Raise the refusal, if there is one; call only once, because the raised error refers to frames with this."""
@@ -158,7 +154,6 @@ class Applier:
         self.term = self.index = 0
         self._is_answered = True
         self._user = b""
-        self._has_room: Callable[[int], bool] | None = None
         self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome | Work]] = {
             Kind.PUT: self._put,
@@ -184,15 +179,23 @@ class Applier:
         request: Any = None,
         *,
         is_answered: bool = True,
-        has_room: Callable[[int], bool] | None = None,
     ) -> Outcome:
         """Execute one entry at once, however long it takes.
 
         Arguments:
-            kind, body, request, is_answered, has_room: as in ``begin``, which also documents the errors.
+            kind, body, request, is_answered: as in ``begin``, which also documents the errors.
         """
-        outcome = self.begin(kind, body, request, is_answered=is_answered, has_room=has_room)
-        return outcome if isinstance(outcome, Outcome) else finish(outcome)
+        outcome = self.begin(kind, body, request, is_answered=is_answered)
+        if not isinstance(outcome, Outcome):
+            outcome = finish(outcome)
+        if outcome.read is not None:
+            view = self.store.pin()
+            try:
+                _, pieces = finish(outcome.read(view))
+            finally:
+                view.let_go()
+            outcome.body, outcome.read = b"".join(pieces), None
+        return outcome
 
     def begin(
         self,
@@ -201,7 +204,6 @@ class Applier:
         request: Any = None,
         *,
         is_answered: bool = True,
-        has_room: Callable[[int], bool] | None = None,
     ) -> Outcome | Work:
         """Execute one entry, or begin to if it is much work.
 
@@ -211,7 +213,6 @@ class Applier:
             request: the parsed request, if the caller has it; it may be a ``PlainTxn`` or a ``PlainPut``.
             is_answered: whether a caller on this member waits for the response; if not, reads that are only for the
                 response may be skipped.
-            has_room: called with the size of a long response while it is built; False: leave the response out.
 
         Returns:
             The outcome, or work that must be completed before anything else is applied. Meanwhile readers of the store
@@ -233,7 +234,6 @@ class Applier:
         if handler is None:
             raise _unknown(kind, body)
         self._is_answered = is_answered
-        self._has_room = has_room
         try:
             if request is None:
                 request = PARSERS[kind](body)
@@ -259,7 +259,6 @@ class Applier:
             outcome = Outcome(self.store.revision, error=errors.MalformedEntryError())
         except BaseException as error:
             raise self._failed(kind, error) from error
-        self._has_room = None  # do not keep the waiting caller and its connection until the next entry
         return outcome
 
     def _execute_after(self, checks: Generator[None, None, None], kind: int, request: Any) -> Work:
@@ -298,8 +297,6 @@ class Applier:
             raise  # either a received database replaces these changes, or the member stops
         except BaseException as error:
             raise self._failed(kind, error) from error
-        finally:
-            self._has_room = None
 
     def _failed(self, kind: int, error: BaseException) -> BaseException:
         """Poison the store: a partial entry must never be committed with the applied index of the previous one."""
@@ -338,21 +335,21 @@ class Applier:
             count = self.store.known_count(request.key, request.range_end)
             reads = request.prev_kv or self.quotas.is_active
             if count > self._at_once_max or (reads and count > txn.VALUES_AT_ONCE):
-                return self._delete_range_in_pieces(request, self._room())
+                return self._delete_range_in_pieces(request)
         write = self.store.begin()
         revision, body = txn.delete_range(write, request)
         write.end()
         return Outcome(revision, body)
 
-    def _room(self) -> txn.Room:
-        return txn.Room(self._has_room) if self._is_answered else txn.no_room()
-
-    def _delete_range_in_pieces(self, request: rpc_pb2.DeleteRangeRequest, room: txn.Room) -> Work:
+    def _delete_range_in_pieces(self, request: rpc_pb2.DeleteRangeRequest) -> Work:
         self._check_changes(self.store.range(request.key, request.range_end, count_only=True).count)
         write = self.store.begin()
-        revision, pieces = yield from txn.delete_range_in_pieces(write, request, room)
+        deleted = yield from txn.delete_in_pieces(write, request)
+        step = write.bound, deleted
         write.end()
-        return Outcome(revision, pieces=pieces, unanswered=room.refusal)
+        if not request.prev_kv:
+            return Outcome(self.store.revision, wire.delete_range_body(deleted, ()))
+        return Outcome(self.store.revision, read=partial(txn.read_deleted, request=request, step=step))
 
     def _txn(self, request: rpc_pb2.TxnRequest | wire.PlainTxn) -> Outcome | Work:
         if not isinstance(request, wire.PlainTxn):
@@ -381,7 +378,7 @@ class Applier:
             txn.spend_operations(self.store, executed, budget, is_counted=self.quotas.is_active)
         except txn.NeedsSlicing:
             # Nothing was changed yet: choose the path again, from the same state and with the same result.
-            return self._txn_in_pieces(request, self._room())
+            return self._txn_in_pieces(request, [] if self._is_answered else None)
         # Check the path including responses, because refusals must not depend on whether a caller waits here.
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
@@ -391,7 +388,7 @@ class Applier:
         write.end()
         return Outcome(self.store.revision, body)
 
-    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest, room: txn.Room) -> Work:
+    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest, steps: list[txn.Step] | None) -> Work:
         path = yield from txn.choose_path_in_pieces(self.store, request)
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
@@ -400,11 +397,12 @@ class Applier:
         # Sub-revisions have 24 bits; a revision that overflows halfway could not be undone.
         self._check_changes((yield from txn.count_changes(self.store, path)))
         write = self.store.begin()
-        pieces = yield from txn.execute_in_pieces(write, path, room)
+        yield from txn.execute_in_pieces(write, path, steps)
         # Let the quotas count the remaining changes before the end.
         yield
         write.end()
-        return Outcome(self.store.revision, pieces=pieces, unanswered=room.refusal)
+        read = None if steps is None else partial(txn.read_answer, path=path, steps=iter(steps))
+        return Outcome(self.store.revision, wire.txn_body(path.succeeded, ()), read=read)
 
     def _check_changes(self, changes: int) -> None:
         if changes > self._changes_max:

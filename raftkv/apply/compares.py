@@ -26,7 +26,7 @@ from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.index import State
 from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_range import PinnedView, Reader
-from raftkv.storage.revision import SUB_BITS
+from raftkv.storage.revision import SUB_BITS, after
 
 View = Store | PinnedView
 """The state on which compares are evaluated."""
@@ -97,7 +97,7 @@ def _holds_throughout(
     view: View, key: bytes, end: bytes, target: int, condition: _Condition
 ) -> Generator[None, None, bool]:
     reader = view.reader
-    walk = reader.walk(key, end, view.revision)
+    walk = reader.walk(key, end, after(view.revision))
     is_empty = True
     while not walk.done:
         view.check()

@@ -13,7 +13,7 @@ from typing import Final
 from raftkv.apply import wire
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store, WriteTxn
-from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.mvcc_range import Moment, PinnedView
 from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Selection, finish, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
@@ -102,7 +102,7 @@ def is_selection(request: rpc_pb2.RangeRequest) -> bool:
 
 
 def in_pieces(
-    view: ReadView,
+    view: ReadView | Moment,
     request: rpc_pb2.RangeRequest,
     grow: Callable[[int], None] = no_limit,
     body: list[bytes] | None = None,
@@ -110,7 +110,7 @@ def in_pieces(
     """Execute a Range in small pieces, with a pause after each.
 
     Arguments:
-        view: must not change meanwhile: a pinned view, or the write txn of the entry that is being applied.
+        view: must not change meanwhile: a pinned view, a moment of it, or a write txn in progress.
         request: already checked.
         grow: called with the change of the response's size (negative if it shrinks); raises when it is too large.
         body: filled with the parts of the response: a caller that cancels must free it (``response.drop``).

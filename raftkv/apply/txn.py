@@ -10,22 +10,25 @@ A txn runs in three passes, as in etcd (server/etcdserver/txn/txn.go):
 
 Nothing in pass 3 can fail, so every member ends with the same state and the same response.
 
-A txn that looks at many keys is executed in pieces, between which the loop of the member does other things. Executing
-at once and executing in pieces have the same result; a property test checks that. A long deletion without a waiting
+A txn that looks at many keys is executed in pieces, between which the loop of the member does other things. Its
+response is not part of applying: each operation leaves a step, and the member that was asked reads the response
+afterwards from a view of the history, where an operation sees the changes before its own sub-revision. Executing at
+once and executing in pieces have the same result; a property test checks that. A long deletion without a waiting
 caller, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from raftkv import errors
 from raftkv.apply import compares, ranges, wire
 from raftkv.apply.leases import Leases
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.mvcc import Store, WriteTxn
-from raftkv.storage.selection import VALUE, Selection, finish, no_limit
+from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.selection import Selection, finish, no_limit
 
 _RANGE: Final = "request_range"
 PUT: Final = "request_put"
@@ -41,24 +44,8 @@ _ANSWER: Final = {_RANGE: 1, PUT: 2, DELETE: 3, _TXN: 4}
 OPERATIONS_PER_PIECE: Final = 16
 """Operations on single keys between two pauses: 0.1 ms. A pause costs as much as a fifth of a put."""
 
-BYTES_PER_PIECE: Final = 64 * 1024
-"""Bytes of a response after which a single operation pauses too."""
-
-ANSWER_KEYS_MAX: Final = 500_000
-"""Keys that the ranges of one entry may look at for a response, which only one member makes: about 0.5 s during which
-that member applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
-
-ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of the response of one entry: 0.15 s during which that member applies nothing else."""
-
 KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes of values that the puts of one txn may keep: each is written again, by every member."""
-
-KEYS_OF_PIECE: Final = 256
-VALUE_SORT_WEIGHT: Final = 4
-"""Cost factor of a range that is sorted by values: the measured minimum."""
-KEYS_OF_RANGE: Final = 64
-"""Cost of a single key, and of the first piece of a longer range: one value may be as large as a request."""
 
 LONG_WORK: Final = 16_384
 """Keys of the intervals of an entry above which it takes long to apply: 10 to 20 ms."""
@@ -105,8 +92,8 @@ def keys_of(view: Store, request: rpc_pb2.TxnRequest) -> int:
 
 
 def work_of(view: Store, request: rpc_pb2.TxnRequest) -> Generator[None, None, int]:
-    """Return about how much work a txn's operations are, in keys, with pauses: its intervals, and the values that it
-    reads for its response, to keep or to compare.
+    """Return about how much work applying a txn's operations is, in keys, with pauses: the intervals that it deletes,
+    and the values that it compares, keeps, or reads for its response at once.
 
     Arguments:
         view: the store of the member that received the txn.
@@ -128,17 +115,15 @@ def work_of_plain(view: Store, plain: wire.PlainTxn) -> int:
         plain: the txn.
     """
     names = [key for key, target, _, _ in plain.compares if target == _VALUE]
-    names += [key for branch in (plain.success, plain.failure) for key, value, _ in branch if value is None]
-    if not names:
-        return 0
+    gets = [key for branch in (plain.success, plain.failure) for key, value, _ in branch if value is None]
     known = _Estimate(view)
-    for name in names:
+    for name in names + gets[:VALUES_AT_ONCE]:
         known.add_values(1, name, b"")
     return known.work_bytes // compares.BYTES_PER_KEY
 
 
 def work_of_operation(kind: str, view: Store, request: Any) -> int:
-    """Return about how much work a put, a deletion or a range is, in keys.
+    """Return about how much work a put or a deletion is, in keys.
 
     Arguments:
         kind: its field of a ``RequestOp``.
@@ -164,8 +149,9 @@ class _Estimate:
 
     def __init__(self, view: Store) -> None:
         self._view = view
-        self._sizes: dict[tuple[bytes, bytes, int], int] = {}
-        """The mean size of a KeyValue of an interval at a main revision (0: the present)."""
+        self._sizes: dict[tuple[bytes, bytes], int] = {}
+        """The mean size of a KeyValue of an interval."""
+        self._at_once = VALUES_AT_ONCE
         self.work_bytes = self.kept_bytes = 0
 
     def add_txn(self, request: rpc_pb2.TxnRequest) -> Generator[None, None, None]:
@@ -188,36 +174,28 @@ class _Estimate:
         """Add a put, a deletion or a range."""
         if kind == PUT:
             if one.ignore_value:
-                self.kept_bytes += self._mean_bytes(one.key, b"", 0)
-            self.add_values(int(one.prev_kv or one.ignore_value or one.ignore_lease), one.key, b"")
+                self.kept_bytes += self._mean_bytes(one.key, b"")
+            if one.prev_kv or one.ignore_value or one.ignore_lease:
+                self.add_values(1, one.key, b"")
             return
-        looked = count = self._view.known_count(one.key, one.range_end) if one.range_end else 0
-        read, revision = count or 1, 0
-        if kind == DELETE:
-            read *= one.prev_kv
-        else:
-            revision = one.revision
-            if one.limit > 0:
-                read = min(read, one.limit)
-                looked = count if ranges.is_selection(one) else min(count, read)
-            if one.sort_target == VALUE:
-                read = count or 1
-            elif one.count_only or one.keys_only:
-                read = 0
-        self.work_bytes += looked * compares.BYTES_PER_KEY
-        self.add_values(read, one.key, one.range_end, revision)
+        count = self._view.known_count(one.key, one.range_end) if one.range_end else 1
+        if kind == DELETE and one.range_end:
+            self.work_bytes += count * compares.BYTES_PER_KEY
+        # More values than can be read at once are not read while the txn is applied.
+        if count <= self._at_once and (one.prev_kv if kind == DELETE else not (one.count_only or one.keys_only)):
+            self._at_once -= count
+            self.add_values(count, one.key, one.range_end)
 
-    def add_values(self, count: int, key: bytes, range_end: bytes, revision: int = 0) -> None:
+    def add_values(self, count: int, key: bytes, range_end: bytes) -> None:
         """Add the reading of values of an interval."""
         if count and self.work_bytes <= LONG_WORK * compares.BYTES_PER_KEY:
-            self.work_bytes += count * self._mean_bytes(key, range_end, revision)
+            self.work_bytes += count * self._mean_bytes(key, range_end)
 
-    def _mean_bytes(self, key: bytes, range_end: bytes, revision: int) -> int:
-        interval = key, range_end, revision
+    def _mean_bytes(self, key: bytes, range_end: bytes) -> int:
+        interval = key, range_end
         if interval not in self._sizes:
             view = self._view
-            main = revision if 0 < revision < view.revision else view.revision
-            self._sizes[interval] = view.reader.mean_bytes(main, key, range_end, compares.SAMPLES)
+            self._sizes[interval] = view.reader.mean_bytes(view.revision, key, range_end, compares.SAMPLES)
         return self._sizes[interval]
 
 
@@ -312,66 +290,6 @@ class Budget:
         self._values_left -= count
         if self._values_left < 0:
             raise NeedsSlicing
-
-
-class Room:
-    """Room for a response while it is built. Once it is exhausted, the rest of the response is left out.
-
-    Work is counted in keys, not in seconds, so that the same requests get the same responses on a busy machine.
-
-    Arguments:
-        has_room: called with additional bytes; returns whether they are allowed.
-        keys_max: maximum number of keys to look at.
-
-    Attributes:
-        is_left: whether the response is still wanted.
-        refusal: error for the caller instead of the response, if it was too much work.
-    """
-
-    __slots__ = ("_bytes_left", "_has_room", "_keys_left", "is_left", "refusal")
-
-    def __init__(self, has_room: Callable[[int], bool] | None, keys_max: int = ANSWER_KEYS_MAX) -> None:
-        self._has_room = has_room
-        self._bytes_left, self._keys_left = ANSWER_BYTES_MAX, keys_max
-        self.is_left = True
-        self.refusal: errors.StatusError | None = None
-
-    def take(self, size_bytes: int) -> bool:
-        """Reserve bytes; return whether there is room for them."""
-        self._bytes_left -= size_bytes
-        if self._bytes_left < 0:
-            self._refuse()
-        if self.is_left and self._has_room is not None:
-            self.is_left = self._has_room(size_bytes)
-        return self.is_left
-
-    def take_all(self, size_bytes: int) -> None:
-        """Reserve bytes; raises ``AnswerTooLarge`` if there is no room for them."""
-        if not self.take(size_bytes):
-            raise AnswerTooLarge
-
-    def look(self, keys: int) -> bool:
-        """Count keys that are looked at only for the response; return whether that is not too much work."""
-        self._keys_left -= keys
-        if self._keys_left < 0:
-            self._refuse()
-        return self.is_left
-
-    def _refuse(self) -> None:
-        if self.is_left:
-            self.is_left = False
-            self.refusal = errors.RequestTimeoutError()
-
-
-class AnswerTooLarge(Exception):
-    """The signal that there is no room for more of a response."""
-
-
-def no_room() -> Room:
-    """Return the room of a response for which no caller waits."""
-    room = Room(None)
-    room.is_left = False
-    return room
 
 
 def choose_path(view: compares.View, request: rpc_pb2.TxnRequest, budget: Budget) -> Path:
@@ -588,11 +506,7 @@ def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> Non
     """Execute an operation whose response is not needed."""
     kind, request = operation
     if kind == PUT:
-        # The kept value or lease must be read, although it is not returned.
-        if request.ignore_value or request.ignore_lease:
-            put(view, request)
-        else:
-            view.put(request.key, request.value, request.lease)
+        _put(view, request)
     elif kind == DELETE:
         view.delete_range(request.key, request.range_end)
     elif kind == _TXN:
@@ -601,77 +515,150 @@ def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> Non
         raise errors.InvariantError("a txn operation without a request was proposed")
 
 
-def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None, None, list[bytes]]:
-    """Execute a path with a pause after some operations and within those on long intervals (pass 3).
+Step = tuple[int, int]
+"""What an executed operation leaves for its response: packed revision of the next change after it, and a number: the
+replaced value of a put, the keys that a deletion deleted, or the keys in the interval of a range (-1: unknown)."""
+
+
+def execute_in_pieces(view: WriteTxn, path: Path, steps: list[Step] | None) -> Generator[None, None, None]:
+    """Execute a path with a pause after some operations and within deletions of intervals (pass 3).
+
+    Only what the response cannot be made of later is looked up: ``read_answer`` reads the rest from a view.
 
     Arguments:
         view: the write transaction.
         path: already checked.
-        room: room for the response.
-
-    Returns:
-        the result of ``execute``, in pieces; undefined if no room is left.
+        steps: gets the step of each operation, also of nested txns, in order; ``None``: no caller waits.
     """
     nested = iter(path.nested)
-    body = [wire.txn_body(path.succeeded, ())] if room.is_left else []
-    for number, operation in enumerate(path.operations):
-        kind, request = operation
-        # Ranges and deletions pause after each key that they find, but may find none.
-        is_pause_due = number % OPERATIONS_PER_PIECE == 0
-        header: bytes | None = None
+    for number, (kind, request) in enumerate(path.operations):
+        found = -1
         if kind == _TXN:
-            header = wire.EMPTY_HEADER
-            pieces = yield from execute_in_pieces(view, next(nested), room)
-        elif kind == DELETE and request.range_end:
-            revision, pieces = yield from delete_range_in_pieces(view, request, room)
-            header = wire.revision_header(revision)
-        elif not room.is_left:
-            _change(view, operation, nested)
+            yield from execute_in_pieces(view, next(nested), steps)
+            continue
+        if kind == DELETE and request.range_end:
+            found = yield from delete_in_pieces(view, request)
+        elif kind == DELETE:
+            found = len(view.delete_range(request.key))
+        elif kind == PUT:
+            found = _put(view, request)
             # The kept value of a put may be as large as a request.
-            is_pause_due |= kind == PUT and (request.ignore_value or request.ignore_lease)
-        elif kind == _RANGE and request.range_end:
-            try:
-                revision, pieces = yield from _range_in_pieces(view, request, room)
-                header = wire.revision_header(revision)
-            except AnswerTooLarge:
-                pass
-        else:
-            answer = _execute_operation(view, operation, nested)
-            body += (wire.head(_RESPONSES, len(answer)), answer)
-            if room.take(len(answer)) and kind == _RANGE:
-                room.look(KEYS_OF_RANGE)
-            is_pause_due |= len(answer) > BYTES_PER_PIECE or kind == PUT
-        if header is not None and room.is_left:
-            size_bytes = len(header) + sum(map(len, pieces))
-            head = wire.head(_ANSWER[str(kind)], size_bytes)
-            body += (wire.head(_RESPONSES, len(head) + size_bytes), head + header, *pieces)
-        if body and not room.is_left:
-            yield from wire.drop(body)
-        if is_pause_due:
+            if request.ignore_value or request.ignore_lease:
+                yield
+        elif kind is None:
+            raise errors.InvariantError("a txn operation without a request was proposed")
+        elif steps is not None and request.range_end and request.revision <= 0:
+            found = view.range(request.key, request.range_end, count_only=True).count
+        if steps is not None:
+            steps.append((view.bound, found))
+        # Deletions pause after each key that they find, but may find none.
+        if number % OPERATIONS_PER_PIECE == 0:
             yield
-    return body
 
 
-def _range_in_pieces(view: WriteTxn, request: rpc_pb2.RangeRequest, room: Room) -> Generator[None, None, ranges.Answer]:
-    """Read an interval for a response. Raises ``AnswerTooLarge`` when it is too large, or too much work."""
-    body: list[bytes] = []
-    work = ranges.in_pieces(view, request, room.take_all, body)
-    keys, keys_of_piece = KEYS_OF_RANGE, KEYS_OF_PIECE * (VALUE_SORT_WEIGHT if request.sort_target == VALUE else 1)
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            answer: ranges.Answer = end.value
-            return answer
-        except AnswerTooLarge:
-            break
-        if not room.look(keys):
-            break
-        keys = keys_of_piece
+def delete_in_pieces(view: WriteTxn, request: rpc_pb2.DeleteRangeRequest) -> Generator[None, None, int]:
+    """Delete an interval, with a pause after each piece; return the number of deleted keys.
+
+    Arguments:
+        view: the write transaction.
+        request: already checked.
+    """
+    deleted = 0
+    for count in view.delete_in_pieces(request.key, request.range_end):
+        deleted += count
         yield
-    work.close()
-    yield from wire.drop(body)
-    raise AnswerTooLarge
+    return deleted
+
+
+def read_answer(
+    view: compares.View,
+    path: Path,
+    steps: Iterator[Step] | None,
+    grow: Callable[[int], None] = no_limit,
+    body: list[bytes] | None = None,
+) -> Generator[None, None, ranges.Answer]:
+    """Read the response of a txn, with a pause after each piece.
+
+    Arguments:
+        view: a view that does not change; it was made after the txn was applied.
+        path: path of the txn.
+        steps: steps of its operations; ``None``: it has only ranges, and they read the view.
+        grow, body: as in ``ranges.in_pieces``.
+
+    Returns:
+        the view's revision, and the parts of the body of the TxnResponse.
+
+    Raises:
+        CompactedError, FutureRevisionError: a range of a txn without steps requests a revision that cannot be read.
+        RequestTimeoutError: what a txn with steps saw is compacted.
+    """
+    body = [] if body is None else body
+    body.append(wire.txn_body(path.succeeded, ()))
+    nested = iter(path.nested)
+    for number, (kind, request) in enumerate(path.operations):
+        pieces: list[bytes] = []
+        header = wire.EMPTY_HEADER
+        try:
+            if kind == _TXN:
+                yield from read_answer(view, next(nested), steps, grow, pieces)
+            else:
+                step = None if steps is None else next(steps)
+                revision = yield from _read_operation(view, str(kind), request, step, grow, pieces)
+                header = wire.revision_header(revision)
+        except BaseException:
+            body += pieces  # the response is cancelled: the owner of the rest frees these too
+            raise
+        size_bytes = len(header) + sum(map(len, pieces))
+        head = wire.head(_ANSWER[str(kind)], size_bytes)
+        body += (wire.head(_RESPONSES, len(head) + size_bytes) + head + header, *pieces)
+        if number % OPERATIONS_PER_PIECE == 0:
+            yield
+    return view.revision, body
+
+
+def _read_operation(
+    view: compares.View,
+    kind: str,
+    request: Any,
+    step: Step | None,
+    grow: Callable[[int], None],
+    body: list[bytes],
+) -> Generator[None, None, int]:
+    """Read the response of one operation into ``body``; return the revision of its header."""
+    if step is None:
+        revision, _ = yield from ranges.in_pieces(view, request, grow, body)
+        return revision
+    pinned, (bound, found) = cast(PinnedView, view), step
+    moment = pinned.at(bound, found if found >= 0 else None)
+    if kind == _RANGE:
+        yield from ranges.in_pieces(moment, request, grow, body)
+    elif kind == DELETE:
+        yield from read_deleted(pinned, request, step, grow, body)
+    elif found and request.prev_kv:
+        body.append(wire.put_body(pinned.at(bound - 1).record(found)))
+        grow(len(body[-1]))
+        yield
+    return moment.revision
+
+
+def read_deleted(
+    view: PinnedView,
+    request: rpc_pb2.DeleteRangeRequest,
+    step: Step,
+    grow: Callable[[int], None] = no_limit,
+    body: list[bytes] | None = None,
+) -> Generator[None, None, ranges.Answer]:
+    """Read the response of a deletion; arguments, result and errors as those of ``read_answer``."""
+    bound, deleted = step
+    body = [] if body is None else body
+    body.append(wire.delete_range_body(deleted, ()))
+    if request.prev_kv and deleted:
+        # Each deleted key was one change.
+        for kvs in view.at(bound - deleted, deleted).select(request.key, request.range_end, Selection(), grow=grow):
+            body.append(b"".join([wire.field(3, kv) for kv in kvs]))
+            grow(len(body[-1]))
+            yield
+    return view.revision, body
 
 
 def put(view: WriteTxn, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
@@ -681,16 +668,20 @@ def put(view: WriteTxn, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
         view: the write transaction.
         request: its preconditions are already checked.
     """
+    prev = next(iter(view.range(request.key).kvs), None) if request.prev_kv else None
+    _put(view, request)
+    return view.revision, wire.put_body(prev)
+
+
+def _put(view: WriteTxn, request: rpc_pb2.PutRequest) -> int:
+    """Write one key; return the packed revision of the replaced value, 0 if there was none."""
     value, lease = request.value, request.lease
-    prev: bytes | None = None
-    if request.prev_kv or request.ignore_value or request.ignore_lease:
-        prev = next(iter(view.range(request.key).kvs), None)
-        if prev is not None and (request.ignore_value or request.ignore_lease):
-            kept = kv_pb2.KeyValue.FromString(prev)
+    if request.ignore_value or request.ignore_lease:
+        for kv in view.range(request.key).kvs:
+            kept = kv_pb2.KeyValue.FromString(kv)
             value = kept.value if request.ignore_value else value
             lease = kept.lease if request.ignore_lease else lease
-    view.put(request.key, value, lease)
-    return view.revision, wire.put_body(prev if request.prev_kv else None)
+    return view.put(request.key, value, lease)
 
 
 def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
@@ -723,43 +714,10 @@ def delete_range(view: WriteTxn, request: rpc_pb2.DeleteRangeRequest) -> tuple[i
     return view.revision, wire.delete_range_body(deleted, prev_kvs)
 
 
-def delete_range_in_pieces(
-    view: WriteTxn, request: rpc_pb2.DeleteRangeRequest, room: Room
-) -> Generator[None, None, tuple[int, list[bytes]]]:
-    """Delete an interval as ``delete_range`` does, with a pause after each piece.
-
-    Arguments:
-        view: the write transaction.
-        request: already checked.
-        room: room for the response.
-
-    Returns:
-        the revision, and the body in pieces; undefined if no room is left.
-    """
-    body = [b""]
-    if request.prev_kv and room.is_left:
-        for kvs in view.select(request.key, request.range_end, Selection()):
-            body.append(b"".join([wire.field(3, kv) for kv in kvs]))
-            if not room.take(len(body[-1])):
-                yield from wire.drop(body)
-                body = [b""]
-                break
-            yield
-    deleted = 0
-    for count in view.delete_in_pieces(request.key, request.range_end):
-        deleted += count
-        yield
-    body[0] = wire.delete_range_body(deleted, ())
-    return view.revision, body
-
-
 # -- read_txn -------------------------------------------------------------------------------------------------------
 #
 # A txn with only ranges bypasses the log and is executed in pieces, by the same passes, on one view that does not
 # change.
-
-_RANGE_ANSWER: Final = 1
-"""Field of a ResponseOp."""
 
 
 def read_in_pieces(
@@ -783,16 +741,4 @@ def read_in_pieces(
     succeeded = yield from compares.all_hold(view, request.compare)
     path = Path(succeeded, request.success if succeeded else request.failure)
     check_ranges(view, path)
-    body = [] if body is None else body
-    body.append(wire.txn_body(succeeded, ()))
-    for _, operation in path.operations:
-        pieces: list[bytes] = []
-        try:
-            revision, _ = yield from ranges.in_pieces(view, operation, grow, pieces)
-        except BaseException:
-            body += pieces  # the response is cancelled: the owner of the rest frees these too
-            raise
-        header = wire.revision_header(revision)
-        answer = wire.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
-        body += (wire.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)
-    return view.revision, body
+    return (yield from read_answer(view, path, None, grow, body))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -17,6 +16,8 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.wire import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import mvcc, selection
+from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.overlay import Overlay
 from raftkv.storage.selection import finish
 from tests.apply.arbitrary import build
 from tests.apply.machine import KINDS, Machine, keys_by_turn
@@ -96,22 +97,69 @@ def _in_pieces(machine: Machine, kind: int, body: bytes) -> tuple[Outcome, int]:
     return outcome, pieces
 
 
+def _read(view: PinnedView, outcome: Outcome) -> tuple[int, bytes, str]:
+    """What a caller hears whose answer is read from a view."""
+    if outcome.read is None:
+        return _told(outcome)
+    return outcome.revision, b"".join(finish(outcome.read(view))[1]), repr(outcome.error)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_pieces_come_to_the_same(seed: int) -> None:
+    """Also if the answer is read long after the entry was applied, when others have changed and compacted the keys."""
     rng = Random(seed)
     whole = Machine(at_once_max=10**9)
     pieces = Machine(at_once_max=0)
     for machine in (whole, pieces):
         machine.applier.term = 1
+    unread: list[tuple[PinnedView, Outcome, object]] = []
     for _ in range(40):
         request = _request(rng)
         kind = Kind.LEASE_EXPIRE if isinstance(request, raft_pb2.LeaseDecision) else KINDS[type(request)][0]
         body = request.SerializeToString()
-        outcome = whole.applier.apply(kind, body)
+        expected = _told(whole.applier.apply(kind, body))
         whole.store.set_applied(whole.store.applied_index + 1, 1)
-        assert _told(_in_pieces(pieces, kind, body)[0]) == _told(outcome), request
+        outcome, _ = _in_pieces(pieces, kind, body)
+        unread.append((pieces.store.pin(), outcome, expected))
+        while unread and rng.random() < 0.4:
+            view, outcome, expected = unread.pop(rng.randrange(len(unread)))
+            assert _read(view, outcome) == expected, request
+            view.let_go()
+            while pieces.store.compaction_step():
+                pieces.store.commit()
+    for view, outcome, expected in unread:
+        assert _read(view, outcome) == expected
     assert _state(whole) == _state(pieces) == _state(pieces.reopened())
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_an_answer_of_compacted_changes_is_not_read(is_held: bool) -> None:
+    """A compaction at the revision of a txn drops what its own later changes replaced."""
+    machine = Machine(at_once_max=0)
+    machine.apply(put(b"a", b"1"))
+    before = machine.store.revision
+    answered = make_txn(then=[EVERYTHING, put(b"a", b"2", prev_kv=True), EVERYTHING, delete(b"a", prev_kv=True)])
+    outcome, _ = _in_pieces(machine, Kind.TXN, answered.SerializeToString())
+    view = machine.store.pin()
+    if not is_held:
+        view.let_go()
+    machine.apply(rpc_pb2.CompactionRequest(revision=before + 1))
+    machine.apply(put(b"b"))
+    while machine.store.compaction_step():
+        machine.store.commit()
+    if not is_held:
+        with pytest.raises(errors.RequestTimeoutError):
+            _read(view, outcome)
+        return
+    answer = rpc_pb2.TxnResponse.FromString(_read(view, outcome)[1])
+    found = [kv.value for one in answer.responses for kv in one.response_range.kvs]
+    replaced = (
+        answer.responses[1].response_put.prev_kv.value,
+        answer.responses[3].response_delete_range.prev_kvs[0].value,
+    )
+    assert (found, replaced) == ([b"1", b"2"], (b"1", b"2"))
+    assert [one.response_range.header.revision for one in answer.responses[::2]] == [before, before + 1]
 
 
 @pytest.mark.interpreted
@@ -119,11 +167,12 @@ def test_long_entries_have_pieces() -> None:
     machine = Machine(at_once_max=10)
     for number in range(20):
         machine.apply(put(b"k%02d" % number))
+        machine.apply(put(b"m%02d" % number))
     machine.apply(rpc_pb2.LeaseGrantRequest(ID=1, TTL=5))
     for number in range(20):
         machine.apply(put(b"l%02d" % number, lease=1))
     for kind, request in (
-        (Kind.TXN, make_txn(then=[EVERYTHING, put(b"x")])),
+        (Kind.TXN, make_txn(then=[delete(b"m", b"n"), put(b"x")])),
         (Kind.DELETE_RANGE, delete(b"k", b"l", prev_kv=True)),
         (Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=1)),
     ):
@@ -155,6 +204,31 @@ def test_reads_of_a_txn_are_left_out_without_a_waiter(at_once_max: int, monkeypa
     assert machine.hash() == asked.hash()
 
 
+@pytest.mark.interpreted
+def test_the_answer_of_an_entry_is_not_read_while_it_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A txn that read 500 MB for its answer had all other writes wait for more than a second."""
+    machine = Machine()
+    for number in range(600):
+        machine.apply(put(b"k%03d" % number, b"v"))
+    gone = delete(b"k", b"k5", prev_kv=True)
+    request = make_txn(then=[EVERYTHING, put(b"k000", prev_kv=True), make_txn(then=[EVERYTHING]), gone, EVERYTHING])
+    load, loaded = Overlay.load_all, [0]
+
+    def counted(overlay: Overlay, revisions: list[int], size_bytes_max: int) -> list[bytes]:
+        kvs = load(overlay, revisions, size_bytes_max)
+        loaded[0] += len(kvs)
+        return kvs
+
+    monkeypatch.setattr(Overlay, "load_all", counted)
+    monkeypatch.setattr(Overlay, "load", lambda overlay, key: pytest.fail("a value was read"))
+    outcome, _ = _count_pieces(machine, request)
+    assert loaded == [0]
+    monkeypatch.undo()
+    answer = rpc_pb2.TxnResponse.FromString(_read(machine.store.pin(), outcome)[1])
+    assert [len(one.response_range.kvs) for one in answer.responses] == [600, 0, 0, 0, 100]
+    assert len(answer.responses[3].response_delete_range.prev_kvs) == 500
+
+
 DELETED = 700
 ALL = rpc_pb2.Compare(key=b"k", range_end=b"l", target=rpc_pb2.Compare.VERSION, version=0)
 
@@ -165,10 +239,9 @@ ALL = rpc_pb2.Compare(key=b"k", range_end=b"l", target=rpc_pb2.Compare.VERSION, 
         delete(b"k", b"l"),
         rpc_pb2.DeleteRangeRequest(key=b"k", range_end=b"l", prev_kv=True),
         make_txn(then=[delete(b"k", b"l")]),
-        make_txn(then=[rpc_pb2.RangeRequest(key=b"k", range_end=b"l", limit=1)]),
         make_txn([ALL], [put(b"x")]),
     ],
-    ids=["deletion", "deletion with values", "deletion in a txn", "range in a txn", "compare"],
+    ids=["deletion", "deletion with values", "deletion in a txn", "compare"],
 )
 def test_turn_looks_at_few_keys_however_many_were_deleted(request_: Any) -> None:
     """They stay in the index until a compaction: to delete a million of them anew took a turn of half a second."""
@@ -254,129 +327,9 @@ def test_previous_values_are_read_a_few_at_once() -> None:
     assert not isinstance(machine.applier.begin(Kind.DELETE_RANGE, request), Outcome)
 
 
-class _Limit:
-    """Room for so many bytes of an answer."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.taken_bytes = 0
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Refuse above the limit, and be asked no more."""
-        assert self.taken_bytes <= self._limit_bytes, "asked again after it was refused"
-        self.taken_bytes += size_bytes
-        return self.taken_bytes <= self._limit_bytes
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.integers(0, 200))
-def test_answer_without_room_is_left_out(seed: int, room_bytes: int) -> None:
-    rng = Random(seed)
-    with_room, without = Machine(at_once_max=0), Machine(at_once_max=0)
-    for _ in range(20):
-        request = _request(rng)
-        if isinstance(request, raft_pb2.LeaseDecision):
-            continue
-        kind, body = KINDS[type(request)][0], request.SerializeToString()
-        outcomes = []
-        for machine, room in ((with_room, _Limit(1 << 30)), (without, limited := _Limit(room_bytes))):
-            outcomes.append(machine.applier.apply(kind, body, has_room=room.has_room))
-            machine.store.set_applied(machine.store.applied_index + 1, 1)
-        if limited.taken_bytes <= room_bytes:
-            assert _told(outcomes[0]) == _told(outcomes[1])
-        else:
-            assert (outcomes[1].revision, outcomes[1].error) == (outcomes[0].revision, None)
-            assert len(outcomes[1].body) < 20
-    assert _state(with_room) == _state(without)
-
-
-@pytest.mark.parametrize("entry", ["done", "refused", "no request", "long", "long and refused"])
-def test_waiter_is_freed_after_its_entry(entry: str) -> None:
-    """On a quiet member the connection of a client whose last request was refused stayed in memory."""
-    machine = Machine(at_once_max=4, changes_max=8)
-    for number in range(9):
-        machine.apply(put(b"k%d" % number))
-    waiter = _Limit(1 << 20)
-    seen = weakref.ref(waiter)
-    requests = {
-        "done": put(b"x"),
-        "refused": put(b"x", lease=7),
-        "long": delete(b"k", b"k5"),
-        "long and refused": delete(b"k", b"l"),
-    }
-    body = b"\xff" if entry == "no request" else requests[entry].SerializeToString()
-    kind = Kind.DELETE_RANGE if "long" in entry else Kind.PUT
-    outcome = machine.applier.apply(kind, body, has_room=waiter.has_room)
-    assert (outcome.error is None) == (entry in ("done", "long"))
-    del waiter
-    assert seen() is None
-
-
-def test_ranges_of_an_entry_stop_where_their_answer_has_no_room() -> None:
-    # 127 ranges of 28 MB in one txn took 10 GB before their answer was refused.
-    machine = Machine()
-    for number in range(20):
-        machine.apply(put(b"k%02d" % number, bytes(1000)))
-    everything = rpc_pb2.RangeRequest(key=b"k", range_end=b"l")
-    request = make_txn(then=[everything] * 60 + [put(b"x")] + [everything] * 60)
-    limited = _Limit(50_000)
-    outcome = machine.applier.apply(Kind.TXN, request.SerializeToString(), has_room=limited.has_room)
-    assert outcome.error is None
-    assert list(outcome.pieces) == []
-    assert 50_000 < limited.taken_bytes < 80_000
-    assert machine.store.get(b"x") is not None
-
-
-@pytest.mark.interpreted
-@pytest.mark.parametrize("kind", [Kind.TXN, Kind.DELETE_RANGE])
-def test_the_answer_of_an_entry_is_limited(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A txn that read 500 MB for its answer had all other writes wait for more than a second."""
-    monkeypatch.setattr(txn, "ANSWER_BYTES_MAX", 50_000)
-    deletion = rpc_pb2.DeleteRangeRequest(key=b"k", range_end=b"l", prev_kv=True)
-    written = make_txn(then=[put(b"x"), rpc_pb2.RangeRequest(key=b"k", range_end=b"l")])
-    body = (written if kind == Kind.TXN else deletion).SerializeToString()
-    for count, is_answered in ((40, True), (60, False)):
-        machine = Machine()
-        for number in range(count):
-            machine.apply(put(b"k%02d" % number, bytes(1000)))
-        silent = machine.reopened()
-        limited = _Limit(1 << 30)
-        outcome = machine.applier.apply(kind, body, has_room=limited.has_room)
-        assert outcome.error is None
-        assert isinstance(outcome.unanswered, errors.RequestTimeoutError) == (not is_answered)
-        assert limited.taken_bytes < 53_000
-        silent.applier.apply(kind, body, is_answered=False)
-        for one in (machine, silent):
-            one.apply(put(b"after"))
-        assert _state(machine) == _state(silent)
-
-
 def _ranges(count: int, each: rpc_pb2.RangeRequest, nested: int = 64) -> rpc_pb2.TxnRequest:
     """A txn of a put and so many nested ones of 64 times the same range."""
     return make_txn(then=[put(b"x"), *([make_txn(then=[each] * nested)] * (count // nested))])
-
-
-@pytest.mark.long
-@pytest.mark.interpreted
-@pytest.mark.parametrize("options", [{}, {"revision": 2, "count_only": True}, {"sort_target": 4, "limit": 1}])
-def test_reads_of_one_entry_are_limited(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    # 14,400 ranges over 2,000 keys held the applying of the member that was asked for 27 s.
-    monkeypatch.setattr(selection, "KEYS_PER_PIECE", 100)
-    machine = Machine()
-    for number in range(1_000):
-        machine.apply(put(b"k%03d" % number, b"v"))
-    silent = machine.reopened()
-    request = _ranges(63 * 64, rpc_pb2.RangeRequest(key=b"k", range_end=b"l", **options))
-    check.check_txn(request, 128)
-    outcome, pieces = _count_pieces(machine, request)
-    assert pieces < 2 * txn.ANSWER_KEYS_MAX / txn.KEYS_OF_PIECE
-    assert isinstance(outcome.unanswered, errors.RequestTimeoutError)
-    assert (outcome.error, list(outcome.pieces)) == (None, [])
-    # It is done all the same, as by a member without a waiting caller.
-    silent.apply(request, is_answered=False)
-    assert machine.value(b"x") is not None
-    assert _state(machine) == _state(silent)
-    assert machine.answer(put(b"after")) is not None
 
 
 def _count_pieces(machine: Machine, request: rpc_pb2.TxnRequest) -> tuple[Outcome, int]:
@@ -407,8 +360,8 @@ def test_many_small_operations_are_answered_and_pause(each: Any, monkeypatch: py
     machine = Machine()
     machine.apply(put(b"k", b"v"))
     outcome, pieces = _count_pieces(machine, _ranges(63 * 64, each))
-    assert outcome.unanswered is None
-    assert len(rpc_pb2.TxnResponse.FromString(outcome.body).responses) == 1 + 63
+    _, body, _ = _read(machine.store.pin(), outcome)
+    assert len(rpc_pb2.TxnResponse.FromString(body).responses) == 1 + 63
     assert pieces >= 63 * 64 // txn.OPERATIONS_PER_PIECE
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raftkv.errors import InvariantError
 from raftkv.storage import index
 from raftkv.storage.index import LISTED_FROM, Found, KeyIndex
-from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, pack, to_key
+from raftkv.storage.revision import SUB_BITS, after, describe, from_key, is_tombstone, pack, to_key
 from tests.raft import golden
 
 STORIES = sorted((Path(__file__).parent / "testdata").glob("key_index_*.txt"))
@@ -48,7 +48,7 @@ class Script:
         return f"drops {' '.join(map(describe, dropped)) or 'nothing'}\n" + self._show()
 
     def _get(self, *mains: str) -> str:
-        return "".join(f"at {main}: {_words(self.key_index.get(int(main)))}\n" for main in mains)
+        return "".join(f"at {main}: {_words(self.key_index.before(after(int(main))))}\n" for main in mains)
 
     def _since(self, main: str) -> str:
         return " ".join(describe(revision) for revision in self.key_index.since(int(main))) + "\n"
@@ -146,7 +146,7 @@ def _random_history(steps: list[tuple[bool, int]], compactions: list[int], later
         main += 1
         _change(key_index, model, main, wants_put)
     for at in range(compacted, main + 1):
-        assert key_index.get(at) == model.get(at)
+        assert key_index.before(after(at)) == model.get(at)
     assert key_index.is_live() == model.is_live()
 
 
@@ -206,9 +206,9 @@ def test_a_long_history_is_neither_copied_nor_walked() -> None:
         assert not number or key_index.closed is closed, "a copy of all generations for each deletion"
     key_index.closed = [item._replace(revisions=_Counted(item.revisions)) for item in key_index.closed]
     _Counted.looks = 0
-    assert key_index.get(1) == Found(pack(1, 0), 1, 1)
-    assert key_index.get(2) is None
-    assert key_index.get(2 * pairs - 1) == Found(pack(2 * pairs - 1, 0), 2 * pairs - 1, 1)
+    assert key_index.before(after(1)) == Found(pack(1, 0), 1, 1)
+    assert key_index.before(after(2)) is None
+    assert key_index.before(after(2 * pairs - 1)) == Found(pack(2 * pairs - 1, 0), 2 * pairs - 1, 1)
     assert _Counted.looks < 100
     _Counted.looks = 0
     assert len(key_index.compact(pairs, 10)) == 10

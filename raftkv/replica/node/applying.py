@@ -293,7 +293,7 @@ class Applying:
         if waiter is None:
             outcome = self._node.applier.begin(kind, body, is_answered=False)
         else:
-            outcome = self._node.applier.begin(kind, body, waiter.request, has_room=waiter.has_room)
+            outcome = self._node.applier.begin(kind, body, waiter.request)
         if not isinstance(outcome, Outcome):
             self._under_way = _UnderWay(entry, does, waiter, outcome, is_long)
             if before is not None:

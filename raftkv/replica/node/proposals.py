@@ -121,10 +121,6 @@ class Waiter:
         """Whether its caller has left, and was or will be told why."""
         return False
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Record that a long response takes additional bytes while it is built; return False to leave it out."""
-        return True
-
     def finish(self, outcome: Outcome) -> None:
         """Handle the outcome: the entry was applied."""
         raise NotImplementedError

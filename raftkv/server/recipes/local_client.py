@@ -42,7 +42,7 @@ from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, identity_of, queue_of
+from raftkv.rpc.shares import Identity, identity_of, queue_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder
 from raftkv.storage.selection import finish
@@ -205,8 +205,8 @@ class Recipe:
         Arguments:
             call: call of the caller.
             request: transaction.
-            undo: called with the outcome if the caller left before it arrived, or if the answer is missing because it
-                was too much work: the transaction may have been applied all the same.
+            undo: called with the outcome if the caller left before the answer was read, or if it cannot be read: the
+                transaction may have been applied all the same.
 
         Raises:
             StatusError: it was refused, or not applied in time, or has no answer.
@@ -221,11 +221,17 @@ class Recipe:
             work=finish(txn.work_of(self.store, request)),
         )
         outcome.check()
-        if outcome.unanswered is not None:
-            if undo is not None:
-                undo(outcome)
-            raise outcome.unanswered
-        return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
+        body, read = outcome.body, outcome.read
+        if read is not None:
+            try:
+                slices, queue = self.responder.slices, queue_of_call(call)
+                _, pieces = await slices.result(lambda: hold(self.store.pin, read), 0, queue)
+            except BaseException:
+                if undo is not None:
+                    undo(outcome)
+                raise
+            body = b"".join(pieces)
+        return outcome.revision, rpc_pb2.TxnResponse.FromString(body)
 
     def check_size(self, size_bytes: int) -> None:
         """Refuse a request that will be too large, before it is created. Raises RequestTooLargeError."""

@@ -110,9 +110,7 @@ class Queue:
         key = prefix + b"%x" % lease_id
 
         def undo(outcome: Outcome) -> None:
-            # Without an answer the key may exist: it does if its create revision is this one.
-            is_unanswered = outcome.unanswered is not None
-            if outcome.error is None and (is_unanswered or rpc_pb2.TxnResponse.FromString(outcome.body).succeeded):
+            if outcome.error is None and rpc_pb2.TxnResponse.FromString(outcome.body).succeeded:
                 self._recipe.delete_if_same(key, outcome.revision, identity)
 
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)

@@ -23,7 +23,7 @@ from raftkv.apply import ranges, wire
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.wire import FIRST_KNOWN_IN, Caller, HeaderEncoder, versioned
-from raftkv.loop.scheduler import Slices, Work, hold
+from raftkv.loop.scheduler import SHORT_KEYS, Slices, Work, hold
 from raftkv.pb.services import Method
 from raftkv.replica.node.admission import Admission, parse_or_raise, refusals
 from raftkv.replica.node.proposals import SURE, Waiter, too_late
@@ -49,57 +49,31 @@ SMALL_ANSWER_BYTES: Final = 1024 * 1024
 class PendingWrite(Waiter):
     """Answers a call with the outcome of its proposal."""
 
-    __slots__ = ("_growth", "_refusal", "call", "request_id", "service")
+    __slots__ = ("call", "request_id", "service")
 
     def __init__(self, service: Responder, call: UnaryCall, request: Any) -> None:
         super().__init__(request, call.identity, call.deadline)
         self.service = service
         self.call = call
         self.request_id = 0
-        self._growth: Growth | None = None
-        self._refusal: RpcError | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the client has left: if thousands leave together, each turn drops some."""
         return self.call.cancelled
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Count bytes of the answer; False if the answer would be refused in the end, or the client has left."""
-        growth = self._growth
-        if growth is None:
-            growth = self._growth = self.service.growth(self.call)
-        try:
-            growth(size_bytes)
-        except RpcError as error:
-            error.__traceback__ = None
-            self._refusal = error
-            growth.end()
-        return self._refusal is None and not self.call.cancelled
-
     def finish(self, outcome: Outcome) -> None:
-        """Reply, or refuse with the error of apply."""
-        self._end_growth()
+        """Reply, or refuse with the error of apply. An error of reading a long answer does not undo the entry."""
         if outcome.error is not None:
             fail(self.call, outcome.error)
-        elif self._refusal is not None:
-            # The request was applied all the same; only the answer is too large.
-            self.call.fail_with(self._refusal)
-        elif outcome.unanswered is not None:
-            fail(self.call, outcome.unanswered)
-        elif len(outcome.pieces) == 1:
-            self.service.reply(self.call, outcome.revision, outcome.pieces[0])
+        elif outcome.read is not None:
+            self.service.answer_in_slices(self.call, outcome.read, outcome.revision)
         else:
-            self.service.reply_many(self.call, outcome.revision, outcome.pieces)
+            self.service.reply(self.call, outcome.revision, outcome.body)
 
     def fail(self, error: errors.StatusError) -> None:
         """Fail the call: no outcome will come."""
-        self._end_growth()
         fail(self.call, error)
-
-    def _end_growth(self) -> None:
-        if self._growth is not None:
-            self._growth.end()
 
     def cancel(self) -> None:
         """Withdraw the proposal, unless it is in progress: the client has left."""
@@ -313,11 +287,39 @@ class Responder:
             size: approximate number of keys to read.
             check: checks the rights of a caller when the read starts: it may have waited, and the state have changed.
         """
+        queue, deadline = queue_of_call(call), call.deadline
+        if deadline is not None:
+            wait_s = self.slices.wait_s(size, queue)
+            if wait_s and wait_s > SURE * (deadline - asyncio.get_running_loop().time()):
+                fail(call, too_late("reads", queue, wait_s))
+                return
+        self._read(call, read, size, lambda: self.check_again(call, check))
+
+    def answer_in_slices(self, call: UnaryCall, read: Callable[..., Work[ranges.Answer]], revision: int) -> None:
+        """Answer a call whose entry was just applied with an answer that is still to be read.
+
+        Arguments:
+            call: call to answer.
+            read: as in ``read_in_slices``.
+            revision: revision of the entry.
+        """
+        self._read(call, read, SHORT_KEYS + 1, lambda: None, revision)
+
+    def _read(
+        self,
+        call: UnaryCall,
+        read: Callable[..., Work[ranges.Answer]],
+        size: int,
+        check: Callable[[], None],
+        applied: int = 0,
+    ) -> None:
+        """Read in slices; ``applied``: revision for the header, if it is not the view's."""
+        queue = queue_of_call(call)
 
         def work() -> Work[None]:
             if call.cancelled:
                 return
-            self.check_again(call, check)
+            check()
             growth, body, began_s = self.growth(call), list[bytes](), perf_counter()
             try:
                 # A lambda, since the compiled generator needs an inner function, or cannot be closed after its end.
@@ -333,14 +335,8 @@ class Responder:
                 growth.end()
             if perf_counter() - began_s > SLOW_READ_S:
                 _log.warning("slow read: took %.1f s, from %r", perf_counter() - began_s, name_of(queue))
-            self.reply_many(call, revision, pieces)
+            self.reply_many(call, applied or revision, pieces)
 
-        queue, deadline = queue_of_call(call), call.deadline
-        if deadline is not None:
-            wait_s = self.slices.wait_s(size, queue)
-            if wait_s and wait_s > SURE * (deadline - asyncio.get_running_loop().time()):
-                fail(call, too_late("reads", queue, wait_s))
-                return
         job = self.slices.run(work, partial(self.refuse_read, call), size, queue)
         if not job.is_over:
             call.on_cancel(job.cancel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from raftkv.apply.wire import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
 from raftkv.replica.node import applying
+from raftkv.rpc.shares import Identity
 from raftkv.storage import mvcc
 from tests.client.waiting import until
 from tests.compat.store import delete, put
@@ -113,17 +115,59 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
     asyncio.run(scenario())
 
 
+class _InOrder(Caller):
+    """A caller that adds itself to those with an outcome."""
+
+    def __init__(self, request: Any, order: list[Caller], identity: Identity, work: int = 0) -> None:
+        super().__init__(request)
+        self.identity, self.work = identity, work
+        self._order = order
+
+    def finish(self, outcome: Outcome) -> None:
+        super().finish(outcome)
+        self._order.append(self)
+
+
+def _submit_long(world: World, order: list[Caller], count: int) -> list[Caller]:
+    long: list[Caller] = []
+    for number in range(count):
+        request = delete(b"k%d" % number, b"k%d" % (number + 1))
+        long.append(_InOrder(request, order, b"busy", LONG_WORK + 1))
+        world.node.submit(Kind.DELETE_RANGE, request.SerializeToString(), long[-1], None)
+    return long
+
+
 def test_a_short_entry_waits_for_one_long_entry_at_most() -> None:
     async def run() -> None:
-        world = await leader()
-        long = [Caller(delete(b"k%d" % number, b"k%d" % (number + 1))) for number in range(3)]
-        for caller in long:
-            caller.work = LONG_WORK + 1
-            world.node.submit(Kind.DELETE_RANGE, caller.request.SerializeToString(), caller, None)
-        short = propose(world, put(b"short"), Kind.PUT)
-        await passes(world, lambda: short.outcome is not None)
-        assert [caller.outcome is not None for caller in long] == [True, False, False]
-        await passes(world, lambda: all(caller.outcome is not None for caller in long))
+        world, order = await leader(), list[Caller]()
+        long = _submit_long(world, order, 3)
+        short = _InOrder(put(b"short"), order, b"busy")
+        world.node.submit(Kind.PUT, short.request.SerializeToString(), short, None)
+        await passes(world, lambda: len(order) == 4)
+        assert order == [long[0], short, *long[1:]]
+
+    asyncio.run(run())
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_others_have_time_after_a_long_entry(is_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next long entry comes four times as much later as the last one took, if others wait."""
+
+    async def run() -> None:
+        world, order = await leader(), list[Caller]()
+        clock = itertools.count(0.0, 1000.0)
+        monkeypatch.setattr(applying, "perf_counter", lambda: next(clock))
+        long = _submit_long(world, order, 2)
+        others = 0 if is_alone else 20
+        for number in range(others):
+            short = _InOrder(put(b"short%d" % number), order, b"other")
+            world.node.submit(Kind.PUT, short.request.SerializeToString(), short, None)
+            await passes(world, lambda before=number: len(order) >= before + 2)  # type: ignore[misc]
+        if is_alone:
+            await passes(world, lambda: order == long)
+        assert [caller.outcome is None for caller in long] == [False, not is_alone]
+        assert len(order) == 1 + (others or 1)
 
     asyncio.run(run())
 

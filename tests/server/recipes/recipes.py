@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from raftkv import errors
-from raftkv.apply.applier import Applier
+from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.wire import HeaderEncoder, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
@@ -31,6 +31,7 @@ from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
 from raftkv.server.services.responder import Responder
+from raftkv.storage.selection import finish
 from tests.apply.machine import Machine
 
 TURNS_MAX = 1_000
@@ -132,7 +133,10 @@ class RecipeMember:
     def apply(self) -> None:
         """Apply everything proposed, answer, then deliver the changes, as a turn of a member does."""
         proposed, self.node.proposed = self.node.proposed, []
-        outcomes = [(waiter, self.applier.apply(kind, body)) for kind, body, waiter in proposed]
+        outcomes: list[tuple[Waiter, Outcome]] = []
+        for kind, body, waiter in proposed:
+            outcome = self.applier.begin(kind, body)
+            outcomes.append((waiter, outcome if isinstance(outcome, Outcome) else finish(outcome)))
         for waiter, outcome in outcomes:
             waiter.finish(outcome)
         self.hub.applied()
@@ -161,7 +165,8 @@ class RecipeMember:
         """Go on until there are no more proposals and reads."""
         for _ in range(TURNS_MAX):
             await quiet()
-            if not self.node.proposed and not self.node.reading and not self._behind:
+            is_reading = self.node.reading or len(self.recipe.responder.slices)
+            if not self.node.proposed and not is_reading and not self._behind:
                 return
             self.catch_up()
             self.apply()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -322,11 +321,16 @@ def test_key_of_caller_that_left_early_is_deleted() -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("leaves", [False, True])
-def test_entry_of_a_queue_too_long_to_find_its_first_is_refused_and_taken_back(
+def test_entry_whose_queue_cannot_be_read_is_refused_and_taken_back(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user who may write below a name made its locks fail with an internal error and leave entries behind."""
-    monkeypatch.setattr(txn, "Room", partial(txn.Room, keys_max=100))
+
+    def compacted(*arguments: Any, **options: Any) -> Any:
+        raise errors.RequestTimeoutError
+        yield
+
+    monkeypatch.setattr(txn, "read_answer", compacted)
 
     async def scenario(member: RecipeMember) -> None:
         for number in range(AT_ONCE_MAX + 1):
