@@ -524,8 +524,8 @@ class Node(AwaitableNode):
         """Propose the queued requests, as many as the pace and one message allow."""
         self._refused = False
         pace = self._pace
-        while pace.first and self._is_over(pace.first):
-            pace.end(self._loop.time())
+        if pace.has_given_up(self._loop.time()):
+            pace.end(self._loop.time(), is_lost=True)
         while (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
             bytes_max = max(0, min(PROPOSE_BYTES_MAX, pace.left_bytes))
             unsent = self.proposals.take_unsent(bytes_max, pace.apply_s, pace)
@@ -553,9 +553,8 @@ class Node(AwaitableNode):
                 self._refused = True
 
     def _is_over(self, mark: int) -> bool:
-        """Return whether a proposal is applied or lost; ``mark`` is an index, or minus a request id."""
-        is_applied = self.applied >= mark if mark >= 0 else not self.proposals.is_waiting(-mark)
-        return is_applied or self._pace.has_given_up(self._loop.time())
+        """Return whether a proposal is applied, or its caller has left; ``mark`` is an index, or minus a request id."""
+        return self.applied >= mark if mark >= 0 else not self.proposals.is_waiting(-mark)
 
     def _check_way(self) -> None:
         """Raise ``ProposalDropped`` while messages forwarded by this follower would be lost, or delay others."""
@@ -712,6 +711,8 @@ class Node(AwaitableNode):
             answers: waiters and their outcomes, in order.
         """
         self.applied = last.index
+        while self._pace.first and self._is_over(self._pace.first):
+            self._pace.end(self._loop.time())
         # Before the store is used for anything else: the changes go to disk with this index.
         self.store.set_applied(last.index, last.term)
         self._note_applied(last.index, last.term)

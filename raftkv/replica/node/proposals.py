@@ -593,8 +593,8 @@ class Pace:
         self._passed_bytes = 0
 
     def has_given_up(self, now: float) -> bool:
-        """Return whether the proposals of this round may be lost."""
-        return now - self._began > PACE_GIVEN_UP_S
+        """Return whether there is a round, and its proposals may be lost."""
+        return self.first != 0 and now - self._began > PACE_GIVEN_UP_S
 
     def propose(self, mark: int, size_bytes: int, now: float, is_first: bool, is_shared: bool) -> None:
         """Record a proposal.
@@ -611,9 +611,11 @@ class Pace:
         self._is_shared = self._is_shared or is_shared
         self.left_bytes -= size_bytes
 
-    def end(self, now: float) -> None:
-        """Record that the first proposal of this round is applied."""
-        if self._room_bytes:
+    def end(self, now: float, *, is_lost: bool = False) -> None:
+        """Record, at the time itself, that the first proposal of this round is applied, or is given up."""
+        if is_lost:
+            self.limit_bytes = max(PACE_MIN_BYTES, self.limit_bytes // 2)
+        elif self._room_bytes:
             self._learn(now)
         is_empty = not self._room_bytes
         is_due = self._is_shared and now - self._measured_at > max(PROBE_EVERY_S, PROBE_EVERY_ROUNDS * self.apply_s)

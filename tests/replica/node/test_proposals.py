@@ -409,7 +409,7 @@ def test_an_entry_counts_the_keys_that_it_looks_at(proposals: Proposals, is_retu
 
 
 def test_a_txn_that_has_not_waited_is_tried_whatever_the_estimate_says() -> None:
-    """The first round after an idle time measures that time: nested txns were refused, and none could correct it."""
+    """An estimate from a slow time refused all nested txns, and none could correct it."""
     proposals = Proposals(count(1), 7.0, clock=lambda: 0.0)
     caller = Caller(b"alice", deadline=5.0, request=rpc_pb2.TxnRequest())
     number = proposals.add(Kind.TXN, b"txn", caller, 0.0)

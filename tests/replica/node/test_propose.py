@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 
 import pytest
 
+from raftkv.apply.applier import Outcome
 from raftkv.apply.wire import Kind, decode, encode, versioned
 from raftkv.errors import StatusError, TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
 from raftkv.replica.codec import BatchEncoder
 from raftkv.replica.node.node import PASS_ON_BACKLOG_MAX_BYTES, PROPOSE_BYTES_MAX
-from raftkv.replica.node.proposals import PACE_MAX_BYTES, PACE_MIN_BYTES, PENDING_BYTES_MAX
+from raftkv.replica.node.proposals import PACE_MAX_BYTES, PACE_MIN_BYTES, PENDING_BYTES_MAX, SOON_S
 from raftkv.server.listening import PEER_LIMITS
-from tests.replica.node.node_world import Caller, World
+from tests.replica.node.node_world import ME, Caller, World
 from tests.virtual_loop import NodeLoop, Scheduler
 
 MIB = 1024 * 1024
@@ -52,6 +52,15 @@ def ids(messages: list[Message]) -> list[int]:
     return [decode(entry.data)[1] for message in messages for entry in message.entries]
 
 
+def committed(world: World, messages: list[Message]) -> Message:
+    """What member 2, which leads, appends and commits of these proposals."""
+    last = world.log.last_index()
+    datas = [entry.data for message in messages for entry in message.entries]
+    entries = [Entry(1, index, data) for index, data in enumerate(datas, last + 1)]
+    commit = last + len(entries)
+    return Message(MessageType.APPEND, ME, 2, 1, min(last, 1), last, entries, commit)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
 def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int, size_bytes: int) -> None:
@@ -71,9 +80,7 @@ def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int
             assert sum(map(sum, sizes)) < PACE_MAX_BYTES + PROPOSE_BYTES_MAX + size_bytes + 100
             assert all(len(batch) < PEER_LIMITS.max_receive_message_bytes for batch in BatchEncoder().batches(messages))
             passed_on += ids(messages)
-            for request_id in ids(messages):
-                world.node.withdraw(request_id)  # as if it were applied: then comes more
-            world.node.receive([])
+            world.node.receive([committed(world, messages)])  # then comes more
         assert passed_on == list(range(1, count + 1))
         assert not world.failures
 
@@ -90,16 +97,16 @@ def test_flood_waits_before_the_log_where_identities_take_turns() -> None:
         for _ in range(5_000):
             world.node.submit(Kind.PUT, *put(10), None)
         await world.turns()
-        first = ids(world.sender.take(MessageType.PROPOSE))
+        sent = world.sender.take(MessageType.PROPOSE)
+        first = ids(sent)
         assert 0 < len(first) <= PACE_MIN_BYTES // 1024
         alice = [world.node.submit(Kind.PUT, put(10)[0], Alice(), None) for _ in range(1_000)]
         await world.turns()
-        passed = ids(world.sender.take(MessageType.PROPOSE))
+        sent += (more := world.sender.take(MessageType.PROPOSE))
+        passed = ids(more)
         assert passed == alice[: len(passed)], "the flood is in the log, not its own entries"
         assert 1 <= len(passed) <= PACE_MIN_BYTES // 1024 // 2, "an equal part of the round"
-        for request_id in (*first, *passed):
-            world.node.withdraw(request_id)  # as if it were applied
-        world.node.receive([])
+        world.node.receive([committed(world, sent)])
         await world.turns()
         assert alice[len(passed)] in ids(world.sender.take(MessageType.PROPOSE))
         world.node.receive([world.heartbeat(leader=3, term=2)])
@@ -112,17 +119,15 @@ def test_flood_waits_before_the_log_where_identities_take_turns() -> None:
 
 def test_flood_never_fills_the_log_however_long_it_lasts() -> None:
     """The flood's own delay was taken for the disk's: after 50 rounds an honest put waited for 4 MB of the flood."""
-    under_way: deque[int] = deque()
+    under_way: list[Message] = []
     waits_s: list[float] = []
 
     async def apply(world: World, loop: NodeLoop) -> None:
         """Apply ten entries in a millisecond, 3 ms after they were sent."""
-        under_way.extend(ids(world.sender.take(MessageType.PROPOSE)))
-        await asyncio.sleep(0.003 + 0.0001 * len(under_way))
-        for request_id in under_way:
-            world.node.withdraw(request_id)
+        under_way.extend(world.sender.take(MessageType.PROPOSE))
+        await asyncio.sleep(0.003 + 0.0001 * len(ids(under_way)))
+        world.node.receive([committed(world, under_way)])
         under_way.clear()
-        world.node.receive([])
         await world.turns()
 
     async def scenario(loop: NodeLoop) -> None:
@@ -320,3 +325,27 @@ def test_answered_caller_is_expected_to_ask_again() -> None:
         assert not world.failures
 
     asyncio.run(scenario())
+
+
+def test_an_idle_time_is_not_taken_for_the_time_until_an_entry_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposal with a deadline was refused as too late by the time that had passed without any."""
+
+    async def run() -> None:
+        now = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        world = World((1,))
+        world.node.raw.campaign()
+        world.node._wake()
+        await world.turns()
+        callers: list[Caller] = []
+        for idle_s in (0.0, 50.0, 5.0):
+            now += idle_s
+            caller = Caller(rpc_pb2.PutRequest(key=b"k"))
+            caller.deadline = now + 3.0
+            world.node.submit(Kind.PUT, caller.request.SerializeToString(), caller, None)
+            now += 2 * SOON_S
+            await world.turns()
+            callers.append(caller)
+        assert [type(caller.outcome) for caller in callers] == [Outcome] * 3
+
+    asyncio.run(run())
