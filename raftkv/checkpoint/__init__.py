@@ -32,21 +32,19 @@ if TYPE_CHECKING:
     from raftkv.checkpoint import aio as aio
     from raftkv.checkpoint.commit.claim import Claim as Claim
     from raftkv.checkpoint.commit.summary import Measured as Measured
-    from raftkv.checkpoint.errors import (
-        AttemptOver,
-        CheckpointError,
-        CheckpointExists,
-        CheckpointNotFound,
-        DigestMismatch,
-        FenceBroken,
-        FilesChanged,
-        NotWhole,
-        PinLost,
-        PrepareConflict,
-        RanksMissing,
-        StaleStep,
-        StorageError,
-    )
+    from raftkv.checkpoint.errors import AttemptOver as AttemptOver
+    from raftkv.checkpoint.errors import CheckpointError as CheckpointError
+    from raftkv.checkpoint.errors import CheckpointExists as CheckpointExists
+    from raftkv.checkpoint.errors import CheckpointNotFound as CheckpointNotFound
+    from raftkv.checkpoint.errors import DigestMismatch as DigestMismatch
+    from raftkv.checkpoint.errors import FenceBroken as FenceBroken
+    from raftkv.checkpoint.errors import FilesChanged as FilesChanged
+    from raftkv.checkpoint.errors import NotWhole as NotWhole
+    from raftkv.checkpoint.errors import PinLost as PinLost
+    from raftkv.checkpoint.errors import PrepareConflict as PrepareConflict
+    from raftkv.checkpoint.errors import RanksMissing as RanksMissing
+    from raftkv.checkpoint.errors import StaleStep as StaleStep
+    from raftkv.checkpoint.errors import StorageError as StorageError
     from raftkv.checkpoint.find import Commit as Commit
     from raftkv.checkpoint.records import Checkpoint as Checkpoint
     from raftkv.checkpoint.records import FileRecord as FileRecord
@@ -65,6 +63,10 @@ __getattr__, __dir__, __all__ = attach(
     {
         "commit.claim": "Claim",
         "commit.summary": "Measured",
+        "errors": (
+            "AttemptOver CheckpointError CheckpointExists CheckpointNotFound DigestMismatch FenceBroken "
+            "FilesChanged NotWhole PinLost PrepareConflict RanksMissing StaleStep StorageError"
+        ),
         "find": "Commit",
         "records": "Checkpoint FileRecord Reference",
         "retention.collector": "Collected",

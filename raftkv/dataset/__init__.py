@@ -32,19 +32,22 @@ if TYPE_CHECKING:
     from raftkv.dataset.dataset import Dataset as Dataset
     from raftkv.dataset.dataset import Snapshot as Snapshot
     from raftkv.dataset.entry import Entry as Entry
-    from raftkv.dataset.errors import (
-        ChunkCorrupted,
-        DatasetError,
-        DatasetNotFound,
-        InvalidEntry,
-        PublishConflict,
-        StaleHead,
-        VersionGone,
-    )
+    from raftkv.dataset.errors import ChunkCorrupted as ChunkCorrupted
+    from raftkv.dataset.errors import DatasetError as DatasetError
+    from raftkv.dataset.errors import DatasetNotFound as DatasetNotFound
+    from raftkv.dataset.errors import InvalidEntry as InvalidEntry
+    from raftkv.dataset.errors import PublishConflict as PublishConflict
+    from raftkv.dataset.errors import StaleHead as StaleHead
+    from raftkv.dataset.errors import VersionGone as VersionGone
     from raftkv.dataset.shuffle import ChunkOrder as ChunkOrder
     from raftkv.dataset.shuffle import Permutation as Permutation
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    {"dataset": "Dataset Snapshot", "entry": "Entry", "shuffle": "ChunkOrder Permutation"},
+    {
+        "dataset": "Dataset Snapshot",
+        "entry": "Entry",
+        "errors": "ChunkCorrupted DatasetError DatasetNotFound InvalidEntry PublishConflict StaleHead VersionGone",
+        "shuffle": "ChunkOrder Permutation",
+    },
 )

@@ -37,25 +37,24 @@ if TYPE_CHECKING:
     from raftkv.training import aio as aio
     from raftkv.training.api.run import Run as Run
     from raftkv.training.api.run import join as join
-    from raftkv.training.errors import (
-        BarrierTimeout,
-        ClusterAway,
-        GenerationOver,
-        JoinTimeout,
-        PostedLost,
-        RunClosed,
-        RunConflict,
-        StateLost,
-        TrainingError,
-        UnknownRun,
-    )
+    from raftkv.training.errors import BarrierTimeout as BarrierTimeout
+    from raftkv.training.errors import ClusterAway as ClusterAway
+    from raftkv.training.errors import GenerationOver as GenerationOver
+    from raftkv.training.errors import JoinTimeout as JoinTimeout
+    from raftkv.training.errors import PostedLost as PostedLost
+    from raftkv.training.errors import RunClosed as RunClosed
+    from raftkv.training.errors import RunConflict as RunConflict
+    from raftkv.training.errors import StateLost as StateLost
+    from raftkv.training.errors import TrainingError as TrainingError
+    from raftkv.training.errors import UnknownRun as UnknownRun
 
 _load, __dir__, __all__ = attach(
     __name__,
     {
         "api.run": "Run join",
         "errors": (
-            "BarrierTimeout ClusterAway GenerationOver JoinTimeout RunClosed RunConflict StateLost TrainingError"
+            "BarrierTimeout ClusterAway GenerationOver JoinTimeout PostedLost RunClosed RunConflict StateLost "
+            "TrainingError UnknownRun"
         ),
     },
     ["aio"],
