@@ -60,10 +60,15 @@ BYTES_AS_A_CALL = 16 * 1024
 
 def _bind_both(port: int) -> socket.socket | None:
     """Bind a port of IPv6 and, as etcd does on ``[::]``, of IPv4; None: another listener has the port."""
+    both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     try:
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        both.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        both.bind(("::", port))  # not yet listening: a client that connects now is refused, and tries another member
     except OSError:
+        both.close()
         return None  # asyncio binds IPv6 alone, beside a listener on 0.0.0.0
+    return both
 
 
 class Server:
