@@ -354,8 +354,12 @@ class WriteTxn:
             key and packed revision of the deleted value, for each key; ``record`` reads it.
         """
         self.deletes_total += 1
-        # Collected before the first deletion: the index must not change under its iterator.
-        live = list(self._index.live(key, end))
+        # Collected before the first deletion: the index must not change under its iterator. A lease ends key by key.
+        if end:
+            live = list(self._index.live(key, end))
+        else:
+            revision = self._index.latest(key)
+            live = [(key, revision)] if revision else []
         for name, _ in live:
             self._delete(name)
         return live
