@@ -46,7 +46,7 @@ native: $(if $(LOCKED),$(VENV),$(RUNTIME))  ## the hot path compiled: a wheel in
 interpreted: $(VENV)  ## undo `make native`
 	$(BIN)/python -m requirements.native remove
 
-quick: $(VENV)  ## a minute: raft, log, store, apply, RPC, the client on a fake, 20 seeds of the simulator
+quick: $(VENV)  ## a minute: raft, log, store, apply, RPC, the client on a fake, 10 seeds of the simulator
 	$(BIN)/python -m pytest -q $(QUICK)
 
 pythons:  ## the tests of `make quick` on each Python from 3.11 on that is found here, and a table of how many passed

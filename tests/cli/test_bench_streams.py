@@ -90,7 +90,8 @@ def test_unreachable_server_is_reported_in_one_line(name: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", long_except(["watch", "watch-latency", "lease-keepalive"], {"watch"}))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["watch", "lease-keepalive"])
 def test_a_member_that_dies_ends_it_in_one_line(name: str) -> None:
     metric = "etcd_debugging_lease_renewed_total" if name == "lease-keepalive" else "_mvcc_current_revision"
     with (

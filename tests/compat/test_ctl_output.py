@@ -422,7 +422,7 @@ member remove <learner> -w FORM
 """.strip().split("\n")
 
 
-@pytest.mark.parametrize("form", ["simple", "fields", "json", "protobuf", "table"])
+@pytest.mark.parametrize("form", long_except(["simple", "fields", "json", "protobuf", "table"], ["json"]))
 def test_members(twins, form):
     """Ids hold the second of the command: they are replaced before comparing."""
     learners = [0, 0]

@@ -126,7 +126,7 @@ def legal_histories(draw: st.DrawFn) -> History:
     return History(world.operations, [], world.store)
 
 
-@property_of(legal_histories(), short=40, long=200)
+@property_of(legal_histories(), short=40, long=100)
 def test_legal_histories_pass(history: History) -> None:
     assert replay.check(history) == []
     assert linear.check(history) == []
@@ -175,7 +175,7 @@ def falsified_histories(draw: st.DrawFn) -> History:
     return History(operations, [], history.store)
 
 
-@property_of(falsified_histories(), short=40, long=300)
+@property_of(falsified_histories(), short=40, long=150)
 def test_a_falsified_answer_is_flagged_unless_it_could_be_true(history: History) -> None:
     flagged = replay.check(history) != []
     event("flagged" if flagged else "still true")
@@ -282,7 +282,7 @@ def _explains(order: tuple[Step, ...]) -> bool:
     return True
 
 
-@property_of(register_histories(), short=40, long=300)
+@property_of(register_histories(), short=40, long=150)
 def test_search_agrees_with_trying_everything(operations: list[Operation]) -> None:
     expected = linearizable_by_trying(operations)
     event("linearizable" if expected else "not linearizable")

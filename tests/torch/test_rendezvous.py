@@ -34,7 +34,6 @@ from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
 from raftkv.training.process.faults import End, Worker
 from raftkv.training.records import CLOSED, Fault, RunKeys, State
-from tests.long import long_except
 from tests.procs import free_port, wait_for
 
 if TYPE_CHECKING:
@@ -93,7 +92,8 @@ def join(pool: ThreadPoolExecutor, *handlers: RaftKVRendezvousHandler) -> list[R
     return sorted((future.result(WAIT_S) for future in futures), key=lambda info: info.rank)
 
 
-@pytest.mark.parametrize("first", long_except(["", "import raftkv.torch; "], {""}))
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["", "import raftkv.torch; "])
 def test_torch_finds_the_backend_whichever_is_imported_first(first: str) -> None:
     command = [sys.executable, "-W", "error", "-c", first + REGISTERED]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

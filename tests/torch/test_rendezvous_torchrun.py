@@ -187,14 +187,14 @@ def run_agent(endpoint: str, folder: Path, *words: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ((), "raftkv: --rdzv-id is missing: name the job, as in --rdzv-id=job7 (torchrun's default, 'none', would be "
          "one run for all jobs that are not named)\n"),
-        pytest.param(("--rdzv-id=a/b",),
-         "raftkv: --rdzv-id=a/b: torchrun makes a directory of that name, so it cannot have a slash\n",
-         marks=pytest.mark.long),
+        (("--rdzv-id=a/b",),
+         "raftkv: --rdzv-id=a/b: torchrun makes a directory of that name, so it cannot have a slash\n"),
     ],
 )  # fmt: skip
 def test_a_job_without_a_usable_name_is_refused_in_a_line(tmp_path: Path, words: tuple[str, ...], line: str) -> None:

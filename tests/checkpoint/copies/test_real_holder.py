@@ -17,6 +17,7 @@ from raftkv.checkpoint.errors import StorageError
 from raftkv.checkpoint.keys import MEMORY
 from raftkv.checkpoint.records import FileRecord
 from raftkv.checkpoint.registry import Registry
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +40,7 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])
+@pytest.fixture(params=long_except([ETCD_FAST, RAFTKV], [RAFTKV]), ids=["etcd", "raftkv"])
 def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(request.param) as cluster:
         yield cluster

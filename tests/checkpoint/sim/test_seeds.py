@@ -16,7 +16,7 @@ from tests.checkpoint.sim.swarm import draw, run_seed
 from tests.long import long_except
 
 ROOT = Path(__file__).resolve().parents[3]
-SEEDS_COUNT = 40
+SEEDS_COUNT = 24
 CHUNK_SIZE = 2
 
 REGRESSIONS = {

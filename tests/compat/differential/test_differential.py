@@ -18,7 +18,7 @@ from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program
 
 SEED = 20_261_121
 STEPS_ON_THREE_MEMBERS = 1_500
-STEPS_IN_SHORT = 300
+STEPS_IN_SHORT = 150
 STEPS_WITH_KILLS = 600
 STEPS_BEFORE_HASH = 500
 
@@ -49,7 +49,7 @@ def test_raftkv_answers_as_etcd_does(program: Program, members: int, steps: int)
         player.run(steps)
         hashes = player.hashes_of_one_history(STEPS_BEFORE_HASH)
     _check(player.report, steps)
-    assert len(player.report.codes) >= (8 if steps == STEPS_IN_SHORT else 9)  # of ten kinds of answers
+    assert len(player.report.codes) >= (6 if steps == STEPS_IN_SHORT else 9)  # of ten kinds of answers
     assert len(set(hashes)) == 1, f"HashKV of etcd, then of each member: {hashes}"
 
 

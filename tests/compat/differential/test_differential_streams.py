@@ -14,7 +14,7 @@ from tests.long import long_except
 from tests.procs import ETCD_FAST, ETCD_NEWER, RAFTKV, Cluster, Program
 
 SEED = 20_261_121
-SHORT = 2
+SHORT = 1
 """Episodes of the run in `make test`: too few for every kind of event to come up."""
 
 

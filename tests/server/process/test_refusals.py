@@ -107,6 +107,7 @@ def test_flags(tmp_path: Path, flags: list[str], status: int, line: str) -> None
     assert not (tmp_path / "data" / "member").exists()
 
 
+@pytest.mark.long
 def test_joining_through_a_dead_member_names_it_once(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     ended = run_to_end("join", url, "--data-dir", str(tmp_path / "data"), "--insecure-peers")
