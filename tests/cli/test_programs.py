@@ -152,7 +152,7 @@ def test_start_up_imports_only_what_is_needed():
     client = imported_by("from raftkv.cli.ctl.__main__ import main; main(['get', 'a', '--command-timeout=1ms'])")
     assert not {"rich", "yaml", "lmdb", "cryptography", "multiprocessing", "http.client"} & client
     packages = {name.split(".")[1] for name in client if name.startswith("raftkv.")}
-    assert packages == {"checkpoint", "cli", "client", "errors", "loop", "pb", "rpc", "urls"}
+    assert packages == {"checkpoint", "cli", "client", "errors", "lazy", "loop", "pb", "rpc", "urls"}
     assert {name for name in client if name.startswith("raftkv.checkpoint.")} == {"raftkv.checkpoint.keys"}
     assert {name for name in client if name.startswith("raftkv.cli.ctl.")} == {
         f"raftkv.cli.ctl.{name}" for name in ("__main__", "kv", "session", "tree")
