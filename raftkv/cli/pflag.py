@@ -121,24 +121,22 @@ def _decimal(value: int, scale: int) -> str:
     return f"{whole}.{str(rest).zfill(len(str(scale)) - 1).rstrip('0')}"
 
 
-def parse_int(text: str, *, base: int = 0, bits: int = 64, signed: bool = True, name: str = "") -> int:
-    """Parse an integer as ``strconv.ParseInt`` (or ``ParseUint``) does.
+def parse_int(text: str, *, base: int = 0, signed: bool = True) -> int:
+    """Parse an integer of 64 bits as ``strconv.ParseInt`` (or ``ParseUint``) does.
 
     Arguments:
         text: digits; with base 0 also ``0x1f``, ``0b1``, ``0o7``, ``017`` and ``1_000``.
         base: 0, 10 or 16.
-        bits: size of the integer, which bounds the value.
         signed: whether a minus sign is allowed.
-        name: function to name in the error; ``ParseInt`` or ``ParseUint`` if empty.
 
     Raises:
         ValueError: the text is malformed or out of range; the message is Go's.
     """
-    function = name or ("ParseInt" if signed else "ParseUint")
+    function = "ParseInt" if signed else "ParseUint"
     value = _integer(text, base, signed)
     if value is None:
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
-    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    low, high = (-(2**63), _INT64_MAX) if signed else (0, 2**64 - 1)
     if not low <= value <= high:
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: value out of range")
     return value

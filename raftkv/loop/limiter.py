@@ -1,8 +1,7 @@
 """Limits on the work of one turn of the event loop; the rest waits for later turns.
 
     limiter = Limiter(100)                     # room for 100 in each turn
-    if not limiter.try_enter():                # a coroutine enters; heavy work takes more room (``weight``)
-        await limiter.enter(1, user)
+    await limiter.enter(1, user)               # a coroutine enters; heavy work takes more room (``weight``)
     limiter.add(callback, user)                # a short callback, called in the next turn that has room
     limiter.begin(callbacks)                   # many callbacks of the member itself; the first of them run now
     limiter.clear()                            # drop the callbacks that have not run yet

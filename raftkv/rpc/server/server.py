@@ -116,7 +116,7 @@ class Server:
             self.router.origins = origins
         if self.http_handler is not None:
             self.router.http = http_route(self.http_handler)
-        self._report = report or _log_exception
+        self.report = report or _log_exception
         self._translate = translate or (lambda error: None)
         self._bound: list[asyncio.Server] = []
         self._acceptors: list[Acceptor] = []
@@ -171,9 +171,7 @@ class Server:
         wrapped = self._wrapped(path, Kind.STREAM, handler)
 
         async def paced(call: StreamCall) -> None:
-            beginnings = self._beginnings
-            if not beginnings.try_enter():
-                await beginnings.enter(1, queue_of_call(call))
+            await self._beginnings.enter(1, queue_of_call(call))
             await wrapped(call)
 
         self.router.add(Route(path, TaskCall, paced))
@@ -194,9 +192,7 @@ class Server:
 
     async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:
         try:
-            beginnings, weight = self._beginnings, 1 + len(message) // BYTES_AS_A_CALL
-            if not beginnings.try_enter(weight):
-                await beginnings.enter(weight, queue_of_call(call))
+            await self._beginnings.enter(1 + len(message) // BYTES_AS_A_CALL, queue_of_call(call))
             work = handler(message, call)
             del message  # the call may be long
             response = await work
@@ -205,25 +201,13 @@ class Server:
                 call.fail(14, "the server is stopping")
             raise
         except Exception as error:
-            call.fail_with(self.translate(call.path, error))
+            call.fail_for(error)
         else:
             if not call.done:
                 if isinstance(response, bytes):
                     call.reply(response)
                 else:
                     call.reply_many(response)
-
-    def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler. An exception without one is reported."""
-        known = error if isinstance(error, RpcError) else self._translate(error)
-        if known is None:
-            self._report(path, error)
-            return RpcError(13, "internal error")
-        return known
-
-    def report(self, path: str, error: BaseException) -> None:
-        """Report an exception that a handler let escape."""
-        self._report(path, error)
 
     # ---- life
 
@@ -346,7 +330,7 @@ class Server:
                 clock=loop.time,
                 wheel=self._timer.wheel,
                 spawn=self.spawn,
-                report=self._report,
+                report=self.report,
                 translate=self._translate,
                 answers=self.answers,
                 traffic=self.traffic,
@@ -382,8 +366,7 @@ class Server:
 
         async def paced(request: HttpRequest) -> HttpResponse:
             weight = 1 + len(request.target) // TARGET_AS_A_REQUEST
-            if not self._requests.try_enter(weight):
-                await self._requests.enter(weight, queue_of(request.identity))
+            await self._requests.enter(weight, queue_of(request.identity))
             return await handler(request)
 
         return paced

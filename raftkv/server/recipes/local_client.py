@@ -86,8 +86,8 @@ class Recipe:
         self._waits: set[Callable[[errors.StatusError], None]] = set()
         self._deletions: set[asyncio.Task[None]] = set()
         self._due = Limiter(CALLED_AT_ONCE)
-        self._confirmed: Limiter | None = None
-        self._beginnings: Limiter | None = None
+        self._confirmed = Limiter(CONFIRMED_AT_ONCE)
+        self._beginnings = Limiter(BEGUN_AT_ONCE)
         self._closed = False
 
     @property
@@ -191,11 +191,7 @@ class Recipe:
             name: name or key in the transaction.
             queue: queue of the caller (``rpc/shares``).
         """
-        if self._beginnings is None:
-            self._beginnings = Limiter(BEGUN_AT_ONCE)
-        weight = 1 + len(name) // BYTES_AS_A_TXN
-        if not self._beginnings.try_enter(weight):
-            await self._beginnings.enter(weight, queue)
+        await self._beginnings.enter(1 + len(name) // BYTES_AS_A_TXN, queue)
 
     async def txn(
         self, call: ServerCall, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None = None
@@ -322,10 +318,7 @@ class Recipe:
             RequestTimeoutError, StoppedError: the confirmation did not arrive in time.
         """
         await self.responder.node.confirm_read()
-        if self._confirmed is None:
-            self._confirmed = Limiter(CONFIRMED_AT_ONCE)
-        if not self._confirmed.try_enter():
-            await self._confirmed.enter(1, queue)
+        await self._confirmed.enter(1, queue)
 
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
         """Read a few keys of the state applied here, at once."""

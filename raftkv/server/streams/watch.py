@@ -144,9 +144,7 @@ class WatchService:
         """Take the client's requests, a limited number per pass of the loop: one pass may receive many."""
         try:
             while (data := await call.receive()) is not None:
-                weight = 1 + len(data) // BYTES_AS_A_REQUEST
-                if not self._requests.try_enter(weight):
-                    await self._requests.enter(weight, stream.queue)
+                await self._requests.enter(1 + len(data) // BYTES_AS_A_REQUEST, stream.queue)
                 stream.receive(data)
         except RpcError as error:
             if not end.done():
