@@ -272,8 +272,9 @@ class Slices:
             now = perf_counter()
             until = now + TURN_S
             while (first or second) and now < until:
-                if first:
-                    first.step(min(now + SLICE_S, until), self.charge)
+                if not first:
+                    first, second = second, first
+                first.step(min(now + SLICE_S, until), self.charge)
                 first, second = second, first
                 now = perf_counter()
         finally:

@@ -24,12 +24,13 @@ def on_a_loop(test: Callable[[Clock], Coroutine[None, None, None]]) -> Callable[
 
 
 class Clock:
-    """A time that passes only as pieces of work are done."""
+    """A time that passes as pieces of work are done, and, if a test sets ``look_s``, as it is read."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = self.look_s = 0.0
 
     def __call__(self) -> float:
+        self.now += self.look_s
         return self.now
 
 
@@ -111,6 +112,17 @@ async def test_short_jobs_do_not_wait_for_long_ones(clock: Clock) -> None:
         jobs.start(name, 50, LONG)
     jobs.start("s", 6, 1)
     assert ["s" in did async for did in jobs.passes()][:4] == [True, True, True, False]
+
+
+@on_a_loop
+async def test_long_jobs_go_on_in_passes_that_have_time_for_one_look(clock: Clock) -> None:
+    """The look at the empty lane of short jobs once took the time of the whole pass, for ever."""
+    jobs = Jobs(clock)
+    jobs.start("a", 20, LONG)
+    clock.look_s = module.TURN_S * 1.1
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert jobs.ended == ["a"]
 
 
 @on_a_loop

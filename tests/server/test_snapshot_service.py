@@ -135,6 +135,7 @@ def test_export_process_loads_neither_consensus_nor_apply() -> None:
     loaded = {name for name in ran.stdout.split() if not name.startswith(("raftkv.pb", "raftkv.storage.b"))}
     assert loaded == {
         "raftkv.errors",
+        "raftkv.lazy",
         "raftkv.offline",
         "raftkv.offline.etcd",
         "raftkv.offline.etcd.export",
