@@ -23,9 +23,8 @@ from raftkv.checkpoint.copies import catalogue
 from raftkv.checkpoint.copies.holder import Shelf
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConflict, RanksMissing, StaleStep
 from raftkv.checkpoint.find import Commits
-from raftkv.checkpoint.keys import LATEST, MEMORY, AttemptId
-from raftkv.checkpoint.records import AttemptRecord, Checkpoint, CopyRecord, FenceRecord, Prepared
-from raftkv.checkpoint.registry import Registry
+from raftkv.checkpoint.keys import LATEST, AttemptId
+from raftkv.checkpoint.records import AttemptRecord, CopyRecord, FenceRecord, Prepared
 from raftkv.checkpoint.retention import collector, holds, ownership, policy
 from raftkv.checkpoint.retention.collector import Collector
 from raftkv.client.operations import Compare, Put, create_revision, get, mod_revision, version
@@ -372,14 +371,6 @@ def _pin_of_nothing(patches: Patches) -> None:
 @mutant("digest of a copy not compared", "bytes count only by the committed digest", run_memory_seed)
 def _believed(patches: Patches) -> None:
     patches.set(catalogue, "check", lambda data, wanted, where: None)
-
-
-@mutant("newest attempt instead of the agreed one", "all ranks restore one attempt", run_memory_seed)
-def _attempts_mixed(patches: Patches) -> None:
-    async def fetch(self: Registry, checkpoint: Checkpoint, file: str, **given: Any) -> Any:
-        return await original(self, await self.latest(MEMORY), file, **given)
-
-    original = patches.set(Registry, "fetch", fetch)
 
 
 @mutant("copy outlives its lease", "a copy is announced under the lease of its holder", run_memory_seed)

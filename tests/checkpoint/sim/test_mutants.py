@@ -16,7 +16,6 @@ FIRST_SEEDS = {
     "commits before the list are passed over": 20,
     "every old directory is an orphan": 5,
     "holds asked for beforehand": 465,
-    "newest attempt instead of the agreed one": 61,
     "no fence in abort": 7,
     "no fence in commit": 8,
     "no fence in prepare": 5,
@@ -34,7 +33,6 @@ SHORT = {
     "bytes before deleting",
     "a changed record reported again",
     "digest of a copy not compared",
-    "newest attempt instead of the agreed one",
     "copy outlives its lease",
 }
 
