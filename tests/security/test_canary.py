@@ -230,10 +230,19 @@ def _key_lines(files: Files) -> list[bytes]:
     return [line for line in Path(files("member.key")).read_bytes().splitlines() if not line.startswith(b"-")]
 
 
-def test_no_file_has_a_secret(world: World, files: Files) -> None:
-    """The last one: it ends the members, so that all that they keep is in files."""
+@pytest.fixture
+def stopped(world: World) -> Iterator[World]:
+    """The members do not run, so all that they keep is in files."""
     for member in world.cluster.members:
         member.stop()
+    yield world
+    for member in world.cluster.members:
+        member.start()
+    world.cluster.wait_ready()
+
+
+def test_no_file_has_a_secret(stopped: World, files: Files) -> None:
+    world = stopped
     paths = [path for path in world.cluster.directory.rglob("*") if path.is_file()]
     kinds = {path.suffix or path.name for path in paths}
     assert {".wal", ".audit", ".log", "saved"} <= kinds, kinds

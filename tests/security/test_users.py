@@ -36,6 +36,8 @@ def test_raftkv_resists(raftkv: Stage, attack: Attack) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("attack", users.ATTACKS, ids=lambda one: one.id)
-def test_etcd(etcd: Stage, attack: Attack) -> None:
-    assert attack.run(etcd) == (attack.etcd == FALLS), attack.what
+def test_etcd(etcd: Stage) -> None:
+    """One test, since an attack that etcd falls for leaves rights behind that a later one would have."""
+    assert [(one.what, one.run(etcd)) for one in users.ATTACKS] == [
+        (one.what, one.etcd == FALLS) for one in users.ATTACKS
+    ]

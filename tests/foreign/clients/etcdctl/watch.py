@@ -76,6 +76,7 @@ def compacted(report: Report) -> None:
     for value in "1234":
         ctl(report, "put", report.key("a"), value)
     report.step("compact", len(ctl(report, "compact", str(report.base + 3))))
+    ctl(report, "endpoint", "health")  # reads at each member, which has applied the compaction then
     report.step("watch", ctl(report, "watch", "--rev", str(report.base + 1), report.key("a")))
     with running(report, "watch", "--rev", str(report.base + 3), report.key("a")) as watch:
         report.step("at the edge", watch.lines(6))
