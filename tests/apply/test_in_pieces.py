@@ -107,7 +107,7 @@ def _read(view: PinnedView, outcome: Outcome) -> tuple[int, bytes, str]:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_pieces_come_to_the_same(seed: int) -> None:
-    """Also if the answer is read long after the entry was applied, when others have changed and compacted the keys."""
+    """Read the answer long after the entry was applied, when others have changed and compacted the keys."""
     rng = Random(seed)
     whole = Machine(at_once_max=10**9)
     pieces = Machine(at_once_max=0)

@@ -297,7 +297,7 @@ async def test_calls_and_requests_have_the_identity_of_their_connection() -> Non
 
 @on_loop
 async def test_wildcard_of_ipv6_takes_ipv4() -> None:
-    """As in etcd: a member with --listen-client-urls http://[::]:2379 serves both."""
+    """Serve both with --listen-client-urls http://[::]:2379, as Go's listener does."""
     server = Server()
     server.unary(s.UNARY, lambda call, message: call.reply(str(call.peer).rpartition(":")[0].encode()))
     ((_, port, *_),) = await server.listen("::")

@@ -180,7 +180,7 @@ class Call:
         return False
 
     def add_observer(self, ended: Any) -> None:
-        """See ``ServerCall``."""
+        """Note what is called at the end of the call."""
         self.observer = ended
 
     def identify(self, identity: Identity) -> None:
