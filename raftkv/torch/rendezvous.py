@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -161,6 +162,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         self._doubtful: End | None = None
         self._has_fault = False
         self._has_left = False
+        self._pid = os.getpid()
         self._progress_at = 0.0
         self._prefork = Prefork(given.prefork, self._watch.add) if given.prefork else None
         atexit.register(self._leave)
@@ -380,8 +382,15 @@ class RaftKVRendezvousHandler(RendezvousHandler):
                 count = store.add(_GOODBYE_KEY, 0)
 
     def _leave(self) -> None:
-        """Leave the run. Idempotent; also called at every exit of the process."""
+        """Leave the run. Idempotent; also called at every exit of the process.
+
+        A forked child leaves nothing, and must never free torch's server: its destructor joins a thread that only the
+        parent has, which ends the child by SIGABRT once another thread has taken that thread's stack.
+        """
         if self._has_left:
+            return
+        if os.getpid() != self._pid:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
             return
         self._has_left = True
         atexit.unregister(self._leave)
