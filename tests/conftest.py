@@ -22,14 +22,23 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import raftkv.native
 from tests import forked, procs
 
-# A busy machine is not a bug: examples are limited by count, never by time.
-# The parent is named because Hypothesis uses another one where CI is set, which would repeat the same examples.
-settings.register_profile("raftkv", settings.get_profile("default"), deadline=None, print_blob=True, max_examples=60)
+# A busy machine is not a bug: examples are limited by count, never by time. They are the same in each run, so that only
+# a change makes it fail; `--hypothesis-profile=explore` plays others. The parent is named because Hypothesis uses another
+# one where CI is set.
+settings.register_profile(
+    "explore",
+    settings.get_profile("default"),
+    deadline=None,
+    print_blob=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("raftkv", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("raftkv")
 
 forked.is_used = True

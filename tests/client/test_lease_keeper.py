@@ -1,8 +1,9 @@
-"""Keep-alives against a minimal member: validity of answers, and when the client leaves a member."""
+"""Keep-alives against a minimal member, on virtual time: validity of answers, and when the client leaves a member."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import aclosing
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.fake_watches import FakeCore
 from tests.client.waiting import until
+from tests.virtual_loop import NodeLoop, Scheduler
 
 
 class Call:
@@ -102,7 +104,11 @@ def play(scenario):
             await hub.close()
             await keeper.close()
 
-    asyncio.run(main())
+    scheduler = Scheduler(random.Random(1))
+    task = NodeLoop(scheduler).create_task(main())
+    scheduler.run_until(120, task.done)
+    task.result()
+    scheduler.tear_down()
 
 
 def deadline_of(lease):
@@ -167,7 +173,7 @@ def test_a_callback_that_fails_harms_no_other():
 
     async def scenario(core, scope):
         told, failures = [], []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+        asyncio.get_running_loop().call_exception_handler = lambda context: failures.append(context["exception"])
         first, second = await Lease(scope, 60), await Lease(scope, 1)
         first.on_lost(lambda lease: 1 / 0)
         first.on_lost(told.append)

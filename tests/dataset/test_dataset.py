@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import multiprocessing
-import os
+import subprocess
+import sys
 import threading
 import zlib
 from multiprocessing.reduction import ForkingPickler
@@ -24,7 +25,7 @@ from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, StaleHead
 from raftkv.dataset.keys import DatasetKeys, Head
 from raftkv.errors import ConfigError
 from tests.dataset.world import SMALL, World, entries
-from tests.procs import ETCD, Cluster, wait_for
+from tests.procs import ETCD, ROOT, Cluster, wait_for
 
 
 def test_a_second_pass_reads_nothing_from_the_store(world: World) -> None:
@@ -214,8 +215,8 @@ def test_a_time_that_cannot_be_is_refused_before_anything_is_written(
 
 @pytest.mark.long
 def test_it_works_on_etcd(tmp_path: Path) -> None:
-    with Cluster(ETCD) as cluster, raftkv.connect(cluster.endpoints) as kv:
-        _use(kv, tmp_path)
+    with Cluster(ETCD) as cluster:
+        _use(cluster.endpoints, tmp_path)
 
 
 def _work(files: Snapshot, data: Dataset) -> None:
@@ -243,29 +244,39 @@ def test_pickled_dataset_connects_anew(tmp_path: Path, way: str) -> None:
 
 
 def test_against_a_real_store_and_in_forked_children(tmp_path: Path) -> None:
-    with raftkv.local(fsync=False) as cluster, cluster.connect() as kv:
-        _use(kv, tmp_path)
+    with raftkv.local(fsync=False) as cluster:
+        _use(cluster.endpoints, tmp_path)
 
 
-def _use(kv: raftkv.Client, tmp_path: Path) -> None:
-    data = raftkv.dataset.Dataset(kv, "a/b", directory=tmp_path, follow=True)
-    data.publish(entries(range(300)), cut=SMALL)
-    files = data.next_pass()
-    assert list(files) == entries(range(300))
-    read = data.store_reads
-    child = os.fork()
-    if not child:  # as a worker of a data loader: it opens a connection of its own when it needs one
-        try:
-            good = list(files) == entries(range(300)) and data.store_reads == 0
-            good = good and len(Dataset(kv, "a/b").next_pass()) == 300
-            os._exit(0 if good else 3)
-        finally:
-            os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    data.publish(entries(range(400)), cut=SMALL, keep_s=0.5)
-    assert data.wait_version(2, timeout_s=10).count == 400
-    assert data.lookup(entries(range(400))[399].path) is not None
-    assert data.collect(keep_last=1).hindered == ""
-    assert kv.count(data.keys.publishings, prefix=True) == 0
-    assert kv.count(data.keys.chunks, prefix=True) > read
-    data.close()
+USE = """
+import os, sys
+import raftkv
+from raftkv.dataset.dataset import Dataset
+from tests.dataset.world import SMALL, entries
+
+kv = raftkv.connect(sys.argv[1])
+data = raftkv.dataset.Dataset(kv, "a/b", directory=sys.argv[2], follow=True)
+data.publish(entries(range(300)), cut=SMALL)
+files = data.next_pass()
+assert list(files) == entries(range(300))
+read = data.store_reads
+child = os.fork()
+if not child:  # as a worker of a data loader: it opens a connection of its own when it needs one
+    good = list(files) == entries(range(300)) and data.store_reads == 0
+    os._exit(0 if good and len(Dataset(kv, "a/b").next_pass()) == 300 else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+data.publish(entries(range(400)), cut=SMALL, keep_s=0.5)
+assert data.wait_version(2, timeout_s=60).count == 400
+assert data.lookup(entries(range(400))[399].path) is not None
+assert data.collect(keep_last=1).hindered == ""
+assert kv.count(data.keys.publishings, prefix=True) == 0
+assert kv.count(data.keys.chunks, prefix=True) > read
+data.close()
+kv.close()
+"""
+
+
+def _use(endpoints: list[str], folder: Path) -> None:
+    words = [sys.executable, "-c", USE, ",".join(endpoints), str(folder)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr

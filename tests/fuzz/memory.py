@@ -58,8 +58,7 @@ def _report(work: Callable[[], object], sink: int) -> None:
 
 
 def _trace(work: Callable[[], object]) -> Memory:
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # collected here, what other tests have left would look for threads that only their process has
     tracemalloc.start()
     kept = work()
     _, peak_bytes = tracemalloc.get_traced_memory()

@@ -135,27 +135,41 @@ def test_nodes_meet_share_a_store_and_come_back_when_one_is_lost(make: Make, poo
     assert not second.is_closed()
 
 
-def test_end_of_a_forked_child_leaves_the_node_in_the_run(
-    make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster, request: pytest.FixtureRequest
-) -> None:
-    handler = make(1, 1)
-    (info,) = join(pool, handler)
-    with cluster.connect() as kv:
-        nodes = kv.scan(RunKeys(request.node.name).base + "node/", prefix=True)
-        before = [item.key for item in nodes]
-        child = os.fork()
-        if not child:
-            for _ in range(64):  # they take the stacks of the parent's threads, and one was that of torch's server
-                threading.Thread(target=threading.Event().wait, daemon=True).start()
-            handler._leave()  # as atexit calls it
-            del info
-            vars(handler).clear()  # as the end of the interpreter does
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert before == [item.key for item in kv.scan(RunKeys(request.node.name).base + "node/", prefix=True)]
-    assert len(before) == 1
-    info.store.set("after", "1")
-    assert handler.num_nodes_waiting() == 0
+FORKED = """
+import os, sys, threading
+import raftkv
+from raftkv.torch.rendezvous import create_handler
+from raftkv.training.records import RunKeys
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+given = RendezvousParameters("raftkv", sys.argv[1], "forked", 1, 1, "127.0.0.1", last_call_timeout="0")
+handler = create_handler(given)
+info = handler.next_rendezvous()
+with raftkv.connect(sys.argv[1]) as kv:
+    def nodes():
+        return [item.key for item in kv.scan(RunKeys("forked").base + "node/", prefix=True)]
+
+    before = nodes()
+    child = os.fork()
+    if not child:
+        for _ in range(64):  # they take the stacks of the parent's threads, and one was that of torch's server
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        handler._leave()  # as atexit calls it
+        del info
+        vars(handler).clear()  # as the end of the interpreter does
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(len(before), before == nodes())
+info.store.set("after", "1")
+print(handler.num_nodes_waiting())
+"""
+
+
+@pytest.mark.long
+def test_end_of_a_forked_child_leaves_the_node_in_the_run(cluster: LocalCluster) -> None:
+    words = [sys.executable, "-c", FORKED, ",".join(cluster.endpoints)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "0\n1 True\n0\n"), done.stderr
 
 
 def test_a_port_that_was_named_serves_one_generation_after_the_other(make: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -109,22 +108,30 @@ def test_a_run_closed_by_another_rank(cluster):
     runs[1].leave()
 
 
-def test_a_forked_child_has_no_part_in_it(cluster):
-    (run,) = join(cluster, "forked", count=1)
+FORKED = """
+import os, sys
+import raftkv, raftkv.training
 
-    child = os.fork()
-    if child == 0:
-        try:
-            with pytest.raises(raftkv.Forked):
-                run.barrier("b")
-            run.leave()
-            run.kv.put("from the child", b"")  # the client is usable: it has a connection of its own
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    run.barrier("b")
-    run.close()
+run = raftkv.training.join("forked", endpoints=sys.argv[1], min_nodes=1, max_nodes=1)
+child = os.fork()
+if child == 0:
+    try:
+        run.barrier("b")
+    except raftkv.Forked:
+        run.leave()
+        run.kv.put("from the child", b"")  # the client is usable: it has a connection of its own
+        os._exit(0)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+run.barrier("b")
+run.close()
+"""
+
+
+def test_a_forked_child_has_no_part_in_it(cluster):
+    words = [sys.executable, "-c", FORKED, ",".join(cluster.endpoints)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     with cluster.connect() as kv:
         assert kv.get("from the child") is not None
 

@@ -253,8 +253,8 @@ def test_without_a_cluster_a_lease_is_lost_in_time(member):
                 await asyncio.to_thread(member.members[0].kill)
                 await lease.lost.wait()
                 assert lease.remaining_s == 0
-                text = rf"^lease {lease.id:x} is lost: no keep-alive was confirmed within 2 s \(last failure: .+\)$"
-                with pytest.raises(LeaseLost, match=text):
+                text = rf"^lease {lease.id:x} is lost: no keep-alive was confirmed within 2 s"
+                with pytest.raises(LeaseLost, match=text):  # a reason follows, if there was time to try
                     lease.check()
             finally:
                 await asyncio.to_thread(member.members[0].restart)
