@@ -348,13 +348,18 @@ def _claims() -> int:
 
 
 def _is_free(port: int) -> bool:
-    """Reserve a port until this process ends; return False if another process has reserved it or listens on it."""
-    try:
-        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-    except OSError:
-        return False
+    """Reserve a port until this process ends; return False if another process has reserved it or listens on it.
+
+    Servers set SO_REUSEADDR and may listen there; who looks for a free port, such as ``raftkv.local``, passes it by.
+    """
+    with socket.socket() as held:
+        try:
+            fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.detach()
     return True
 
 

@@ -28,8 +28,8 @@ import raftkv.native
 from tests import forked, procs
 
 # A busy machine is not a bug: examples are limited by count, never by time. They are the same in each run, so that only
-# a change makes it fail; `--hypothesis-profile=explore` plays others. The parent is named because Hypothesis uses another
-# one where CI is set.
+# a change makes it fail; `--hypothesis-profile=explore` plays others. The parent is named because Hypothesis uses
+# another one where CI is set.
 settings.register_profile(
     "explore",
     settings.get_profile("default"),

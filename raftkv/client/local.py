@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -249,19 +249,23 @@ def is_healthy(endpoint: str) -> bool:
         connection.close()
 
 
-@contextlib.contextmanager
-def free_ports(count: int) -> Iterator[list[int]]:
-    """Yield distinct free ports, bound until the block ends."""
+def hold_ports(count: int) -> list[socket.socket]:
+    """Return sockets that are bound to free ports: servers can listen there, and other choosers pass them by.
+
+    A server sets SO_REUSEADDR, as asyncio and Go do; who looks for a free port does not, and is refused.
+    """
     chooser = random.SystemRandom()
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            held = stack.enter_context(socket.socket())
-            port = chooser.choice(_PORTS)
-            with contextlib.suppress(OSError):
-                held.bind((HOST, port))
-                ports.append(port)
-        yield ports
+    held: list[socket.socket] = []
+    while len(held) < count:
+        one = socket.socket()
+        try:
+            one.bind((HOST, chooser.choice(_PORTS)))
+        except OSError:
+            one.close()
+        else:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.append(one)
+    return held
 
 
 def log_tail(path: Path) -> str:
@@ -416,6 +420,7 @@ class LocalCluster:
         self._timeout_s = timeout_s
         self._owner = 0
         self._guard: subprocess.Popen[bytes] | None = None
+        self._held: list[socket.socket] = []
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -497,6 +502,8 @@ class LocalCluster:
         self.close_clients()
         for member in self.members:
             member.kill()
+        for one in self._held:
+            one.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._guard is not None:
@@ -525,12 +532,12 @@ class LocalCluster:
             member.wait_ready(timeout_s=self._timeout_s)
 
     def _make_members(self, directory: Path, group: int) -> list[LocalMember]:
-        with free_ports(2 * self._size) as ports:
-            pairs = zip(ports[::2], ports[1::2], strict=True)
-            members = [
-                LocalMember(f"node{number}", directory, client, peer, flags=self._flags, group=group)
-                for number, (client, peer) in enumerate(pairs, start=1)
-            ]
+        self._held = hold_ports(2 * self._size)
+        ports = [one.getsockname()[1] for one in self._held]
+        members = [
+            LocalMember(f"node{number}", directory, client, peer, flags=self._flags, group=group)
+            for number, (client, peer) in enumerate(zip(ports[::2], ports[1::2], strict=True), start=1)
+        ]
         for member in members:
             member.initial_cluster = initial_cluster(members)
         return members
