@@ -34,6 +34,7 @@ FOUND_BY_SEEDS = sorted(set(MUTANTS) - DIRECTED)
 LATE = {
     "batch closed in the middle of an entry",
     "compaction drops what is current",
+    "filters forgotten",
     "freshness before it is applied",
     "keys of a lease go one by one",
     "leadership trusted for ever",
@@ -58,7 +59,7 @@ FIRST_SEEDS = {
     "end of a snapshot not reported": 193,
     "ending lease renewed": 230,
     "events dropped for a slow client": 19,
-    "filters forgotten": 65,
+    "filters forgotten": 172,
     "freshness counts from the confirmation": 7,
     "full for ever": 2,
     "heartbeat carries the whole commit index": 119,
