@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from raftkv.apply.wire import Kind
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
 from tests.apply.machine import Machine
-from tests.compat.store import compact, delete, get, put, txn
+from tests.compat.store import compact, delete, put, txn
 
 Alarm = rpc_pb2.AlarmRequest
 
@@ -29,16 +28,6 @@ def _names(response: rpc_pb2.AlarmResponse) -> list[tuple[int, str]]:
 @pytest.fixture
 def machine() -> Machine:
     return Machine()
-
-
-def test_a_put_alone_reports_the_lease_first(machine: Machine) -> None:
-    with pytest.raises(errors.LeaseNotFoundError):
-        machine.answer(put(b"x", ignore_value=True, lease=7))
-    with pytest.raises(errors.KeyNotFoundError):
-        machine.answer(put(b"x", ignore_value=True))
-    assert machine.store.revision == 1
-    assert not machine.answer(put(b"x", b"1", prev_kv=True)).HasField("prev_kv")
-    assert machine.answer(put(b"x", b"2", prev_kv=True)).prev_kv.value == b"1"
 
 
 def test_compactions(machine: Machine) -> None:
@@ -58,31 +47,7 @@ def test_compactions(machine: Machine) -> None:
     assert done == ["a", "b"]
 
 
-GROWING = [put(b"a"), txn(then=[put(b"a")]), txn(otherwise=[txn(then=[put(b"a")])])]
 OTHERS = [delete(b"a"), txn(then=[delete(b"a")]), compact(1), _alarm(Alarm.GET)]
-
-
-@pytest.mark.parametrize("request_", GROWING)
-def test_without_space_nothing_grows(machine: Machine, request_: Any) -> None:
-    machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.NOSPACE))
-    with pytest.raises(errors.NoSpaceError):
-        machine.answer(request_)
-    machine.answer(_alarm(Alarm.DEACTIVATE, 5, rpc_pb2.NOSPACE))
-    machine.answer(request_)
-
-
-@pytest.mark.parametrize("request_", OTHERS)
-def test_other_entries_apply_without_space(machine: Machine, request_: Any) -> None:
-    machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.NOSPACE))
-    machine.answer(request_)
-
-
-@pytest.mark.parametrize("request_", [*GROWING, *OTHERS[:3]])
-def test_a_corrupt_cluster_changes_nothing(machine: Machine, request_: Any) -> None:
-    machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.CORRUPT))
-    with pytest.raises(errors.CorruptClusterError):
-        machine.answer(request_)
-    assert machine.answer(txn(then=[get(b"a")])).succeeded
 
 
 def test_alarms(machine: Machine) -> None:

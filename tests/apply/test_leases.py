@@ -61,21 +61,6 @@ def decide(machine: Machine, kind: int, *lease_ids: int, term: int = TERM) -> Ou
     return outcome
 
 
-def test_a_grant_answers_id_and_ttl_and_takes_no_revision(machine: Machine) -> None:
-    answer = machine.answer(grant(7, 33))
-    assert (answer.ID, answer.TTL) == (7, 33)
-    assert machine.store.revision == 1
-    assert machine.applier.leases.granted == {7: 33}
-
-
-def test_an_id_is_granted_once(machine: Machine) -> None:
-    machine.answer(grant(7))
-    with pytest.raises(errors.LeaseExistsError):
-        machine.answer(grant(7))
-    machine.answer(revoke(7))
-    machine.answer(grant(7))
-
-
 def test_the_id_that_means_none_is_not_granted(machine: Machine) -> None:
     with pytest.raises(errors.LeaseNotFoundError):
         machine.answer(grant(0))
@@ -87,40 +72,6 @@ def test_a_negative_id_is_an_id(machine: Machine) -> None:
     assert machine.reopened().applier.leases.granted == {-3: 10}
     machine.answer(revoke(-3))
     assert machine.value(b"a") is None
-
-
-def test_a_revocation_deletes_the_keys_in_order_in_one_revision(machine: Machine) -> None:
-    machine.answer(grant(7))
-    for key in (b"c", b"a", b"b"):
-        machine.answer(put(key, 7))
-    machine.answer(put(b"other"))
-    changes: list[tuple[int, list[tuple[bytes, bool]]]] = []
-    machine.store.on_changes = lambda revision, made: changes.append((revision, [(c[0], c[2]) for c in made]))
-    machine.answer(revoke(7))
-    assert changes == [(6, [(b"a", True), (b"b", True), (b"c", True)])]
-    assert machine.value(b"other") == b"v"
-
-
-def test_a_lease_without_keys_ends_without_a_revision(machine: Machine) -> None:
-    machine.answer(grant(7))
-    machine.answer(put(b"a", 7))
-    machine.answer(put(b"a"))  # detaches
-    machine.answer(revoke(7))
-    assert machine.store.revision == 3
-    assert machine.value(b"a") == b"v"
-
-
-def test_a_missing_lease_is_not_revoked(machine: Machine) -> None:
-    with pytest.raises(errors.LeaseNotFoundError):
-        machine.answer(revoke(7))
-
-
-def test_keys_are_put_under_leases_that_exist(machine: Machine) -> None:
-    with pytest.raises(errors.LeaseNotFoundError):
-        machine.answer(put(b"a", 7))
-    machine.answer(grant(7))
-    machine.answer(put(b"a", 7))
-    assert machine.store.lease_keys_unordered(7) == [b"a"]
 
 
 def test_each_expired_lease_gets_one_revision_and_missing_ids_are_ignored(machine: Machine) -> None:
@@ -163,24 +114,6 @@ def test_the_observer_is_told_everything_in_order(machine: Machine) -> None:
         ("granted", 3, 4),
         ("reloaded", (3, 4)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("alarm", "refusal"), [("NOSPACE", errors.NoSpaceError), ("CORRUPT", errors.CorruptClusterError)]
-)
-def test_alarms_forbid_grants(machine: Machine, alarm: str, refusal: type[errors.StatusError]) -> None:
-    machine.answer(grant(7))
-    machine.answer(
-        rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc_pb2.AlarmType.Value(alarm))
-    )
-    with pytest.raises(refusal):
-        machine.answer(grant(8))
-    if alarm == "NOSPACE":
-        machine.answer(revoke(7))
-    else:
-        with pytest.raises(refusal):
-            machine.answer(revoke(7))
-        assert isinstance(decide(machine, Kind.LEASE_EXPIRE, 7).error, refusal)
 
 
 def _random_entry(rng: random.Random) -> tuple[int, bytes]:

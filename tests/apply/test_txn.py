@@ -1,4 +1,4 @@
-"""Txns: compares against the state before, checks before any write, operations in order under one revision."""
+"""What rows beside etcd leave out of txns (`tests/compat/rows/test_kv_txns.py`): open deletions, and their kinds."""
 
 from __future__ import annotations
 
@@ -51,50 +51,9 @@ COMPARES = [
 ]
 
 
-@pytest.mark.parametrize(("condition", "holds"), COMPARES)
-def test_compares(machine: Machine, condition: rpc_pb2.Compare, holds: bool) -> None:
-    assert machine.answer(txn([condition], [put(b"c")], [put(b"c")])).succeeded is holds
-    assert machine.answer(txn([condition, compare("VERSION", "EQUAL", b"a", 3)], [delete(b"d")])).succeeded is holds
-
-
-def test_txn_operations_see_earlier_writes_at_one_revision(machine: Machine) -> None:
-    answer = machine.answer(
-        txn(then=[get(b"a"), put(b"a", b"4", prev_kv=True), get(b"a"), delete(b"b", prev_kv=True), get(b"b")])
-    )
-    before, written, during, deleted, after = answer.responses
-    assert before.response_range.kvs[0].value == b"3"
-    assert written.response_put.prev_kv.value == b"3"
-    assert (during.response_range.kvs[0].value, during.response_range.kvs[0].mod_revision) == (b"4", 6)
-    assert deleted.response_delete_range.prev_kvs[0].value == b"9"
-    assert after.response_range.count == 0
-    headers = [getattr(part, part.WhichOneof("response")).header.revision for part in answer.responses]
-    assert headers == [5, 6, 6, 6, 6]
-    assert machine.store.revision == 6
-
-
-def test_a_txn_that_writes_nothing_makes_no_revision(machine: Machine) -> None:
-    assert machine.answer(txn(then=[delete(b"nothing")])).succeeded
-    assert machine.store.revision == 5
-
-
-def test_nested_compares_look_at_the_state_before_the_whole_txn(machine: Machine) -> None:
-    inner = txn([compare("VALUE", "EQUAL", b"a", b"3")], [put(b"c", b"then")], [put(b"c", b"otherwise")])
-    answer = machine.answer(txn(then=[put(b"a", b"4"), inner]))
-    assert answer.responses[1].response_txn.succeeded
-    assert (machine.value(b"a"), machine.value(b"c")) == (b"4", b"then")
-
-
 REFUSED = [
-    ([put(b"c"), put(b"x", ignore_value=True)], errors.KeyNotFoundError),
-    ([put(b"c"), put(b"x", ignore_lease=True)], errors.KeyNotFoundError),
-    ([put(b"c"), put(b"d", lease=7)], errors.LeaseNotFoundError),
     # The key's absence is found before the lease's.
     ([put(b"c"), put(b"x", ignore_value=True, lease=7)], errors.KeyNotFoundError),
-    ([put(b"c"), get(b"a", revision=99)], errors.FutureRevisionError),
-    ([put(b"c"), get(b"a", revision=2)], errors.CompactedError),
-    ([put(b"c"), get(b"a", revision=-1)], errors.CompactedError),
-    ([get(b"a", revision=99), put(b"x", ignore_value=True)], errors.KeyNotFoundError),
-    ([put(b"c"), txn(then=[get(b"a", revision=99)])], errors.FutureRevisionError),
     ([delete(b"a", b"\0"), put(b"b", ignore_value=True)], errors.KeyNotFoundError),
     ([delete(b"b", b"\0"), put(b"b", ignore_lease=True)], errors.KeyNotFoundError),
     ([delete(b"b", b"\0"), delete(b"c", b"\0"), put(b"b", ignore_value=True)], errors.KeyNotFoundError),
@@ -117,22 +76,6 @@ def test_keeping_the_value_of_a_key_that_was_not_deleted_before(machine: Machine
     machine.answer(txn(then=[delete(b"0"), delete(b"1", b"a"), put(b"b", ignore_value=True)]))
     machine.answer(txn(then=[delete(b"b", b"\0"), put(b"a", ignore_value=True)]))
     assert (machine.value(b"a"), machine.value(b"b")) == (b"3", None)
-
-
-def test_ranges_at_the_oldest_revision_and_at_the_newest(machine: Machine) -> None:
-    machine.apply(compact(3))
-    answer = machine.answer(txn(then=[put(b"c"), get(b"a", revision=3), get(b"a", revision=5)]))
-    assert [part.response_range.kvs[0].value for part in answer.responses[1:]] == [b"2", b"3"]
-
-
-def test_keeping_value_or_lease(machine: Machine) -> None:
-    machine.answer(txn(then=[put(b"b", ignore_value=True)]))
-    stored = machine.answer(txn(then=[get(b"b")])).responses[0].response_range.kvs[0]
-    assert (stored.value, stored.lease) == (b"9", 0)
-    machine.answer(put(b"b", b"9", lease=101))
-    machine.answer(put(b"b", b"8", ignore_lease=True))
-    stored = machine.answer(txn(then=[get(b"b")])).responses[0].response_range.kvs[0]
-    assert (stored.value, stored.lease) == (b"8", 101)
 
 
 @pytest.mark.parametrize(

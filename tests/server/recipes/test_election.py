@@ -22,34 +22,6 @@ async def _elected(member: RecipeMember, lease: int, value: bytes) -> election_p
     return task.result().leader
 
 
-def test_campaign_ends_when_all_earlier_candidates_resigned() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        leader = await _elected(member, 10, b"1")
-        assert (leader.name, leader.key, leader.rev, leader.lease) == (b"e", b"e/a", 2, 10)
-        next_one = member.campaign(b"e", 11, b"2")
-        await member.settle()
-        assert not next_one.done()
-        member.resign(leader)
-        await member.settle()
-        assert next_one.result().leader.rev == 3
-        assert next_one.result().header.revision == 3  # of when it began to wait, as in etcd
-
-    run(scenario)
-
-
-def test_campaigning_again_proclaims() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        first = await _elected(member, 10, b"1")
-        assert await _elected(member, 10, b"1") == first
-        assert member.store.revision == 2
-        assert await _elected(member, 10, b"2") == first
-        task = member.leader(b"e")
-        await member.settle()
-        assert (task.result().kv.value, task.result().header.revision) == (b"2", 3)
-
-    run(scenario)
-
-
 def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
     async def scenario(member: RecipeMember) -> None:
         member.put(b"e/a", b"1")
@@ -66,98 +38,7 @@ def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
     run(scenario)
 
 
-def test_only_the_leader_proclaims() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        leader = await _elected(member, 10, b"1")
-        later = election_pb2.LeaderKey(name=b"e", key=b"e/a", rev=leader.rev + 1, lease=10)
-        tasks = [member.proclaim(key, b"2") for key in (later, None, leader)]
-        await member.settle()
-        with pytest.raises(errors.ElectionNotLeaderError):
-            tasks[0].result()
-        with pytest.raises(errors.MissingLeaderKeyError):
-            tasks[1].result()
-        assert tasks[2].result().header.revision == 3
-
-    run(scenario)
-
-
-def test_resigning_unheld_key_does_nothing() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        leader = await _elected(member, 10, b"1")
-        tasks = [member.resign(key) for key in (election_pb2.LeaderKey(key=b"e/a", rev=9), None)]
-        await member.settle()
-        assert tasks[0].result().header.revision == leader.rev
-        with pytest.raises(errors.MissingLeaderKeyError):
-            tasks[1].result()
-        assert member.keys() == [b"e/a"]
-
-    run(scenario)
-
-
-def test_no_leader() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        task = member.leader(b"e")
-        await member.settle()
-        with pytest.raises(errors.ElectionNoLeaderError):
-            task.result()
-
-    run(scenario)
-
-
-def test_a_candidate_whose_lease_ended_while_waiting_does_not_lead() -> None:
-    """etcd answers such a campaign as won."""
-
-    async def scenario(member: RecipeMember) -> None:
-        await _elected(member, 10, b"1")
-        waiting = member.campaign(b"e", 11, b"2")
-        await member.settle()
-        member.delete(b"e/b")
-        await member.settle()
-        with pytest.raises(errors.ElectionNotLeaderError):
-            waiting.result()
-
-    run(scenario)
-
-
-def test_a_cancelled_campaign_leaves_the_queue() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        await _elected(member, 10, b"1")
-        waiting = member.campaign(b"e", 11, b"2")
-        await member.settle()
-        waiting.cancel()
-        await member.settle()
-        assert member.keys() == [b"e/a"]
-
-    run(scenario)
-
-
 # --- observe ------------------------------------------------------------------------------------------------
-
-
-def test_an_observer_sees_every_leader_and_proclamation_once() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        spectator, task = member.observe(b"e")
-        await member.settle()
-        leader = await _elected(member, 10, b"1")
-        member.campaign(b"e", 11, b"2")
-        await member.settle()
-        member.proclaim(leader, b"3")
-        member.put(b"unrelated")
-        await member.settle()
-        member.resign(leader)
-        await member.settle()
-        member.delete(b"e/b")
-        await member.settle()
-        await _elected(member, 12, b"4")
-        assert spectator.sent == [
-            (2, b"e/a", b"1"),
-            (5, b"e/a", b"3"),
-            (6, b"e/b", b"2"),
-            (8, b"e/c", b"4"),
-        ]
-        task.cancel()
-
-    run(scenario)
 
 
 def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader() -> None:

@@ -194,37 +194,6 @@ def test_a_turn_deletes_some_of_very_many_entries_whose_waiters_leave_together()
     run(scenario)
 
 
-def test_the_same_lease_again_changes_nothing() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        for _ in range(2):
-            task = member.lock(b"n", 10)
-            await member.settle()
-            assert (task.result().key, task.result().create_revision, task.result().header.revision) == (b"n/a", 2, 2)
-
-    run(scenario)
-
-
-def test_without_a_lease_one_is_granted() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        task = member.lock(b"n", 0)
-        await member.settle()
-        assert task.result().key == b"n/%x" % 1_003
-        assert member.leases.exists(1_003)
-
-    run(scenario)
-
-
-def test_an_unknown_lease_is_refused() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        task = member.lock(b"n", 99)
-        await member.settle()
-        with pytest.raises(errors.LeaseNotFoundError):
-            task.result()
-        assert member.keys() == []
-
-    run(scenario)
-
-
 async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
     """A waiter with lease 11 behind the holder with lease 10."""
     holder = member.lock(b"n", 10)
@@ -234,31 +203,6 @@ async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
     await member.settle()
     assert not waiter.done()
     return waiter
-
-
-def test_a_waiter_whose_key_is_gone_is_told_at_once() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        member.delete(b"n/b")
-        await member.settle()
-        with pytest.raises(errors.SessionExpiredError):
-            waiter.result()
-
-    run(scenario)
-
-
-def test_recreated_key_does_not_belong_to_the_waiter() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        member.write(request_delete_range={"key": b"n/b"})
-        member.put(b"n/b")
-        member.delete(b"n/a")
-        await member.settle()
-        with pytest.raises(errors.SessionExpiredError):
-            waiter.result()
-        assert member.keys() == [b"n/b"]
-
-    run(scenario)
 
 
 def test_a_lease_that_ends_behind_the_last_wait_is_noticed() -> None:
@@ -291,16 +235,6 @@ def test_a_waiter_outlives_its_leader() -> None:
         await member.settle()
         assert waiter.done()
         assert waiter.exception() is None
-
-    run(scenario)
-
-
-def test_a_caller_that_leaves_takes_its_key_along() -> None:
-    async def scenario(member: RecipeMember) -> None:
-        waiter = await _waiter(member)
-        waiter.cancel()
-        await member.settle()
-        assert member.keys() == [b"n/a"]
 
     run(scenario)
 
