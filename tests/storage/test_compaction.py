@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage import compaction, schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.compaction import DELETES_PER_COMMIT, DROPS_PER_STEP, Deletions
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all, hits
-from raftkv.storage.hash import KVHash, hash_kv
+from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store
-from raftkv.storage.revision import SUB_BITS, describe, from_key, pack, to_key, to_tombstone_key
+from raftkv.storage.revision import SUB_BITS, describe, pack, to_key, to_tombstone_key
 from tests.storage.conftest import Engine
 from tests.storage.memory import MemoryBackend, ScriptedWriter
 
@@ -88,22 +87,6 @@ def test_disk_contents_after_compaction(backend: Backend) -> None:
     again.close()
 
 
-def test_compaction_revision_bounds(backend: Backend) -> None:
-    store = Store.open(backend)
-    fill(store, 10)
-    with pytest.raises(FutureRevisionError):
-        store.compact(store.revision + 1)
-    store.compact(3)
-    store.set_applied(store.applied_index, store.applied_term)
-    for revision in (3, 2, 0, -1):
-        with pytest.raises(CompactedError):
-            store.compact(revision)
-    with pytest.raises(CompactedError):
-        store.range(b"a", revision=2)
-    store.range(b"a", revision=3)
-    store.close()
-
-
 def test_compacted_overlay_is_never_written() -> None:
     backend = MemoryBackend()
     written: list[bytes] = []
@@ -119,33 +102,19 @@ def test_compacted_overlay_is_never_written() -> None:
     store.close()
 
 
-def test_deletions_go_in_bounded_batches() -> None:
-    backend = MemoryBackend()
-    sizes: list[int] = []
-    commit = backend.commit
-    backend.commit = lambda batch: (sizes.append(len(batch.deletes)), commit(batch))[1]
-    store = Store.open(backend)
-    fill(store, 3500)
-    store.commit()
-    store.compact(store.revision)
-    store.set_applied(store.applied_index, store.applied_term)
-    finish(store)
-    assert max(sizes) <= DELETES_PER_COMMIT
-    assert sum(1 for size in sizes if size) >= 4
-    store.close()
-
-
 def test_deletions_go_oldest_first_so_that_neighbours_on_disk_go_together() -> None:
     backend = MemoryBackend()
-    deleted: list[bytes] = []
+    batches: list[list[bytes]] = []
     commit = backend.commit
-    backend.commit = lambda batch: (deleted.extend(batch.deletes), commit(batch))[1]
+    backend.commit = lambda batch: (batches.append(batch.deletes), commit(batch))[1]
     store = Store.open(backend)
     fill(store, 3500)
     store.commit()
     store.compact(store.revision)
     store.set_applied(store.applied_index, store.applied_term)
     finish(store)
+    deleted = [key for batch in batches for key in batch]
+    assert max(map(len, batches)) <= DELETES_PER_COMMIT
     assert len(deleted) > 2 * DELETES_PER_COMMIT
     assert deleted == sorted(deleted)
     store.close()
@@ -220,35 +189,6 @@ def test_a_step_is_bounded(backend: Backend) -> None:
     for _ in range(2):
         assert store.compaction_step(4)
     assert len(job.dirty) == left - 8
-    store.close()
-
-
-def test_writes_and_compactions_may_come_in_between(backend: Backend) -> None:
-    writer = ScriptedWriter()
-    store = Store.open(backend, writer)
-    done: list[int] = []
-    fill(store, 100, 1)
-    store.compact(50, lambda: done.append(50))
-    store.set_applied(store.applied_index, store.applied_term)
-    store.compaction_step(3)
-    fill(store, 100, 2)
-    store.compact(120, lambda: done.append(120))
-    store.set_applied(store.applied_index, store.applied_term)
-    store.compaction_step(3)
-    fill(store, 10, 3)
-    state = store.range(b"\x00", b"\x00").kvs
-    old = store.range(b"\x00", b"\x00", revision=120).kvs
-    while store.is_compacting:
-        store.compaction_step(3)
-        store.commit()
-        if len(writer):
-            writer.run_next()
-    assert done == [50, 120]
-    assert store.range(b"\x00", b"\x00").kvs == state
-    assert store.range(b"\x00", b"\x00", revision=120).kvs == old
-    store.flush(lambda: None)
-    writer.run_all()
-    assert {from_key(key) for key, _ in store.history(0, store.revision)} == _known(store)
     store.close()
 
 
@@ -353,23 +293,6 @@ def _items(backend: Backend) -> list[tuple[bytes, bytes]]:
     items = list(read.items(schema.KEY))
     read.close()
     return items
-
-
-def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
-    store = Store.open(engine.backend())
-    fill(store, 300)
-    store.compact(250)
-    store.set_applied(store.applied_index, store.applied_term)
-    store.commit()
-    expected = hash_kv(store.backend.begin_read, 300)
-    store.close()
-    again = Store.open(engine.backend())
-    assert (again.is_compacting, again.compact_revision) == (True, 250)
-    before = len(on_disk(again.backend))
-    finish(again)
-    assert len(on_disk(again.backend)) < before
-    assert hash_kv(again.backend.begin_read, 300) == expected
-    again.close()
 
 
 @pytest.mark.parametrize("collected_max", [1, compaction.COLLECTED_MAX], ids=["in parts", "at once"])

@@ -1,8 +1,7 @@
-"""One key's generations: the worked example as a golden script, and random histories against a plain list."""
+"""One key's generations: random histories against a plain list."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,76 +11,7 @@ from hypothesis import strategies as st
 from raftkv.errors import InvariantError
 from raftkv.storage import index
 from raftkv.storage.index import LISTED_FROM, Found, KeyIndex
-from raftkv.storage.revision import SUB_BITS, after, describe, from_key, is_tombstone, pack, to_key
-from tests.raft import golden
-
-STORIES = sorted((Path(__file__).parent / "testdata").glob("key_index_*.txt"))
-
-
-class Script:
-    """Verbs: put REV, delete REV, compact MAIN, get MAIN..., since MAIN, show."""
-
-    def __init__(self) -> None:
-        self.key_index = KeyIndex()
-
-    def execute(self, line: str) -> str:
-        verb, *arguments = line.split()
-        return str(getattr(self, f"_{verb}")(*arguments))
-
-    def _put(self, revision: str) -> str:
-        self.key_index.put(_parse(revision))
-        return ""
-
-    def _delete(self, revision: str) -> str:
-        try:
-            self.key_index.tombstone(_parse(revision))
-        except InvariantError as error:
-            return f"refused: {error}\n"
-        return ""
-
-    def _new(self) -> str:
-        self.key_index = KeyIndex()
-        return ""
-
-    def _compact(self, main: str) -> str:
-        dropped = self.key_index.compact(int(main))
-        return f"drops {' '.join(map(describe, dropped)) or 'nothing'}\n" + self._show()
-
-    def _get(self, *mains: str) -> str:
-        return "".join(f"at {main}: {_words(self.key_index.before(after(int(main))))}\n" for main in mains)
-
-    def _since(self, main: str) -> str:
-        return " ".join(describe(revision) for revision in self.key_index.since(int(main))) + "\n"
-
-    def _show(self) -> str:
-        if self.key_index.is_empty():
-            return "empty\n"
-        out = ""
-        for number, closed in enumerate(self.key_index.closed, 1):
-            texts = [describe(revision) for revision in closed.revisions]
-            out += f"closed {number}: created {closed.created} version {closed.version}: {' '.join(texts)}(t)\n"
-        if self.key_index.revisions:
-            texts = [describe(revision) for revision in self.key_index.revisions]
-            out += f"open: created {self.key_index.created} version {self.key_index.version}: {' '.join(texts)}\n"
-        return out
-
-
-def _parse(text: str) -> int:
-    main, _, sub = text.partition(".")
-    return pack(int(main), int(sub or 0))
-
-
-def _words(found: Found | None) -> str:
-    return "none" if found is None else f"{describe(found.modified)} created {found.created} version {found.version}"
-
-
-@pytest.mark.parametrize("path", STORIES, ids=[path.stem for path in STORIES])
-def test_story(path: Path, rewrite: bool) -> None:
-    golden.run(path, Script().execute, rewrite)
-
-
-def test_there_are_stories() -> None:
-    assert len(STORIES) >= 2
+from raftkv.storage.revision import SUB_BITS, after, from_key, is_tombstone, pack, to_key
 
 
 class ListModel:
