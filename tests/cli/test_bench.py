@@ -17,7 +17,7 @@ from raftkv.cli.bench.load import Load, Result
 from raftkv.pb import rpc_pb2
 from tests import forked
 from tests.cli.runner import run_ctl
-from tests.procs import RAFTKV, Cluster, free_port
+from tests.procs import RAFTKV, Cluster
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +94,6 @@ def test_a_measurement_writes_below_its_own_prefix_says_so_and_deletes_its_keys(
     assert keys() == (before[0] + 64, 64)
     assert _bench("put", *sizes, "--json").stderr == ""
     assert keys() == before, "keys of an earlier run go too"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_unreachable_server_is_reported_in_one_line(processes: str) -> None:
-    done = _bench("put", "--endpoints", f"127.0.0.1:{free_port()}", "--total", "2", "--processes", processes)
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_refusals_are_counted_and_told(cluster: Cluster) -> None:

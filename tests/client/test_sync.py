@@ -18,7 +18,7 @@ import raftkv
 import raftkv.aio
 from raftkv import get, put
 from raftkv.errors import KeyNotFoundError
-from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
+from tests.procs import ROOT, wait_for
 
 
 @pytest.fixture
@@ -189,22 +189,6 @@ def test_functions_as_transactions_do_not_lose_increments(kv):
     assert kv.get("n").text == "40"
 
 
-def test_a_transaction_in_a_transaction(kv):
-    inner = kv.txn().when(kv.version("a") == 0).then(put("a", "1"))
-    outer = kv.txn().then(inner, get("a")).commit()
-    assert outer.results[0].succeeded
-    assert outer.results[1].value == b"1"
-
-
-def test_a_view_sees_its_keys_only(kv):
-    view = kv.view("part/")
-    view.put("k", "1")
-    assert kv.get("part/k").text == view.get("k").text == "1"
-    assert [item.key for item in view.range("", prefix=True)] == [b"k"]
-    view.close()
-    assert view.count("", prefix=True) == 1
-
-
 # ---- watches
 
 
@@ -258,15 +242,6 @@ def test_the_revision_of_a_watch_is_that_of_the_last_whole_revision_taken(kv):
     assert watch.get(timeout_s=30).key == b"c"
     assert watch.revision == first + 1
     watch.cancel()
-
-
-def test_watch_on_compacted_revision_names_first_available(kv):
-    kv.put("k", "1")
-    revision = kv.put("k", "2").revision
-    kv.compact(revision)
-    with pytest.raises(raftkv.Compacted) as caught:
-        next(kv.watch("k", start_revision=1))
-    assert caught.value.revision == revision
 
 
 @pytest.mark.parametrize(
@@ -326,21 +301,6 @@ def test_infinite_timeout_means_no_limit(kv):
     lock.release()
 
 
-@pytest.mark.long
-def test_a_watch_survives_the_member_it_is_connected_to(three):
-    with raftkv.connect(three.endpoints) as kv:
-        watch = kv.watch("k", prefix=True)
-        for number in range(30):
-            if number % 10 == 5:
-                three.members[number // 10].kill()
-                kv.get("any", timeout_s=30)
-                three.members[number // 10].restart()
-            create = kv.txn().when(kv.version(f"k{number}") == 0).then(put(f"k{number}", b""))
-            insist(create.commit)
-        assert [watch.get(timeout_s=30).key for _ in range(30)] == [b"k%d" % number for number in range(30)]
-        watch.cancel()
-
-
 # ---- leases, locks, elections, sessions
 
 
@@ -367,21 +327,6 @@ def lose_and_go_on(kv, lease, told):
             lease.check()
 
 
-def test_a_lease_without_a_block(kv):
-    lease = kv.lease(ttl=10).grant()
-    kv.put("k", "1", lease=lease)
-    assert kv.lease_info(lease.id, keys=True).keys == (b"k",)
-    assert 0 < lease.remaining_s <= lease.ttl
-    lease.revoke()
-    assert kv.get("k") is None
-    assert lease.id not in kv.leases()
-
-
-def test_ungranted_lease_error_says_how_to_grant(kv):
-    with pytest.raises(raftkv.LeaseLost, match="enter it by with, or call grant"):
-        kv.put("k", "1", lease=kv.lease(ttl=10))
-
-
 def test_threads_exclude_each_other_by_locks_of_one_name(kv):
     inside, overlaps = [], []
 
@@ -400,37 +345,10 @@ def test_threads_exclude_each_other_by_locks_of_one_name(kv):
     assert kv.count("l", prefix=True) == 0
 
 
-def test_a_lock_that_is_held_is_not_free(kv):
-    with kv.lock("l") as held:
-        other = kv.lock("l")
-        assert not other.try_acquire()
-        with pytest.raises(raftkv.LockNotFree):
-            other.acquire(timeout_s=0.05)
-        assert held.held
-        assert held.lease.alive
-    assert other.try_acquire()
-    other.release()
-
-
 def test_a_lock_is_left_quietly_when_the_block_fails(kv):
     with pytest.raises(KeyError), kv.lock("l"):
         raise KeyError("of the user")
     assert kv.count("l", prefix=True) == 0
-
-
-def test_the_next_candidate_leads_when_the_first_resigns(kv):
-    observed = kv.observe("e")
-    first = kv.campaign("e", "one").campaign()
-    second = kv.campaign("e", "two")
-    waiting = in_thread(second.campaign)
-    assert observed.get(timeout_s=30).text == "one"
-    first.resign()
-    waiting.join()
-    assert second.leads
-    assert observed.get(timeout_s=30).text == "two"
-    observed.cancel()
-    assert observed.get() is None
-    second.resign()
 
 
 def test_waiting_for_a_leader_in_vain_does_not_end_the_observation(kv):
@@ -440,20 +358,6 @@ def test_waiting_for_a_leader_in_vain_does_not_end_the_observation(kv):
     with kv.campaign("e", "one"):
         assert observed.get(timeout_s=30).text == "one"
     observed.cancel()
-
-
-@pytest.mark.long
-def test_a_session_comes_back_with_its_keys_and_tells_its_owner_in_order(kv):
-    told = []
-    session = kv.session(10, on_lost=lambda one: told.append("lost"), on_established=lambda one: told.append("back"))
-    with session:
-        session.keep("k", "1")
-        kv.revoke(session.id)
-        session.established(2)
-        wait_for(lambda: told == ["lost", "back"], "both callbacks")
-        assert kv.get("k").lease == session.id
-        assert (session.generation, session.error, session.alive) == (2, None, True)
-    assert kv.get("k") is None
 
 
 INTERRUPTED = """
@@ -578,23 +482,6 @@ def test_held_objects_keep_a_dropped_client_alive(member):
     lease.revoke()
 
 
-def test_error_names_every_endpoint_that_is_down_and_reason():
-    ports = [free_port(), free_port()]
-    kv = raftkv.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=2.0)
-    with kv, pytest.raises(raftkv.EndpointsFailed) as caught:
-        kv.put("k", "1")
-    text = str(caught.value)
-    assert all(f"127.0.0.1:{port}: " in text for port in ports)
-    assert "connection refused" in text
-    assert caught.value.definite
-    assert "\n" not in text
-
-
-def test_settings_that_cannot_be_used_are_refused_at_once():
-    with pytest.raises(raftkv.ConfigError, match="timeout_s"):
-        raftkv.connect("127.0.0.1:1", timeout_s=-1)
-
-
 def _child(kv, view):
     kv.put("from-child", view.get("a").value)
 
@@ -663,20 +550,3 @@ def insist(write):
         return True
 
     wait_for(attempt, "the cluster to have a leader again", timeout_s=60)
-
-
-@pytest.mark.long
-def test_members_die_in_mid_lock_and_no_two_hold_it():
-    with Cluster(RAFTKV, size=3) as cluster, raftkv.connect(cluster.endpoints) as kv:
-        with kv.lock("l", ttl=10) as lock:
-            cluster.members[0].kill()
-            insist(lambda: kv.put("x", "1", fence=lock))
-            cluster.members[0].restart()
-            cluster.members[1].kill()
-            kv.get("x", timeout_s=30)
-            assert lock.held
-            with pytest.raises(raftkv.LockNotFree):
-                kv.lock("l", ttl=10).acquire(timeout_s=0.2)
-            insist(lambda: kv.put("x", "2", fence=lock))
-            cluster.members[1].restart()
-        assert kv.get("x").text == "2"

@@ -14,9 +14,25 @@ import pytest
 from raftkv import errors
 from raftkv.aio import AuthenticationFailed, EndpointsFailed, connect
 from raftkv.client.rpc.methods import Method
+from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from tests.client.test_against_grpcio import Store
 from tests.procs import ETCD_FAST, Cluster
+
+
+class Store(grpc.GenericRpcHandler):
+    """Answers Range with the key it was asked for, Put with an error, Status never."""
+
+    def service(self, details):
+        handler = {"/etcdserverpb.KV/Range": self.range, "/etcdserverpb.KV/Put": self.put}.get(details.method)
+        return grpc.unary_unary_rpc_method_handler(handler) if handler else None
+
+    def range(self, request, context):
+        key = rpc_pb2.RangeRequest.FromString(request).key
+        pair = rpc_pb2.RangeResponse().kvs.add(key=key)
+        return rpc_pb2.RangeResponse(kvs=[pair], count=1).SerializeToString()
+
+    def put(self, request, context):
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, errors.NoSpaceError.text)
 
 
 def auth(name):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import signal
-import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -13,8 +11,8 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Answer, Wire
-from tests.procs import RAFTKV, Cluster, http_get, wait_for
-from tests.server.process.process import PUT, RANGE, leader_of, must_put, value_of
+from tests.procs import RAFTKV, Cluster, wait_for
+from tests.server.process.process import PUT, leader_of, must_put, value_of
 
 pytestmark = pytest.mark.xdist_group("process-leases")
 
@@ -87,24 +85,6 @@ def ids_known_to(wire: Wire, member: int) -> set[int]:
     return {status.ID for status in answer.message.leases}
 
 
-@pytest.mark.long
-def test_the_end_of_a_lease_deletes_its_keys_in_one_revision(wire: Wire) -> None:
-    lease_id = grant(wire, 1)
-    attach(wire, lease_id, b"end/c", b"end/a", b"end/b")
-    revision = wire.call(RANGE, rpc_pb2.RangeRequest(key=b"end/a")).revision
-    create = rpc_pb2.WatchCreateRequest(key=b"end/", range_end=b"end0", start_revision=revision + 1)
-    request = rpc_pb2.WatchRequest(create_request=create).SerializeToString()
-    call = wire.channel(1).stream_stream(WATCH)(iter([request]), timeout=KEEP_ALIVE_TIMEOUT_S)
-    created, ended = (rpc_pb2.WatchResponse.FromString(next(call)) for _ in range(2))
-    call.cancel()
-    assert created.created
-    assert [(event.type, event.kv.key, event.kv.mod_revision) for event in ended.events] == [
-        (1, key, revision + 1) for key in (b"end/a", b"end/b", b"end/c")
-    ]
-    assert time_to_live(wire, lease_id).TTL == -1
-    assert keep_alive(wire, [lease_id]) == (OK, [(lease_id, 0)])
-
-
 def test_every_member_answers_for_the_leader(wire: Wire) -> None:
     lease_id = grant(wire, 30, member=(leader(wire) + 1) % 3)
     attach(wire, lease_id, b"any/2", b"any/1")
@@ -122,26 +102,6 @@ def test_every_member_answers_for_the_leader(wire: Wire) -> None:
     assert value_of(wire, "any/1") is None
 
 
-@pytest.mark.long
-def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster: Cluster) -> None:
-    lease_id = grant(wire, 30)
-    attach(wire, lease_id, b"kept")
-    wait_for(lambda: time_to_live(wire, lease_id).TTL <= 27, "some of the time to pass")
-    old = leader(wire)
-    survivor = (old + 1) % 3
-    cluster.members[old].kill()
-    wait_for(lambda: leader_of(wire, survivor) not in (-1, old), "a new leader")
-    left_s = time_to_live(wire, lease_id, survivor).TTL
-    # A new leader adds half a second to what it knows, and the answer is rounded up.
-    assert 0 < left_s <= 28, "not reset to 30"
-    for member in (survivor, (old + 2) % 3):
-        assert keep_alive(wire, [lease_id], member) == (OK, [(lease_id, 30)])
-    assert value_of(wire, "kept", survivor) == b"v"
-    cluster.members[old].restart()
-    wire.reconnect()
-    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), old).code == "OK"
-
-
 def test_keep_alives_in_progress_survive_their_leader(wire: Wire, cluster: Cluster) -> None:
     lease_id = grant(wire, 30)
     old = leader(wire)
@@ -150,28 +110,6 @@ def test_keep_alives_in_progress_survive_their_leader(wire: Wire, cluster: Clust
     # The survivor still takes the dead one for the leader.
     assert keep_alive(wire, [lease_id], survivor) == (OK, [(lease_id, 30)])
     cluster.members[old].restart()
-
-
-@pytest.mark.long
-def test_a_leader_that_stood_still_ends_nothing_that_others_renewed(wire: Wire, cluster: Cluster) -> None:
-    lease_id = grant(wire, 3)
-    attach(wire, lease_id, b"still")
-    old = leader(wire)
-    survivor = (old + 1) % 3
-    stopped = cluster.members[old].process
-    assert stopped is not None
-    stopped.send_signal(signal.SIGSTOP)
-    granted_at = time.monotonic()
-    # The first goes to the one that stands still, and from there to its successor.
-    wait_for(
-        lambda: keep_alive(wire, [lease_id], survivor) == (OK, [(lease_id, 3)]) and time.monotonic() > granted_at + 4,
-        "renewals for longer than the TTL",
-    )
-    stopped.send_signal(signal.SIGCONT)
-    wait_for(lambda: leader_of(wire, old) not in (-1, old), "the old leader to follow")
-    assert keep_alive(wire, [lease_id], old) == (OK, [(lease_id, 3)])
-    assert value_of(wire, "still", survivor) == b"v"
-    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), survivor).code == "OK"
 
 
 def test_a_member_that_fell_behind_the_log_learns_the_leases(wire: Wire, cluster: Cluster) -> None:
@@ -203,51 +141,6 @@ def test_leases_outlive_all_members(wire: Wire, cluster: Cluster) -> None:
     response = time_to_live(wire, lease_id)
     assert (response.grantedTTL, list(response.keys)) == (20, [b"all"])
     assert keep_alive(wire, [lease_id])[1] == [(lease_id, 20)]
-
-
-@pytest.mark.long
-def test_many_leases_end_while_others_are_served(wire: Wire) -> None:
-    # At the leader: a follower that falls behind so short a log gets a snapshot, which tells no outcomes.
-    there = leader(wire)
-    before = ids_known_to(wire, there)
-    request = rpc_pb2.LeaseGrantRequest(TTL=2).SerializeToString()
-    granted = [call.answer() for call in [wire.start(GRANT, request, there) for _ in range(2_000)]]
-    assert {(answer.code, answer.text) for answer in granted} == {("OK", "")}
-    ids = [answer.message.ID for answer in granted]
-    pending = [
-        wire.start(PUT, rpc_pb2.PutRequest(key=b"many/%d" % lease_id, lease=lease_id).SerializeToString(), there)
-        for lease_id in ids
-    ]
-    for call in pending:
-        call.answer()
-
-    def all_gone() -> bool:
-        must_put(wire, "meanwhile", member=there)
-        return ids_known_to(wire, there) <= before
-
-    wait_for(all_gone, "the end of all of them")
-    count = rpc_pb2.RangeRequest(key=b"many/", range_end=b"many0", count_only=True)
-    assert wire.call(RANGE, count, there).message.count == 0
-    text = http_get(wire.endpoints[there], "/metrics")[2]
-    (expired,) = (line for line in text.splitlines() if line.startswith("etcd_debugging_server_lease_expired_total "))
-    assert 'etcd_debugging_lease_ttl_total_bucket{le="8.388608e+06"}' in text, "etcd's histogram of TTLs"
-    assert float(expired.split()[1]) >= 2_000
-
-
-@pytest.mark.long
-def test_without_a_leader_keep_alives_fail_after_the_request_timeout(wire: Wire, cluster: Cluster) -> None:
-    lease_id = grant(wire, 600)
-    for member in (1, 2):
-        cluster.members[member].kill()
-    wait_for(lambda: leader_of(wire, 0) == -1, "the loss of the leader")
-    started = time.monotonic()
-    assert keep_alive(wire, [lease_id]) == (Answer("UNAVAILABLE", "etcdserver: no leader", None), [])
-    assert time.monotonic() - started >= REQUEST_TIMEOUT_S - 0.5
-    for member in (1, 2):
-        cluster.members[member].start()
-    cluster.wait_ready()
-    wire.reconnect()
-    assert keep_alive(wire, [lease_id])[1] == [(lease_id, 600)]
 
 
 def test_bytes_that_are_no_request_end_the_stream(wire: Wire) -> None:

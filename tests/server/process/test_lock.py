@@ -11,7 +11,7 @@ from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from tests.compat.streams import Streams
 from tests.compat.wire import Pending, Wire
 from tests.procs import RAFTKV, Cluster, wait_for
-from tests.server.process.process import leader_of, must_put, value_of
+from tests.server.process.process import leader_of, value_of
 
 pytestmark = pytest.mark.xdist_group("process-lock")
 
@@ -52,17 +52,6 @@ def _wait_in_queue(wire: Wire, member: int) -> Pending:
     return waiting
 
 
-def test_a_waiter_outlives_its_leader(cluster: Cluster, wire: Wire) -> None:
-    leader = leader_of(wire)
-    follower = (leader + 1) % 3
-    waiting = _wait_in_queue(wire, follower)
-    cluster.members[leader].kill()
-    unlock = lock_pb2.UnlockRequest(key=b"n/1")
-    wait_for(lambda: wire.call(UNLOCK, unlock, follower).code == "OK", "another leader")
-    answer = waiting.answer()
-    assert (answer.code, answer.message.key if answer.message else answer.text) == ("OK", b"n/2")
-
-
 @pytest.mark.long
 def test_an_observer_outlives_its_leader(cluster: Cluster, wire: Wire) -> None:
     leader = leader_of(wire)
@@ -89,24 +78,3 @@ def test_a_stopping_member_sends_its_waiters_to_another(cluster: Cluster, wire: 
     again = _lock(wire, WAITER, elsewhere)
     assert wire.call(UNLOCK, lock_pb2.UnlockRequest(key=b"n/1"), elsewhere).code == "OK"
     assert again.answer().code == "OK"
-
-
-def test_a_fenced_write_of_a_former_holder_is_refused_and_an_unfenced_one_is_not(wire: Wire) -> None:
-    """The holder is paused for longer than its lease and goes on as if nothing had happened."""
-    tokens = [_lock(wire, HOLDER, 0).answer().message.create_revision]
-    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=HOLDER)).code == "OK"
-    tokens.append(_lock(wire, WAITER, 1).answer().message.create_revision)
-    assert 0 < tokens[0] < tokens[1]
-
-    def fenced_put(key: bytes, token: int, value: bytes) -> bool:
-        compare = rpc_pb2.Compare(key=key, target=rpc_pb2.Compare.CREATE, create_revision=token)
-        put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"resource", value=value))
-        answer = wire.call(TXN, rpc_pb2.TxnRequest(compare=[compare], success=[put]))
-        assert answer.code == "OK", answer
-        return bool(answer.message.succeeded)
-
-    assert fenced_put(b"n/2", tokens[1], b"new holder")
-    assert not fenced_put(b"n/1", tokens[0], b"old holder")
-    assert value_of(wire, "resource") == b"new holder"
-    must_put(wire, "resource", b"old holder")  # nothing but the comparison stood in the way
-    assert value_of(wire, "resource") == b"old holder"
