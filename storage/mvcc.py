@@ -497,13 +497,14 @@ class Store:
         self.backend = backend
         self._operations_max = operations_max
         self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
-        self._attachments = Attachments()
+        self.attachments = Attachments()
+        """The keys that are attached to leases now."""
         # One of each for the life of the store, sharing tables: on the hot path only the record and its change are
         # created.
         self._index = Index()
-        self.reader = Reader(self._index, self._overlay, self._attachments.of_key)
+        self.reader = Reader(self._index, self._overlay, self.attachments.of_key)
         """Reads the store at any revision."""
-        self._txn = WriteTxn(self._index, self._overlay, self.reader, self._attachments, self._changed)
+        self._txn = WriteTxn(self._index, self._overlay, self.reader, self.attachments, self._changed)
         self._compactor = Compactor(self._index, self._overlay)
         self.revision = FIRST_REVISION
         """Main revision of the last transaction that changed something."""
@@ -563,7 +564,7 @@ class Store:
         with closing(self.backend.begin_read()) as read:
             restored = finish(scan_steps(read))
         fill_index(self._index, restored.entries)
-        self._attachments.restore(restored.leases)
+        self.attachments.restore(restored.leases)
         self._adopt(restored)
 
     def _adopt(self, restored: Restored) -> None:
@@ -724,18 +725,6 @@ class Store:
     def check(self) -> None:
         """Do nothing: the present state of the store is always readable (``PinnedView.check`` may raise)."""
 
-    def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease now, unordered because there may be very many."""
-        return self._attachments.keys_unordered(lease)
-
-    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key attached to a lease that is at or after ``key``; ``None`` if there is none."""
-        return self._attachments.key_from(lease, key)
-
-    def lease_key_count(self, lease: int) -> int:
-        """Return the number of keys attached to a lease now."""
-        return self._attachments.count(lease)
-
     def range(
         self,
         key: bytes,
@@ -889,16 +878,6 @@ class Store:
         return self._overlay.space_error
 
     @property
-    def size_bytes(self) -> int:
-        """Space that the backend takes, as of the last commit; the quota limits this size."""
-        return self.backend.size_bytes
-
-    @property
-    def size_in_use_bytes(self) -> int:
-        """The part of ``size_bytes`` that is not free for reuse."""
-        return self.backend.size_in_use_bytes
-
-    @property
     def deletes_total(self) -> int:
         """Range deletions since the store was opened."""
         return self._txn.deletes_total
@@ -917,11 +896,6 @@ class Store:
     def dropped_total(self) -> int:
         """Revisions that compactions dropped since the store was opened."""
         return self._compactor.dropped_total
-
-    @property
-    def ranges_total(self) -> int:
-        """Number of range reads since the store was opened."""
-        return self.reader.ranges_total
 
     @property
     def key_count(self) -> int:
@@ -1039,9 +1013,9 @@ class Store:
             yield WAIT_S
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
-        unused = [self._index.become(index), *self._attachments.become(attachments)]
+        unused = [self._index.become(index), *self.attachments.become(attachments)]
         self._txn.replaced()
-        self.reader.use_leases(self._attachments.of_key)
+        self.reader.use_leases(self.attachments.of_key)
         self._durable_put_bytes, self.unwritten_bytes = self._txn.put_bytes, 0
         self._adopt(restored)
         for table in unused:

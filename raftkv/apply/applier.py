@@ -487,7 +487,7 @@ class Applier:
         return self._end_leases(decision.ids, expired=True)
 
     def _end_leases(self, lease_ids: Sequence[int], *, expired: bool) -> Outcome | Work:
-        keys = sum(map(self.store.lease_key_count, lease_ids))
+        keys = sum(map(self.store.attachments.count, lease_ids))
         work = self._end_leases_in_pieces(lease_ids, expired)
         at_once_max = min(self._at_once_max, txn.VALUES_AT_ONCE) if self.quotas.is_active else self._at_once_max
         return work if keys > at_once_max else finish(work)

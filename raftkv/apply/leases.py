@@ -204,7 +204,7 @@ class Leases:
                 self.observer.ended(lease_id, expired=expired)
 
     def _delete_keys(self, lease_id: int, changes_max: int) -> Generator[None, None, None]:
-        names = self._store.lease_keys_unordered(lease_id)
+        names = self._store.attachments.keys_unordered(lease_id)
         # Sorted in runs with pauses in between, then merged: sorting a million keys at once would block the loop.
         runs = []
         for start in range(0, len(names), _RUN_KEYS):

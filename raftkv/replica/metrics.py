@@ -206,12 +206,12 @@ def store_metrics(store: Store, open_reads: int, txns: int) -> Iterator[Metric]:
         (
             "etcd_mvcc_db_total_size_in_bytes",
             "Total size of the underlying database physically allocated in bytes.",
-            store.size_bytes,
+            store.backend.size_bytes,
         ),
         (
             "etcd_mvcc_db_total_size_in_use_in_bytes",
             "Total size of the underlying database logically in use in bytes.",
-            store.size_in_use_bytes,
+            store.backend.size_in_use_bytes,
         ),
         (
             "etcd_mvcc_db_open_read_transactions",
@@ -236,8 +236,8 @@ def store_metrics(store: Store, open_reads: int, txns: int) -> Iterator[Metric]:
         ("etcd_mvcc_put_total", "Total number of puts seen by this member.", store.puts_total),
         ("etcd_mvcc_delete_total", "Total number of deletes seen by this member.", store.deletes_total),
         ("etcd_mvcc_txn_total", "Total number of txns seen by this member.", txns),
-        ("etcd_mvcc_range_total", ranges, store.ranges_total),
-        ("etcd_debugging_mvcc_range_total", ranges, store.ranges_total),
+        ("etcd_mvcc_range_total", ranges, store.reader.ranges_total),
+        ("etcd_debugging_mvcc_range_total", ranges, store.reader.ranges_total),
         ("etcd_debugging_mvcc_db_compaction_keys_total", "Total number of db keys compacted.", store.dropped_total),
     )
 

@@ -82,7 +82,7 @@ def test_each_expired_lease_gets_one_revision_and_missing_ids_are_ignored(machin
     outcome = decide(machine, Kind.LEASE_EXPIRE, 1, 9, 2, 3)
     assert (outcome.error, outcome.revision) == (None, 5)
     assert machine.applier.leases.granted == {}
-    assert [machine.store.lease_key_count(lease_id) for lease_id in (1, 2, 3)] == [0, 0, 0]
+    assert [machine.store.attachments.count(lease_id) for lease_id in (1, 2, 3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", [Kind.LEASE_EXPIRE, Kind.LEASE_RENEW])
@@ -155,8 +155,8 @@ def test_the_same_entries_make_the_same_leases_everywhere(seed: int) -> None:
             other = other.reopened()
         assert plain.applier.leases.granted == other.applier.leases.granted
         for lease_id in range(1, 9):
-            keys = sorted(plain.store.lease_keys_unordered(lease_id))
-            assert keys == sorted(other.store.lease_keys_unordered(lease_id))
+            keys = sorted(plain.store.attachments.keys_unordered(lease_id))
+            assert keys == sorted(other.store.attachments.keys_unordered(lease_id))
             assert not keys or plain.applier.leases.exists(lease_id)
     assert ended > 50
     assert plain.hash() == other.hash()

@@ -309,12 +309,12 @@ def test_overwrites_and_deletions_fill_a_prefix_until_a_compaction() -> None:
 def test_a_quota_bounds_the_database_for_values_of_any_size(tmp_path: Path, value_bytes: int) -> None:
     backend = LMDBBackend(tmp_path / "db", 64 << 20)
     machine = Machine(backend)
-    empty_bytes = machine.store.size_in_use_bytes
+    empty_bytes = machine.store.backend.size_in_use_bytes
     apply(machine, set_quota(b"", bytes_max=1 << 20))
     while apply(machine, put(b"k", bytes(value_bytes))).error is None:
         pass
     machine.store.commit()
-    in_use_bytes = machine.store.size_in_use_bytes - empty_bytes
+    in_use_bytes = machine.store.backend.size_in_use_bytes - empty_bytes
     machine.store.close()
     backend.close()
     assert (1 << 20) * 0.6 < in_use_bytes < (1 << 20) * 1.5

@@ -182,9 +182,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.range(b"\x00", b"\x00").kvs == state
         assert self.store.key_count == len(state)
         leases = self.model.leases()
-        assert self.store._attachments.of_key == leases
+        assert self.store.attachments.of_key == leases
         for lease in {0, 1, 2, 3, *leases.values()}:
-            assert sorted(self.store.lease_keys_unordered(lease)) == sorted(
+            assert sorted(self.store.attachments.keys_unordered(lease)) == sorted(
                 key for key in leases if leases[key] == lease
             )
         assert dict(self.store.meta_items(schema.AUTH_USERS)) == self.model.values

@@ -193,7 +193,7 @@ class Rights:
             keys = None if owner.is_root else directory.key_set(owner, write=True)
             is_refused = keys is not None and any(key not in keys for key in attached)
         else:
-            is_refused = self._store.lease_key_from(lease, b"") is None
+            is_refused = self._store.attachments.key_from(lease, b"") is None
         if is_refused:
             raise errors.PermissionDeniedError
 
@@ -206,7 +206,7 @@ class Rights:
         end: bytes | None = b""
         while end is not None:
             yield
-            key = self._store.lease_key_from(lease, end)
+            key = self._store.attachments.key_from(lease, end)
             if key is None:
                 return
             try:

@@ -222,7 +222,7 @@ class Lessor:
             self._revoke_early,
             lambda: self._auth.is_enabled,
             self._renewals.look_again,
-            self._store.lease_key_count,
+            self._store.attachments.count,
         )
         self._on_leader = OnLeader(node, self._is_primary, channel)
         self._random = random.SystemRandom()
@@ -633,7 +633,7 @@ class Lessor:
             raise errors.LeaseTTLTooLargeError
         while lease_id == 0:
             lease_id = self._random.getrandbits(63)
-        if self._store.lease_key_count(lease_id) and not self._leases.exists(lease_id):
+        if self._store.attachments.count(lease_id) and not self._leases.exists(lease_id):
             raise errors.LeaseExistsError
         return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
 

@@ -135,8 +135,8 @@ class Defragmenter(Collector):
     async def _defragment(self, check: Callable[[], None]) -> None:
         check()
         store, loop = self._store, asyncio.get_running_loop()
-        started_at, before_bytes = loop.time(), store.size_bytes
-        self._check_room(self._directory, store.size_in_use_bytes, "a compact copy of the database")
+        started_at, before_bytes = loop.time(), store.backend.size_bytes
+        self._check_room(self._directory, store.backend.size_in_use_bytes, "a compact copy of the database")
         defragmentation = store.backend.defragment(outgoing_path(self._directory))
         self._under_way = defragmentation
         try:
@@ -150,9 +150,11 @@ class Defragmenter(Collector):
             await on_thread(defragmentation.close)
         took_s = loop.time() - started_at
         self._observe(took_s)
-        _log.info("defragmented the database: %d bytes, now %d, in %.1f s", before_bytes, store.size_bytes, took_s)
+        _log.info(
+            "defragmented the database: %d bytes, now %d, in %.1f s", before_bytes, store.backend.size_bytes, took_s
+        )
         for callback in self.on_done:
-            callback(before_bytes, store.size_bytes, took_s)
+            callback(before_bytes, store.backend.size_bytes, took_s)
 
     async def close(self) -> None:
         """End the run in progress; the database is unchanged, or defragmented."""

@@ -204,7 +204,7 @@ class Copies:
             stop: event that cancels it.
         """
         await flushed(self._store, lambda: not stop.is_set())
-        check_room(self._directory, self._store.size_in_use_bytes)
+        check_room(self._directory, self._store.backend.size_in_use_bytes)
         pace = _pace(stop, self._is_in_the_way)
         return await on_thread(lambda: write_snapshot(self._store.backend, path, pace), stop.set)
 

@@ -196,8 +196,8 @@ class MaintenanceService:
         node = self._responder.node
         response = rpc_pb2.StatusResponse(
             version=ETCD_VERSION,
-            dbSize=self._store.size_bytes,
-            dbSizeInUse=self._store.size_in_use_bytes,
+            dbSize=self._store.backend.size_bytes,
+            dbSizeInUse=self._store.backend.size_in_use_bytes,
             dbSizeQuota=self._quota_bytes,
             leader=node.leader,
             raftIndex=node.committed,

@@ -128,7 +128,7 @@ class LeaseService:
         """
         request = parse(call, rpc_pb2.LeaseRevokeRequest, data)
         if request is not None:
-            work = self._responder.applier.store.lease_key_count(request.ID)
+            work = self._responder.applier.store.attachments.count(request.ID)
             self._responder.propose(call, Kind.LEASE_REVOKE, data, request, work=work)
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class LeaseService:
                 yield
             return (yield from _listed(make(), self._keys_of(request.ID) if request.keys else [], encode))
 
-        size = store.lease_key_count(request.ID) if request.keys else 0
+        size = store.attachments.count(request.ID) if request.keys else 0
         return await self._responder.slices.result(work, size, queue)
 
     async def _checked_keys(self, found: bytes, encode: Callable[[bytes], bytes], queue: Identity) -> list[bytes]:
@@ -219,7 +219,7 @@ class LeaseService:
             self._listed.clear()
         keys = self._listed.get(lease_id)
         if keys is None:
-            keys = _Keys(self._responder.applier.store.lease_keys_unordered(lease_id))
+            keys = _Keys(self._responder.applier.store.attachments.keys_unordered(lease_id))
             self._listed[lease_id] = keys
         return keys
 

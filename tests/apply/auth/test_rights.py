@@ -434,13 +434,14 @@ def test_rights_to_a_lease_are_cached_until_keys_or_users_change(monkeypatch: py
         machine.apply(put(b"%02d" % number, lease=LEASE))
     machine.secure()
     looks: list[bytes] = []
-    first = machine.store.lease_key_from
+    first = machine.store.attachments.key_from
 
     def counted(lease: int, key: bytes) -> bytes | None:
         looks.append(key)
         return first(lease, key)
 
-    monkeypatch.setattr(machine.applier.rights, "_store", SimpleNamespace(lease_key_from=counted, revision=1))
+    stand_in = SimpleNamespace(attachments=SimpleNamespace(key_from=counted), revision=1)
+    monkeypatch.setattr(machine.applier.rights, "_store", stand_in)
     check, store = machine.applier.rights, machine.applier.rights._store
 
     def ask(*, write: bool = True) -> tuple[bool, int]:

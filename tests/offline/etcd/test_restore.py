@@ -69,7 +69,7 @@ def test_the_state_is_the_one_that_was_saved(tmp_path: Path, file: Path) -> None
         assert not records_of(after, schema.MEMBERS_REMOVED)
         assert len(records_of(after, schema.MEMBERS)) == 2
         assert store.range(b"a").kvs == [encode(b"a", 2, 8, 3, b"5", LEASE_ID)]
-        assert store.lease_keys_unordered(NEGATIVE_LEASE_ID) == [b"large"]
+        assert store.attachments.keys_unordered(NEGATIVE_LEASE_ID) == [b"large"]
         assert records_of(after, schema.LEASE)[LEASE_ID.to_bytes(8, "big")] == TTL_S.to_bytes(8, "big")
         store.close()
     wal, recovered = WAL.open(str(tmp_path / "data" / "member" / "wal"))

@@ -18,19 +18,19 @@ KEYS = 12_000
 LEASE = 7
 
 
-class Store:
+class Attachments:
     """The keys of one lease, and how often they were copied."""
 
     def __init__(self) -> None:
         self._keys = [b"key/%d" % number for number in range(KEYS)]
         self.copies = 0
 
-    def lease_keys_unordered(self, lease_id: int) -> list[bytes]:
+    def keys_unordered(self, lease_id: int) -> list[bytes]:
         assert lease_id == LEASE
         self.copies += 1
         return list(self._keys)
 
-    def lease_key_count(self, lease_id: int) -> int:
+    def count(self, lease_id: int) -> int:
         assert lease_id == LEASE
         return KEYS
 
@@ -49,11 +49,11 @@ class Lessor:
         return None
 
 
-def service_of(store: Store, lessor: Lessor) -> LeaseService:
+def service_of(attachments: Attachments, lessor: Lessor) -> LeaseService:
     responder: Any = SimpleNamespace(
         auth=SimpleNamespace(is_enabled=False),
         admission=SimpleNamespace(check_read=lambda call, serializable: None),
-        applier=SimpleNamespace(store=store),
+        applier=SimpleNamespace(store=SimpleNamespace(attachments=attachments)),
         slices=Slices(),
         revision=lambda: 1,
         node=SimpleNamespace(term=1),
@@ -65,8 +65,8 @@ def service_of(store: Store, lessor: Lessor) -> LeaseService:
 
 @on_loop
 async def test_few_copies_of_the_keys_of_a_lease_are_there_at_a_time() -> None:
-    store, lessor = Store(), Lessor()
-    service = service_of(store, lessor)
+    attachments, lessor = Attachments(), Lessor()
+    service = service_of(attachments, lessor)
     request = rpc_pb2.LeaseTimeToLiveRequest(ID=LEASE, keys=True)
     answered = 0
 
@@ -74,13 +74,13 @@ async def test_few_copies_of_the_keys_of_a_lease_are_there_at_a_time() -> None:
         nonlocal answered
         pieces = await service.time_to_live(request, cast(UnaryCall, None))
         answered += 1
-        assert store.copies - answered <= LONG_ACTIVE_MAX
+        assert attachments.copies - answered <= LONG_ACTIVE_MAX
         assert len(rpc_pb2.LeaseTimeToLiveResponse.FromString(b"".join(pieces)).keys) == KEYS
 
     calls = asyncio.gather(*[ask() for _ in range(CALLS)])
     for _ in range(10):
         await asyncio.sleep(0)
-    assert store.copies == 0, "an entry is half applied"
+    assert attachments.copies == 0, "an entry is half applied"
     lessor.is_whole = True
     await calls
-    assert 1 <= store.copies <= CALLS // LONG_ACTIVE_MAX, "those under way together share one list"
+    assert 1 <= attachments.copies <= CALLS // LONG_ACTIVE_MAX, "those under way together share one list"

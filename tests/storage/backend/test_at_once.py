@@ -234,7 +234,7 @@ class Member:
         assert store.range(*ALL, count_only=True).count == expected.range(*ALL, count_only=True).count
         assert list(store.history(oldest + 1, store.revision)) == list(expected.history(oldest + 1, store.revision))
         assert store.meta_items(schema.LEASE) == expected.meta_items(schema.LEASE)
-        assert sorted(store.lease_keys_unordered(LEASE)) == sorted(expected.lease_keys_unordered(LEASE))
+        assert sorted(store.attachments.keys_unordered(LEASE)) == sorted(expected.attachments.keys_unordered(LEASE))
 
 
 @pytest.mark.parametrize("seed", long_except(range(60), range(6)))

@@ -106,11 +106,11 @@ def test_space_is_given_back_and_readers_of_the_old_file_read_on(tmp_path: Path)
     store.compact(store.revision)
     store.set_applied(store.applied_index, store.applied_term)
     finish(store)
-    before, read = store.size_bytes, store.backend.begin_read()
+    before, read = store.backend.size_bytes, store.backend.begin_read()
     expected = list(read.items(schema.KEY))
     assert defragment(store) == [None]
-    assert store.size_bytes < before / 2
-    assert (tmp_path / "db").stat().st_size == store.size_bytes
+    assert store.backend.size_bytes < before / 2
+    assert (tmp_path / "db").stat().st_size == store.backend.size_bytes
     fill(store, 50, seed=9)
     store.commit()
     assert list(read.items(schema.KEY)) == expected
