@@ -468,11 +468,6 @@ class WatchHub:
         if self.on_count is not None:
             self.on_count(queue, more)
 
-    @property
-    def watcher_bytes(self) -> int:
-        """Memory used by the watchers of all open streams."""
-        return self.shares.used
-
     def refusal(self, identity: Identity, size_bytes: int) -> str:
         """Make room for a watcher by cancelling the newest of the identity with the most; return why not if impossible.
 

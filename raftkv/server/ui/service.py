@@ -357,7 +357,7 @@ class Watching:
                 "streams_total": len(hub.streams),
                 "watchers": hub.watcher_count,
                 "slow_watchers": hub.unsynced_count,
-                "bytes": hub.watcher_bytes,
+                "bytes": hub.shares.used,
                 "revision": hub.revision,
             }
         )

@@ -54,7 +54,7 @@ def _watched(data: bytes) -> None:
             revisions[response.watch_id] = event.kv.mod_revision
     stream.close()
     hub.leave(stream)
-    assert hub.watcher_bytes == 0
+    assert hub.shares.used == 0
 
 
 def _change(store: Store, hub: WatchHub, cork: Cork) -> None:

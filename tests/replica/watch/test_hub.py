@@ -408,7 +408,7 @@ def test_watchers_are_bounded_by_bytes(world: World, monkeypatch: pytest.MonkeyP
     assert len(second.watchers) == 3
     first.close()
     second.close()
-    assert world.hub.watcher_bytes == 0
+    assert world.hub.shares.used == 0
     assert not first.watchers
     assert not second.watchers, "a closed stream and its watchers would hold each other"
 
