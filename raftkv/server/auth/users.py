@@ -52,7 +52,7 @@ class Users:
         options = parse_options(config.auth_token)
         self._signed = None if options is None else JWTTokens(options, time.time, self._hash_of)
         self._callers = Callers(self._signed or self.tokens, lambda: node.applied)
-        self._passwords = Passwords(config.bcrypt_cost, config.auth_min_password_length)
+        self.passwords = Passwords(config.bcrypt_cost, config.auth_min_password_length)
         self.live = LiveCalls(applier.auth, applier.rights, self._callers, slices)
         self.guard = Guard(
             applier.auth, applier.rights, self._callers, self.live, node, slices, txn_operations_max=config.max_txn_ops
@@ -70,13 +70,8 @@ class Users:
             responder: shared parts of the member.
         """
         responder.caller_of = self.caller_of
-        self._service = AuthService(responder, self._passwords, self._signed, self.caller_of)
+        self._service = AuthService(responder, self.passwords, self._signed, self.caller_of)
         self._service.register(server)
-
-    @property
-    def waiting_passwords(self) -> int:
-        """Number of passwords that wait to be hashed or compared."""
-        return self._passwords.waiting
 
     def granted(self, user: bytes, digest: bytes, index: int) -> None:
         """Add the token of a user: its entry was applied.
@@ -138,4 +133,4 @@ class Users:
 
     def close(self) -> None:
         """Stop the password threads: the member stops."""
-        self._passwords.close()
+        self.passwords.close()

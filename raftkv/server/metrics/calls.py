@@ -200,7 +200,7 @@ def auth_metrics(auth: AuthStore, users: Users) -> Iterator[Metric]:
         ("raftkv_auth_roles", "Roles that exist.", len(auth.roles)),
         ("raftkv_auth_tokens", "Tokens that went through the log and have not ended.", len(users.tokens)),
         ("raftkv_auth_live_calls", "Calls that last and are looked at again when users change.", len(users.live)),
-        ("raftkv_auth_waiting_passwords", "Passwords that wait to be hashed or compared.", users.waiting_passwords),
+        ("raftkv_auth_waiting_passwords", "Passwords that wait to be hashed or compared.", users.passwords.waiting),
     )
 
 

@@ -66,7 +66,7 @@ async def test_a_password_gives_a_token() -> None:
 @on_loop
 async def test_refused_logins_look_and_cost_the_same() -> None:
     world = await with_passwords()
-    passwords: Any = world.users._passwords
+    passwords: Any = world.users.passwords
     real, worked = passwords.matches, []
 
     async def matches(password: str, hashed: bytes | int, *whose: Any) -> bool:
@@ -90,7 +90,7 @@ async def test_refused_logins_look_and_cost_the_same() -> None:
 async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() -> None:
     world = await with_passwords()
     compared = 0
-    passwords: Any = world.users._passwords
+    passwords: Any = world.users.passwords
     real = passwords.matches
 
     async def matches(password: str, hashed: bytes | int, *whose: Any) -> bool:
