@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from raftkv.client.arguments import seconds
 from raftkv.client.errors import from_status
 from raftkv.errors import INTERNAL
-from raftkv.pb import admin_pb2, election_pb2, lock_pb2, rpc_pb2
+from raftkv.pb import admin_pb2, lock_pb2, rpc_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -110,16 +110,11 @@ LEASE_TIME_TO_LIVE: Final = Method("/etcdserverpb.Lease/LeaseTimeToLive", rpc_pb
 LEASE_LEASES: Final = Method("/etcdserverpb.Lease/LeaseLeases", rpc_pb2.LeaseLeasesResponse, True)
 LOCK: Final = Method("/v3lockpb.Lock/Lock", lock_pb2.LockResponse, False)
 UNLOCK: Final = Method("/v3lockpb.Lock/Unlock", lock_pb2.UnlockResponse, False)
-CAMPAIGN: Final = Method("/v3electionpb.Election/Campaign", election_pb2.CampaignResponse, False)
-PROCLAIM: Final = Method("/v3electionpb.Election/Proclaim", election_pb2.ProclaimResponse, False)
-LEADER: Final = Method("/v3electionpb.Election/Leader", election_pb2.LeaderResponse, True)
-RESIGN: Final = Method("/v3electionpb.Election/Resign", election_pb2.ResignResponse, False)
 
 WATCH: Final = StreamMethod("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
 LEASE_KEEP_ALIVE: Final = StreamMethod("/etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveResponse)
 SNAPSHOT: Final = StreamMethod("/etcdserverpb.Maintenance/Snapshot", rpc_pb2.SnapshotResponse)
 RANGE_STREAM: Final = StreamMethod("/etcdserverpb.KV/RangeStream", rpc_pb2.RangeStreamResponse)
-OBSERVE: Final = StreamMethod("/v3electionpb.Election/Observe", election_pb2.LeaderResponse)
 
 MEMBER_REPLACE: Final = Method("/raftkvpb.Admin/MemberReplace", admin_pb2.MemberReplaceResponse, False)
 
