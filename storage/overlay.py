@@ -97,7 +97,8 @@ class Overlay:
         self._pending_keys: list[bytes] = []
         self._committing_keys: list[bytes] = []
         self._on_durable: Callable[[], None] = _nothing
-        self._busy = False
+        self.is_busy = False
+        """Whether the writer has a batch or another job."""
         self._commit_again = False
         self._touched = False
         # Callers of ``flush``, each with the number of the batch that it waits for, ascending. Batches are numbered in
@@ -113,11 +114,6 @@ class Overlay:
         """Whether a unit is open. Set by code that makes a change; cleared only by ``end_unit``."""
         self.is_poisoned = False
         self._wanted = False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the writer has a batch or another job."""
-        return self._busy
 
     def end_unit(self) -> None:
         """Close the unit: the stamp now describes the changes, so they may be committed.
@@ -260,14 +256,14 @@ class Overlay:
         """Submit the pending batch, now or as soon as the writer is free and the open unit is closed."""
         if self.closed:
             return
-        if self._busy:
+        if self.is_busy:
             self._commit_again = True
             return
         # A batch that did not fit on the disk is still in place, and must be retried before newer changes.
         batch = self._committing or self._fill()
         if batch is None:
             return
-        self._busy = True
+        self.is_busy = True
         self._writer.submit(lambda: _write(self._backend, batch), partial(self._committed, self._epoch))
 
     def commit_next(self) -> None:
@@ -300,7 +296,7 @@ class Overlay:
         # The report is for a batch that ``exchange`` made obsolete.
         if self.closed or epoch != self._epoch:
             return
-        self._busy = False
+        self.is_busy = False
         if error is None:
             self._settle()
         # Nothing of the batch is on disk; it stays in ``_committing``, where reads find it.
@@ -389,7 +385,7 @@ class Overlay:
         Raises:
             InvariantError: a batch is in flight (call ``flush`` first).
         """
-        if self._busy or self._committing is not None:
+        if self.is_busy or self._committing is not None:
             raise InvariantError("a batch is on its way to the disk")
 
         epoch = self._epoch
@@ -404,7 +400,7 @@ class Overlay:
                 self._on_fatal(error)
                 done(error)
                 return
-            self._busy = False
+            self.is_busy = False
             if error is None:
                 error = self._swap(swap)
             done(error)
@@ -412,7 +408,7 @@ class Overlay:
             self.commit()
 
         # While the writer has a job, ``commit`` only notes that a commit is wanted.
-        self._busy = True
+        self.is_busy = True
         self._writer.submit(job, finish)
 
     def _swap(self, swap: Callable[[], None]) -> StorageError | None:
@@ -445,7 +441,7 @@ class Overlay:
         self._writer.drain()
         # The report of that commit comes later, and must not be mistaken for a commit to the new database.
         self._epoch += 1
-        self._busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
+        self.is_busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
         self._committing, self.pending = None, WriteBatch()
         self._committing_keys, self._pending_keys = [], []
         self._read.close()

@@ -127,16 +127,12 @@ class Progress:
     """
 
     def __init__(self, first_step: int) -> None:
-        self._told = RankReport(first_step, has_state=False)
-
-    @property
-    def told(self) -> RankReport:
+        self.told = RankReport(first_step, has_state=False)
         """Report for the other ranks."""
-        return self._told
 
     def keep(self, step: int) -> None:
         """Record that the state is complete and belongs to a step."""
-        self._told = RankReport(step, has_state=True)
+        self.told = RankReport(step, has_state=True)
 
     def receive(self, step: int, *, is_overwritten: bool) -> None:
         """Record that the source's state will overwrite this rank's, until ``keep``.
@@ -146,8 +142,8 @@ class Progress:
             is_overwritten: whether an interrupted sync may leave incomplete state. False: a state of the same step
                 stays valid, because each byte is replaced by the same one.
         """
-        if is_overwritten or step != self._told.step:
-            self._told = RankReport(NO_STEP, has_state=False)
+        if is_overwritten or step != self.told.step:
+            self.told = RankReport(NO_STEP, has_state=False)
 
 
 # ---- when a group loads a checkpoint, and when it saves one

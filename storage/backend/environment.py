@@ -216,7 +216,8 @@ class Environment:
                 what += f": {map_size_bytes >> 30:,} GiB of address space are needed (ulimit -v)"
             raise declared(error, path, what) from error
         self._page_bytes = int(self.raw.stat()["psize"])
-        self._sum = self.sealed_sum
+        self.sum = self.sealed_sum
+        """The sum in the seal of the last transaction; ``None`` if there is no valid seal."""
         self._last = self._last_state()
 
     def _restore_length(self) -> None:
@@ -262,7 +263,7 @@ class Environment:
             yield sealed
             sealed.seal()
         # Only after the commit: a transaction that found no space changed nothing.
-        self._sum = sealed.sum
+        self.sum = sealed.sum
         self._last = self._last_state()
 
     def _last_state(self) -> tuple[int, int]:
@@ -270,14 +271,9 @@ class Environment:
         info = self.raw.info()
         return int(info["last_txnid"]), int(info["last_pgno"])
 
-    @property
-    def sum(self) -> int | None:
-        """The sum in the seal of the last transaction; ``None`` if there is no valid seal."""
-        return self._sum
-
     def sum_of_values(self) -> int:
         """Return the sum of the current values, for a file that only this process writes."""
-        return self._sum_of_values() if self._sum is None else self._sum
+        return self._sum_of_values() if self.sum is None else self.sum
 
     def _sum_of_values(self) -> int:
         with self.raw.begin() as txn:

@@ -81,7 +81,8 @@ class WAL:
 
     def __init__(self, disk: Disk, directory: str, lock_fd: int, metadata: bytes, segment_bytes: int) -> None:
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
+        """Directory of the segments."""
         self._lock_fd = lock_fd
         self._metadata = metadata
         self._segment_bytes = segment_bytes
@@ -109,7 +110,8 @@ class WAL:
         # the log as it stands
         self._hard_state = HardState()
         self._snapshot = SnapshotMeta()
-        self._last_index = 0
+        self.last_index = 0
+        """Index of the last appended entry, or of the last marker if there are no entries after it."""
 
     @staticmethod
     def exists(directory: str, disk: Disk = REAL_DISK) -> bool:
@@ -211,8 +213,8 @@ class WAL:
             raise
 
     def _recover(self, snapshot_index: int | None) -> Recovered:
-        names = list_segments(self._disk, self._directory)
-        recovery = Recovery(self._disk, self._directory, names, all_segments=snapshot_index is not None)
+        names = list_segments(self._disk, self.directory)
+        recovery = Recovery(self._disk, self.directory, names, all_segments=snapshot_index is not None)
         recovered = recovery.finish(snapshot_index)
         self._metadata = recovery.metadata
         self._segments = names
@@ -221,7 +223,7 @@ class WAL:
         self._crc, self._seed = recovery.crc, recovery.seed
         self._hard_state, self._snapshot = recovered.hard_state, recovery.replay.snapshot
         # After a marker beyond the log there are no entries: the log continues after the marker.
-        self._last_index = max(recovery.replay.last_index, self._snapshot.index)
+        self.last_index = max(recovery.replay.last_index, self._snapshot.index)
         self._fd = self._disk.open(recovery.path)
         self._settle(recovery.unsure, recovery.unsure_offset)
         return recovered
@@ -239,9 +241,9 @@ class WAL:
         # From here on, frames of this process may state that the bytes before them are durable.
         self._durable = self._offset
         # A segment allocated ahead by the last run, or left by a crash before it got its name: it has no contents.
-        if TEMPORARY_NAME in self._disk.list_names(self._directory):
+        if TEMPORARY_NAME in self._disk.list_names(self.directory):
             self._disk.remove(self._spare.path)
-        self._disk.sync_directory(self._directory)
+        self._disk.sync_directory(self.directory)
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -263,7 +265,7 @@ class WAL:
         last_index = self._check_batch(hard_state, entries)
         if entries or hard_state is not None:
             self._write(None, entries, hard_state)
-            self._last_index = last_index
+            self.last_index = last_index
             if hard_state is not None:
                 self._hard_state = hard_state
 
@@ -281,13 +283,13 @@ class WAL:
             self._refuse()
         if meta.index < self._snapshot.index:
             raise InvariantError(f"snapshot marker {meta.index} follows marker {self._snapshot.index}")
-        last_index = max(self._last_index, meta.index)
+        last_index = max(self.last_index, meta.index)
         if hard_state is not None:
             self._check_hard_state(hard_state, last_index)
         # One frame: after a crash either both are there or neither is.
         self._write(meta, (), hard_state)
         self._snapshot = meta
-        self._last_index = last_index
+        self.last_index = last_index
         if hard_state is not None:
             self._hard_state = hard_state
 
@@ -353,16 +355,16 @@ class WAL:
 
     def _check_batch(self, hard_state: HardState | None, entries: Sequence[Entry]) -> int:
         """Return the last index after the batch. Takes the same time for any number of entries."""
-        last_index = self._last_index
+        last_index = self.last_index
         if entries:
             first, last_index = entries[0].index, entries[-1].index
             # Checking the ends is enough: the core numbers entries consecutively, and ``open`` checks each.
-            if last_index - first != len(entries) - 1 or first > self._last_index + 1:
+            if last_index - first != len(entries) - 1 or first > self.last_index + 1:
                 raise InvariantError(
-                    f"entries {first}..{last_index} ({len(entries)}) do not follow entry {self._last_index}"
+                    f"entries {first}..{last_index} ({len(entries)}) do not follow entry {self.last_index}"
                 )
             # Raft overwrites entries of an earlier leader, never one that is committed or in a snapshot.
-            if first <= self._last_index and first <= max(self._hard_state.commit, self._snapshot.index):
+            if first <= self.last_index and first <= max(self._hard_state.commit, self._snapshot.index):
                 raise InvariantError(f"entry {first} overwrites what is committed")
         if hard_state is not None:
             self._check_hard_state(hard_state, last_index)
@@ -444,7 +446,7 @@ class WAL:
         """
         if self._failure is not None:
             self._refuse()
-        if self._last_index < self._segments[-1].first_index:
+        if self.last_index < self._segments[-1].first_index:
             return False
         self._cut(0)
         return True
@@ -465,7 +467,7 @@ class WAL:
         sequence = self._segments[-1].sequence + 1 if self._segments else 0
         size = segment_size_for(body_bytes, head_size(self._metadata, self._snapshot), self._segment_bytes)
         # Every entry so far has a lower index, so ``release`` can go by the names alone.
-        name = SegmentName(sequence, self._last_index + 1)
+        name = SegmentName(sequence, self.last_index + 1)
         # ``prepare_next`` may be allocating the same temporary file on another thread.
         with self._spare.lock:
             try:
@@ -497,8 +499,8 @@ class WAL:
             self._disk.sync_data(fd)
             self._offset = self._durable = self._offset + sum(map(len, buffers))
         failpoint("walBeforeCutRename")
-        self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
-        self._disk.sync_directory(self._directory)
+        self._disk.rename(self._spare.path, os.path.join(self.directory, str(name)))
+        self._disk.sync_directory(self.directory)
 
     def rewind(self, meta: SnapshotMeta) -> Recovered:
         """Remove all markers beyond a state, and everything after them, except the current term and vote.
@@ -515,22 +517,22 @@ class WAL:
         """
         if self._failure is not None:
             self._refuse()
-        replay = Recovery(self._disk, self._directory, self._segments, marker_max=meta.index).replay
+        replay = Recovery(self._disk, self.directory, self._segments, marker_max=meta.index).replay
         try:
             if replay.last_index < meta.index:
                 raise ReplayError(f"the log ends at entry {replay.last_index}, the state at entry {meta.index}")
             entries = replay.entries_after(meta)
         except ReplayError as error:
-            raise WALCorruptError(os.path.join(self._directory, str(self._segments[0])), 0, str(error)) from error
+            raise WALCorruptError(os.path.join(self.directory, str(self._segments[0])), 0, str(error)) from error
         last_index = meta.index + len(entries)
         commit = min(max(replay.hard_state.commit, meta.index), last_index)
         self._hard_state = HardState(self._hard_state.term, self._hard_state.vote, commit)
-        self._snapshot, self._last_index = meta, meta.index
+        self._snapshot, self.last_index = meta, meta.index
         parts: list[bytes] = []
         encode_entries(entries, parts)
         old_fd = self._fd
         self._begin_segment(sum(map(len, parts)), b"".join(parts))
-        self._last_index = last_index
+        self.last_index = last_index
         self._disk.close(old_fd)
         try:
             while len(self._segments) > 1:
@@ -555,14 +557,14 @@ class WAL:
         count = 0
         try:
             if self._removed:
-                self._disk.sync_directory(self._directory)
+                self._disk.sync_directory(self.directory)
                 self._removed = False
             # The first index of the next segment is above all entries of this one.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1
         except OSError as error:
-            _log.warning("cannot delete old segments of %s, retrying later: %s", self._directory, explain(error))
+            _log.warning("cannot delete old segments of %s, retrying later: %s", self.directory, explain(error))
         except BaseException as error:
             self._fail("release", error)
         return count
@@ -577,11 +579,11 @@ class WAL:
     def _remove_oldest(self) -> None:
         failpoint("walBeforeUnlink")
         with contextlib.suppress(FileNotFoundError):
-            self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
+            self._disk.remove(os.path.join(self.directory, str(self._segments[0])))
         del self._segments[0]
         self._removed = True
         # Each removal is durable before the next: out of order they could leave a gap in the sequence.
-        self._disk.sync_directory(self._directory)
+        self._disk.sync_directory(self.directory)
         self._removed = False
         failpoint("walAfterUnlink")
 
@@ -617,24 +619,14 @@ class WAL:
         """Refuse all further calls because of ``error``."""
         self._failure = f"{step} failed: {explain(error)}"
         if isinstance(error, OSError):
-            raise WALFailedError(f"write-ahead log in {self._directory}: {self._failure}") from error
+            raise WALFailedError(f"write-ahead log in {self.directory}: {self._failure}") from error
         # A bug or the end of the process is not reported as a disk failure.
         raise error
 
     def _refuse(self) -> NoReturn:
-        raise WALFailedError(f"write-ahead log in {self._directory} is not usable: {self._failure}")
+        raise WALFailedError(f"write-ahead log in {self.directory} is not usable: {self._failure}")
 
     # -- what it is ---------------------------------------------------------------------------------------------
-
-    @property
-    def directory(self) -> str:
-        """Directory of the segments."""
-        return self._directory
-
-    @property
-    def last_index(self) -> int:
-        """Index of the last appended entry, or of the last marker if there are no entries after it."""
-        return self._last_index
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -177,7 +177,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
-        self._loop = asyncio.SelectorEventLoop(self._selector)
+        self.loop = asyncio.SelectorEventLoop(self._selector)
+        """The loop, for ``call_soon_threadsafe`` and for objects that live on it."""
         self._queue: deque[_Call] = deque()
         # The queue is processed for all callers, so the context of the caller that woke the loop must not be used.
         self._context = Context()
@@ -190,11 +191,6 @@ class LoopThread:
         self.is_disowned = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, for ``call_soon_threadsafe`` and for objects that live on it."""
-        return self._loop
 
     @property
     def is_current(self) -> bool:
@@ -213,7 +209,7 @@ class LoopThread:
 
     def run_taskless(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that only awaits futures (no timeouts, no task groups), and wait for it."""
-        result: T = self._finish(_TasklessCall(coroutine, self._loop, self._taskless))
+        result: T = self._finish(_TasklessCall(coroutine, self.loop, self._taskless))
         return result
 
     def _finish(self, call: _Call) -> Any:
@@ -255,7 +251,7 @@ class LoopThread:
         if self._is_closed:
             return
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self.loop.call_soon_threadsafe(function, *arguments)
 
     def post(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine soon without waiting for it; it is dropped if the loop is closed."""
@@ -299,7 +295,7 @@ class LoopThread:
         elif not self._is_woken:
             self._is_woken = True
             try:
-                self._loop.call_soon_threadsafe(self._take_queued, context=self._context)
+                self.loop.call_soon_threadsafe(self._take_queued, context=self._context)
             except RuntimeError:  # the loop was closed just now
                 self._refuse_queued()
 
@@ -327,7 +323,7 @@ class LoopThread:
         if self._has_stopped:  # no caller would wait for a call that starts now
             self._refuse_queued()
             return
-        queue, create_task = self._queue, self._loop.create_task
+        queue, create_task = self._queue, self.loop.create_task
         while queue:
             call = queue.popleft()
             if isinstance(call, _TasklessCall):
@@ -344,13 +340,13 @@ class LoopThread:
         self._take_queued()  # Ctrl-C may have prevented a wake-up that all others relied on
 
     def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_forever()
+            self.loop.run_forever()
         finally:
             self._is_closed = self._has_stopped = True
             self._cancel_all()
-            self._loop.close()
+            self.loop.close()
             self._refuse_queued()
 
     def _begin_end(self, last: Coroutine[Any, Any, object] | None) -> None:
@@ -359,33 +355,33 @@ class LoopThread:
                 if last is not None:
                     await last
             finally:
-                self._loop.stop()
+                self.loop.stop()
 
-        self._end_task = self._loop.create_task(end())
+        self._end_task = self.loop.create_task(end())
 
     def _cancel_all(self) -> None:
         self._refuse_queued()
         for call in list(self._taskless):
             call.cancel()
-        tasks = asyncio.all_tasks(self._loop)
+        tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
         if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks))
+            self.loop.run_until_complete(asyncio.wait(tasks))
         while self._taskless:  # they end within a few turns; one that had yielded bare could not be cancelled before
             for call in list(self._taskless):
                 call.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
     # ---- in a forked child
 
     def _descriptors(self) -> set[int]:
         """Return every descriptor of the loop: its selector's, those of connections without a pending wait, its own."""
         found = {key.fd for key in list((self._selector.get_map() or {}).values())}
-        found.update(getattr(self._loop, "_transports", ()))
+        found.update(getattr(self.loop, "_transports", ()))
         for name in ("_ssock", "_csock"):
-            end = getattr(self._loop, name, None)
+            end = getattr(self.loop, name, None)
             if end is not None:
                 found.add(end.fileno())
         if isinstance(self._selector, selectors.EpollSelector):

@@ -89,7 +89,8 @@ class Admission:
         self._raise_no_space = raise_no_space
         self._make_room = make_room
         self._free_bytes = free_bytes
-        self._disk_free_bytes = 0
+        self.disk_free_bytes = 0
+        """Free disk space, as of the last check."""
         self.client_versions: dict[tuple[bool, bytes], int] = {}
         """Number of calls by client version in their metadata: whether they are unary, and the version."""
         self.is_learner = False
@@ -103,15 +104,10 @@ class Admission:
         conf_state, member_id = self._node.conf_state, self._node.settings.member_id
         self.is_learner = member_id not in conf_state.voters and member_id not in conf_state.voters_outgoing
 
-    @property
-    def disk_free_bytes(self) -> int:
-        """Free disk space, as of the last check."""
-        return self._disk_free_bytes
-
     def watch_disk(self) -> None:
         """Check the free disk space; called about once a second, because it costs a system call."""
         try:
-            self._disk_free_bytes = self._free_bytes(self._data_dir)
+            self.disk_free_bytes = self._free_bytes(self._data_dir)
         except OSError as error:
             _log.warning("cannot read the free space of the disk: %s", errors.explain(error))
 
@@ -223,7 +219,7 @@ class Admission:
         """Check the known state, so that a write with enough space needs no further checks."""
         return (
             self._applier.alarms.no_space
-            or self._disk_free_bytes - cost_bytes < DISK_RESERVE_BYTES
+            or self.disk_free_bytes - cost_bytes < DISK_RESERVE_BYTES
             or (self._quota_bytes is not None and self._size_bytes() + cost_bytes >= self._quota_bytes)
         )
 
@@ -235,7 +231,7 @@ class Admission:
         if self._is_over_quota(self._size_bytes() + cost_bytes):
             self._refuse(self._over_quota())
         if self._is_disk_full(cost_bytes):
-            self._refuse(f"the disk of {self._data_dir} has {self._disk_free_bytes >> 20} MiB left")
+            self._refuse(f"the disk of {self._data_dir} has {self.disk_free_bytes >> 20} MiB left")
 
     def _is_over_quota(self, size_bytes: int) -> bool:
         return self._quota_bytes is not None and size_bytes >= self._quota_bytes
@@ -253,14 +249,14 @@ class Admission:
         return self._is_below_reserve(0)
 
     def _is_disk_full(self, cost_bytes: int) -> bool:
-        if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
+        if self.disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
             return False
         # Space may have become free since the last check.
         self.watch_disk()
         return self._is_below_reserve(cost_bytes)
 
     def _is_below_reserve(self, cost_bytes: int) -> bool:
-        left_bytes = self._disk_free_bytes - cost_bytes
+        left_bytes = self.disk_free_bytes - cost_bytes
         if left_bytes >= DISK_RESERVE_BYTES:
             return False
         # A database copy for one lagging member is no reason to stop all writes. Freeing its space may take a moment,

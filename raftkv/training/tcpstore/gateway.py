@@ -184,7 +184,8 @@ class Connection(asyncio.Protocol):
         self._stalled_since = float("inf")
         self._stalled_bytes = 0
         self._is_paused = False
-        self._is_validated = False
+        self.is_validated = False
+        """Whether the client has sent the validation of TCPStore."""
         self._is_gone = False
         self._is_refused = False
         self._writable = asyncio.Event()
@@ -195,11 +196,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self.peer = "a client"
         self.identity: Identity = ""
-
-    @property
-    def is_validated(self) -> bool:
-        """Whether the client has sent the validation of TCPStore."""
-        return self._is_validated
 
     @property
     def held_bytes(self) -> int:
@@ -342,12 +338,12 @@ class Connection(asyncio.Protocol):
 
     async def _do(self, request: Request) -> None:
         """Execute a request, together with directly following writes without an answer."""
-        if self._is_validated == (request.op is Op.VALIDATE):
-            raise FrameError("it validates twice" if self._is_validated else "it is not a client of TCPStore")
+        if self.is_validated == (request.op is Op.VALIDATE):
+            raise FrameError("it validates twice" if self.is_validated else "it is not a client of TCPStore")
         if request.op is Op.VALIDATE:
             if request.number != wire.MAGIC:
                 raise FrameError("it is not a client of TCPStore: a wrong magic number")
-            self._is_validated = True
+            self.is_validated = True
         elif self._is_gone and request.op in _READS:
             return
         elif request.op in (Op.SET, Op.MULTI_SET):

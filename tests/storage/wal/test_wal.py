@@ -488,7 +488,7 @@ def test_another_format_version_is_refused_by_name(disk: SimDisk) -> None:
 def test_an_index_with_a_right_checksum_but_a_gap_is_refused(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 3)
-    wal._last_index = 2**63
+    wal.last_index = 2**63
     offset = wal._offset
     wal.append(None, [Entry(1, 2**63 + 1)])
     wal.close()
@@ -502,7 +502,7 @@ def test_an_index_with_a_right_checksum_but_a_gap_is_refused(disk: SimDisk) -> N
 def test_a_log_shorter_than_its_commit_index_is_refused_and_left_as_it_is(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 3)
-    wal._last_index = 9  # as if entries 4 to 9 had been there, and the device had lost them
+    wal.last_index = 9  # as if entries 4 to 9 had been there, and the device had lost them
     wal.append(HardState(1, 1, 9), [])
     offset = wal._offset
     wal.append(None, entries(10, 10, data=b"y" * 1200))
