@@ -29,7 +29,6 @@ class Inbox:
 
     __slots__ = (
         "_again",
-        "_ended",
         "_error",
         "_listener",
         "_messages",
@@ -38,6 +37,7 @@ class Inbox:
         "_waiter",
         "assembler",
         "consume",
+        "ended",
         "tap",
         "unread",
     )
@@ -53,7 +53,8 @@ class Inbox:
         self._messages: deque[bytes] = deque()
         self._received = 0
         self._returned = 0
-        self._ended = False
+        self.ended = False
+        """True once the peer has half-closed."""
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -90,7 +91,7 @@ class Inbox:
 
     def end(self) -> None:
         """Note that the peer has sent its last message."""
-        self._ended = True
+        self.ended = True
         self._wake()
 
     def fail(self, error: BaseException) -> None:
@@ -121,18 +122,13 @@ class Inbox:
             held += MESSAGE_OVERHEAD_BYTES * count + max(0, self.unread - self._received + self._returned)
         return held
 
-    @property
-    def ended(self) -> bool:
-        """True once the peer has half-closed."""
-        return self._ended
-
     async def get(self) -> bytes | None:
         """Return the next message; None after the last. Raises the error passed to ``fail``."""
         while not self._messages:
             if self._error is not None:
                 # A copy: a raised error holds the frames that it passes, and those hold this inbox.
                 raise copy(self._error)
-            if self._ended:
+            if self.ended:
                 return None
             await self._wait()
         return self._take()

@@ -266,7 +266,8 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         self._blocked_input_bytes = blocked_input_bytes
         self._blocked_input = 0
         self._stall = StallGuard(loop, write_stall_timeout_s)
-        self._finished = False
+        self.ended_here = False
+        """True once this end has closed or aborted the connection; otherwise a loss is due to the peer."""
         transport.set_write_buffer_limits(high=buffer_bytes, low=buffer_bytes // 4)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -292,7 +293,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
     def flush(self) -> None:
         """Send pending output of the core, as far as the peer reads it."""
         pull, size = self.core.pull, self._buffer_bytes
-        while self.writable and not self._finished:
+        while self.writable and not self.ended_here:
             data = pull(size)
             if data:
                 self.transport.write(data)
@@ -306,8 +307,8 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
 
     def finish(self) -> None:
         """Close the transport after its written output has left."""
-        if not self._finished:
-            self._finished = True
+        if not self.ended_here:
+            self.ended_here = True
             if not self.transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
                 self.transport.close()
             if self.transport.get_write_buffer_size():
@@ -318,13 +319,8 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
 
     def abort(self) -> None:
         """Abort the connection: pending output is dropped."""
-        self._finished = True
+        self.ended_here = True
         self.transport.abort()
-
-    @property
-    def ended_here(self) -> bool:
-        """True once this end has closed or aborted the connection; otherwise a loss is due to the peer."""
-        return self._finished
 
     def pause_writing(self) -> None:
         """Stop pulling from the core: the peer does not keep up."""
@@ -337,9 +333,9 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         """Continue: the peer has caught up."""
         self.writable = True
         self.core.block(False)
-        if not self._finished:
+        if not self.ended_here:
             self._stall.disarm()
-        if self._blocked_input > self._blocked_input_bytes and not self._finished:
+        if self._blocked_input > self._blocked_input_bytes and not self.ended_here:
             self._read_on()
         self.flush()
 
@@ -353,7 +349,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything: the transport is gone."""
-        self._finished = True
+        self.ended_here = True
         self.writable = False
         self._stall.disarm()
         self.core.lost()

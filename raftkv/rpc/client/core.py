@@ -136,7 +136,7 @@ class ClientCore:
         self._flushed_through = 0
         self._usual_headers: Headers = ()
         self._usual_trailers: Headers = ()
-        self._drain_watch: set[SendRoom] = set()
+        self.drain_watch: set[SendRoom] = set()
         self._clock = clock
         self._oddities = TokenBucket(ODDITIES_BURST, ODDITIES_PER_S)
 
@@ -351,7 +351,7 @@ class ClientCore:
             # Ids only grow: everything opened so far may leave with this pull.
             self._flushed_through = max(self._flushed_through, next(reversed(self.calls)))
         data = self.h2.take(amount)
-        if self._drain_watch and len(data) < amount:
+        if self.drain_watch and len(data) < amount:
             self._wake_drained()
             data += self.h2.take(amount - len(data))
         if not self.accepting and self.goaway_text and not self.calls:
@@ -359,7 +359,7 @@ class ClientCore:
         return data
 
     def _wake_drained(self) -> None:
-        for watcher in [one for one in self._drain_watch if one.has_send_room]:
+        for watcher in [one for one in self.drain_watch if one.has_send_room]:
             watcher.drained()
 
     def wake(self) -> None:
@@ -423,20 +423,12 @@ class ClientCore:
         """Drop the references to a lost connection and to the engine."""
         self._events = _NOBODY
         self.on_timed_ping = None
-        self._drain_watch.clear()
+        self.drain_watch.clear()
         self.h2 = CLOSED
 
     def make_assembler(self) -> MessageAssembler:
         """Return an assembler with this channel's message limit."""
         return MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
-
-    def watch_drain(self, watcher: SendRoom) -> None:
-        """Call ``watcher.drained`` when its send buffer has space."""
-        self._drain_watch.add(watcher)
-
-    def unwatch_drain(self, watcher: SendRoom) -> None:
-        """Stop calling ``drained``."""
-        self._drain_watch.discard(watcher)
 
 
 def _check_response(headers: Headers) -> RpcError | None:

@@ -249,13 +249,13 @@ class ClientStream:
         self._drained = asyncio.get_running_loop().create_future()
         core = self._core
         if core is not None:
-            core.watch_drain(self)
+            core.drain_watch.add(self)
         try:
             await self._drained
         finally:
             self._drained = None
             if core is not None:
-                core.unwatch_drain(self)
+                core.drain_watch.discard(self)
 
     def _queue(self, core: ClientCore, message: bytes) -> None:
         try:

@@ -133,6 +133,7 @@ class Carrier:
         account: counts bytes that wait for the client.
         clock: returns the loop's time in seconds.
         severed: whether the connection was lost although this end did not close it.
+        drain_watch: calls that wait for space in their send buffers; ``drained`` is called when there is some.
     """
 
     def __init__(self, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
@@ -141,7 +142,9 @@ class Carrier:
         self.severed = False
         self.clock = environment.clock
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self, peer.identity)
+        self.drain_watch: set[DrainWatcher] = set()
         self._environment = environment
+        self._kept_bytes = 0
 
     # ---- around handlers
 
@@ -191,8 +194,16 @@ class Carrier:
         raise NotImplementedError
 
     def keep(self, amount: int) -> None:
-        """Account for bytes of large requests until they are answered; negative when they are answered."""
-        raise NotImplementedError
+        """Account for bytes of requests until they are answered, for all connections: one request may wait for long.
+
+        Arguments:
+            amount: size of a large request; negative when it has ended.
+        """
+        self._kept_bytes += amount
+        budget = self._environment.answers
+        budget.held_bytes += amount
+        if budget.held_bytes > budget.held_limit_bytes and amount > 0:
+            budget.drop_greediest()
 
     def check_held(self) -> None:
         """Raise RESOURCE_EXHAUSTED if the connection has too many bytes of unfinished messages."""
@@ -246,14 +257,6 @@ class Carrier:
 
     def queued_size_of(self, stream_id: int) -> int:
         """Return the bytes of a stream's body that have not left."""
-        raise NotImplementedError
-
-    def watch_drain(self, call: DrainWatcher) -> None:
-        """Call ``call.drained`` when its send buffer has space."""
-        raise NotImplementedError
-
-    def unwatch_drain(self, call: DrainWatcher) -> None:
-        """Stop calling ``drained``."""
         raise NotImplementedError
 
     # ---- called by the account

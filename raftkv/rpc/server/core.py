@@ -48,7 +48,7 @@ from raftkv.rpc.http2 import (
 )
 from raftkv.rpc.http2.connection import Outbox
 from raftkv.rpc.limits import PingPolicy, ResetAllowance, ServerLimits, TokenBucket, UpdateAllowance
-from raftkv.rpc.protocol import KEEPALIVE_PING, DrainWatcher, H2Protocol, Keepalive
+from raftkv.rpc.protocol import KEEPALIVE_PING, H2Protocol, Keepalive
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
 from raftkv.rpc.server.calls import Carrier, Environment, Peer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Refusal, Route, Router, is_grpc, refuse
@@ -81,7 +81,7 @@ class ServerCore(Carrier):
         self.closing = False
         self.drop_unsent = False
         self.settled = False
-        self.held_bytes = self._kept_bytes = 0
+        self.held_bytes = 0
         self._calls_bytes = self._unread_bytes = 0
         self._heads: dict[int, int] = {}
         """Memory of the large headers of open calls."""
@@ -107,7 +107,6 @@ class ServerCore(Carrier):
         self._busy_ends = False
         self._freeing: list[Outbox] = []
         self._stalls = StallWatch(limits.send_stall_timeout_s)
-        self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
             limits.ping_interval_min_s,
             limits.ping_interval_min_s if limits.ping_permit_without_stream else limits.ping_interval_idle_min_s,
@@ -434,7 +433,7 @@ class ServerCore(Carrier):
             self._said = False
             self._pings.forgiven = True
         self._queued_bytes = queued_bytes
-        if self._drain_watch and len(data) < amount:
+        if self.drain_watch and len(data) < amount:
             self._wake_drained()
             data += h2.take(amount - len(data))
         if self._calls_bytes:
@@ -455,7 +454,7 @@ class ServerCore(Carrier):
         if self.account.crowded and self.account.budget.short:
             return  # the budget wakes this connection
         room = self.limits.stream_send_buffer_bytes
-        for call in [one for one in self._drain_watch if one.send_buffer_size <= room]:
+        for call in [one for one in self.drain_watch if one.send_buffer_size <= room]:
             call.drained()
 
     def attach(self, wake: Callable[[], None], on_held: Callable[[], None]) -> None:
@@ -484,7 +483,7 @@ class ServerCore(Carrier):
         self._busy_call = None
         if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
             self.spawn(free_in_steps(self.h2.drop))
-        self._drain_watch.clear()
+        self.drain_watch.clear()
         self.h2.stop()
         self.hold(-self.held_bytes)
         self.keep(-self._kept_bytes)
@@ -581,10 +580,7 @@ class ServerCore(Carrier):
             forget(call)
         if type(call) is not UnaryCall or call.assembler is not None or call.kept_bytes:
             call.released()  # most unary calls hold nothing
-        self._said = True
-        if not self._dirty:
-            self._dirty = True
-            self._wake()
+        self.answered()
 
     def send_status(self, call: ServerCall, error: RpcError) -> None:
         """Queue a status: as trailers if the header was sent, else as a trailers-only response."""
@@ -643,18 +639,9 @@ class ServerCore(Carrier):
         self._environment.answers.held_bytes += amount
 
     def keep(self, amount: int) -> None:
-        """Account for bytes of requests until they are answered, for all connections: one request may wait for long.
-
-        Arguments:
-            amount: size of a large request; negative when it has ended.
-        """
-        if not self._holds:
-            return
-        self._kept_bytes += amount
-        budget = self._environment.answers
-        budget.held_bytes += amount
-        if budget.held_bytes > budget.held_limit_bytes and amount > 0:
-            budget.drop_greediest()
+        """Account for bytes of large requests. After the connection is lost, nothing is counted."""
+        if self._holds:
+            super().keep(amount)
 
     def check_held(self) -> None:
         """Raise RESOURCE_EXHAUSTED if the connection has too many bytes of unfinished messages."""
@@ -663,14 +650,6 @@ class ServerCore(Carrier):
         budget = self._environment.answers
         if budget.held_bytes > budget.held_limit_bytes:
             budget.drop_greediest()
-
-    def watch_drain(self, call: DrainWatcher) -> None:
-        """Call ``call.drained`` when its send buffer has space."""
-        self._drain_watch.add(call)
-
-    def unwatch_drain(self, call: DrainWatcher) -> None:
-        """Stop calling ``drained``."""
-        self._drain_watch.discard(call)
 
 
 def drop_outboxes(outboxes: list[Outbox], size_bytes: int) -> bool:
@@ -727,7 +706,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             limits.keepalive_timeout_s,
             last_read_s=lambda: self.last_read_s,
             active=lambda: True,
-            ping=self._ping,
+            ping=partial(self.core.ping, KEEPALIVE_PING),
             dead=self.abort,
         )
         self._check_timer: asyncio.TimerHandle | None = None
@@ -741,7 +720,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
 
     def _held(self) -> None:
         """Continue in later turns, and read nothing until then: the core has used its time."""
-        if not self._finished:
+        if not self.ended_here:
             self.transport.pause_reading()
             self._wait()
 
@@ -753,7 +732,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     def go_on(self) -> None:
         """Continue with the input that the core has left."""
         self._waits = False
-        if self._finished:
+        if self.ended_here:
             if self.core.close_calls():
                 self._wait()
             return
@@ -762,7 +741,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self._read_on()
 
     def _read_on(self) -> None:
-        if not self._waits and not self._finished:
+        if not self._waits and not self.ended_here:
             self.transport.resume_reading()
 
     def flush(self) -> None:
@@ -792,9 +771,6 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         """Abort if the client's SETTINGS have not arrived in time."""
         if not self.core.settled:
             self.abort()
-
-    def _ping(self) -> None:
-        self.core.ping(KEEPALIVE_PING)
 
     @property
     def draining(self) -> bool:

@@ -63,7 +63,7 @@ class PlainCall(ServerCall):
         self._core.hold(-len(self._body))
         self._body = bytearray()
         if self._state == ANSWERED and self.sent_bytes:
-            self._core.account.leave(self.stream_id, self._queued)
+            self._core.account.leave(self.stream_id, self.send_buffer_size)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         task, self._task = self._task, None  # a cancelled task holds frames that refer to this call
@@ -118,7 +118,7 @@ class PlainCall(ServerCall):
             return
         self._send_head(response)
         async for piece in response.body:
-            while self._state == OPEN and not self._core.account.has_room(self._queued):
+            while self._state == OPEN and not self._core.account.has_room(self.send_buffer_size):
                 await self._wait_drained()
             if self._state != OPEN:
                 return
@@ -171,13 +171,9 @@ class PlainCall(ServerCall):
             pass  # as above
 
     @property
-    def _queued(self) -> int:
-        return self._core.h2.queued_body_size(self.stream_id)
-
-    @property
     def send_buffer_size(self) -> int:
         """Bytes queued for this stream."""
-        return self._queued
+        return self._core.h2.queued_body_size(self.stream_id)
 
     def drained(self) -> None:
         """Wake the sender: the send buffer has space."""
@@ -186,9 +182,9 @@ class PlainCall(ServerCall):
 
     async def _wait_drained(self) -> None:
         self._drained = asyncio.get_running_loop().create_future()
-        self._core.watch_drain(self)
+        self._core.drain_watch.add(self)
         try:
             await self._drained
         finally:
             self._drained = None
-            self._core.unwatch_drain(self)
+            self._core.drain_watch.discard(self)

@@ -153,9 +153,9 @@ class StreamCall(ServerCall):
         """
         self._on_room = callback
         if callback is not None:
-            self._carrier.watch_drain(self)
+            self._carrier.drain_watch.add(self)
         elif self._drained is None:
-            self._carrier.unwatch_drain(self)
+            self._carrier.drain_watch.discard(self)
 
     def send_headers(self, metadata: Headers = ()) -> None:
         """Send the response header now, with initial metadata (header form). Only the first call has an effect."""
@@ -264,13 +264,13 @@ class StreamCall(ServerCall):
 
     async def _wait_drained(self) -> None:
         self._drained = asyncio.get_running_loop().create_future()
-        self._carrier.watch_drain(self)
+        self._carrier.drain_watch.add(self)
         try:
             await self._drained
         finally:
             self._drained = None
             if self._on_room is None:
-                self._carrier.unwatch_drain(self)
+                self._carrier.drain_watch.discard(self)
 
     def _finish_ok(self) -> None:
         if self._state != OPEN:

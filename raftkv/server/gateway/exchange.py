@@ -56,9 +56,9 @@ class Exchange(Carrier):
         self.call: ServerCall | None = None
         self.on_given_up: Callable[[], None] | None = None
         self._headers = headers
-        self._kept_bytes = 0
         self._pieces: Sequence[bytes] | None = None
-        self._error: RpcError | None = None
+        self.error: RpcError | None = None
+        """Error that ended the call, if any."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -100,11 +100,11 @@ class Exchange(Carrier):
         Raises:
             RpcError: the call ended with another status than OK.
         """
-        if self._pieces is None and self._error is None:
+        if self._pieces is None and self.error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._error is not None:
-            raise copy(self._error)  # a raised error holds frames that refer to this object
+        if self.error is not None:
+            raise copy(self.error)  # a raised error holds frames that refer to this object
         return self._pieces or ()
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Exchange(Carrier):
     def send_status(self, call: ServerCall, error: RpcError) -> None:
         """Store a status other than OK, which ends the call."""
         del call
-        self._error = error
+        self.error = error
 
     def assembler(self, is_packed: bool) -> MessageAssembler:
         """Return an assembler with the server's message limit; messages are never compressed here."""
@@ -140,14 +140,6 @@ class Exchange(Carrier):
 
     def hold(self, amount: int) -> None:
         """Do nothing: the request is counted where its bytes are read."""
-
-    def keep(self, amount: int) -> None:
-        """Count the memory of a parsed request until it is answered: thousands of calls may wait for long."""
-        self._kept_bytes += amount
-        budget = self._environment.answers
-        budget.held_bytes += amount
-        if budget.held_bytes > budget.held_limit_bytes and amount > 0:
-            budget.drop_greediest()
 
     def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
         """Return False: the answer must be counted first, since it is kept until its text is written."""
@@ -175,7 +167,7 @@ class Exchange(Carrier):
 
     def give_up(self, reason: bytes) -> None:
         """Drop the answer: others need its memory."""
-        self._error = RpcError(Code.RESOURCE_EXHAUSTED, reason.decode("ascii"))
+        self.error = RpcError(Code.RESOURCE_EXHAUSTED, reason.decode("ascii"))
         on_given_up = self.on_given_up
         self.close()
         self.given_up()
@@ -186,11 +178,6 @@ class Exchange(Carrier):
         """Wake the task that waits for the answer or writes it; ``error`` is set."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    @property
-    def error(self) -> RpcError | None:
-        """Error that ended the call, if any."""
-        return self._error
 
     def wake(self) -> None:
         """Do nothing: the writer of the response pulls by itself."""

@@ -25,7 +25,6 @@ from raftkv.loop.scheduler import Slices, Work
 from raftkv.loop.timers import forget
 from raftkv.pb.services import Method
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, frame
-from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Headers, RpcError
@@ -65,7 +64,6 @@ class StreamExchange(Exchange):
         self._is_over = False
         self._said = asyncio.Event()
         self._taken = asyncio.Event()
-        self._watchers: set[DrainWatcher] = set()
         self._feeder: asyncio.Task[None] | None = None
 
     # ---- requests
@@ -115,7 +113,7 @@ class StreamExchange(Exchange):
     @property
     def early_error(self) -> RpcError | None:
         """The error that ended the call before its first message."""
-        return None if self.has_sent else self._error
+        return None if self.has_sent else self.error
 
     async def take(self) -> bytes | None:
         """Return the next message; None at the end of the call.
@@ -125,8 +123,8 @@ class StreamExchange(Exchange):
         """
         while not self._messages:
             if self._is_over:
-                if self._error is not None:
-                    raise copy(self._error)  # a raised error holds frames that refer to this object
+                if self.error is not None:
+                    raise copy(self.error)  # a raised error holds frames that refer to this object
                 return None
             self._said.clear()
             await self._said.wait()
@@ -145,7 +143,7 @@ class StreamExchange(Exchange):
         account.settle(0)
         if not (account.crowded and account.budget.short):
             room = self.limits.stream_send_buffer_bytes
-            for call in [one for one in self._watchers if one.send_buffer_size <= room]:
+            for call in [one for one in self.drain_watch if one.send_buffer_size <= room]:
                 call.drained()
 
     def close(self) -> None:
@@ -156,7 +154,7 @@ class StreamExchange(Exchange):
         self._messages.clear()
         self._queued_bytes = 0
         super().close()
-        self._watchers.clear()
+        self.drain_watch.clear()
 
     def given_up(self) -> None:
         """Wake the task that waits for a message; ``error`` is set."""
@@ -182,17 +180,9 @@ class StreamExchange(Exchange):
     def check_held(self) -> None:
         """Do nothing: the body is counted where it is read."""
 
-    def watch_drain(self, call: DrainWatcher) -> None:
-        """Call ``call.drained`` when there is space."""
-        self._watchers.add(call)
-
-    def unwatch_drain(self, call: DrainWatcher) -> None:
-        """Stop calling ``drained``."""
-        self._watchers.discard(call)
-
     def wake(self) -> None:
         """Wake the handlers: the budget of all clients has room again."""
-        for call in list(self._watchers):
+        for call in list(self.drain_watch):
             call.drained()
 
     def queued_size_of(self, stream_id: int) -> int:
