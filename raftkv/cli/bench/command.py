@@ -34,6 +34,7 @@ from raftkv.cli.bench.load import (
     Request,
     Result,
     Run,
+    Starts,
     connections,
     metadata_of,
 )
@@ -446,9 +447,7 @@ class _Renewals(Load):
         self._leases = max(clients, int(leases * clients))
 
     @asynccontextmanager
-    async def starts(
-        self, run: Run, channels: list[CallerChannel], clients: int
-    ) -> AsyncIterator[list[Callable[[], None]]]:
+    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
         """Create the streams; see ``Load.starts``."""
         ids = await grant(channels, self.metadata, self._leases)
         made = [
@@ -494,9 +493,7 @@ class _Locks(Load):
         self._names = names
 
     @asynccontextmanager
-    async def starts(
-        self, run: Run, channels: list[CallerChannel], clients: int
-    ) -> AsyncIterator[list[Callable[[], None]]]:
+    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
         """Create the contenders; see ``Load.starts``."""
         ids = await grant(channels, self.metadata, clients)
         # A lease belongs to one process, so its id makes the lock names unique to this process.
@@ -922,9 +919,7 @@ class _Latency(Load):
         self._value_size = value_size
 
     @asynccontextmanager
-    async def starts(
-        self, run: Run, channels: list[CallerChannel], clients: int
-    ) -> AsyncIterator[list[Callable[[], None]]]:
+    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
         """Create the watchers; see ``Load.starts``."""
         async with connections(self.endpoints, len(channels), self.options, self.metadata) as watching:
             chains = []

@@ -41,11 +41,7 @@ class CallerChannel(Channel):
     def make(self, caller: Caller, path: str, metadata: Metadata) -> None:
         """Start the caller's next call, or queue it until there is a connection with a free stream."""
         caller.headers = self._headers(path, None, metadata)
-        core = self._core
-        if core is not None and not self._queue and core.has_room():
-            caller.begin(core)
-        else:
-            self._enqueue(caller, None)
+        self._start(caller, None, None)
 
 
 def open_channel(endpoint: Endpoint, options: ClientOptions) -> CallerChannel:
@@ -152,6 +148,9 @@ FAILURES_MAX: Final = 1000
 
 Request = tuple[str, bytes]
 """Method path and encoded request."""
+
+Starts = list[Callable[[], None]]
+"""Functions that make the first call of each client."""
 
 PREPARED_MAX: Final = 100_000
 """Maximum number of requests encoded before a run starts; further ones are encoded during the run."""
@@ -358,10 +357,8 @@ class Load:
                 return await self._measure(run, starts)
 
     @asynccontextmanager
-    async def starts(
-        self, run: Run, channels: list[CallerChannel], clients: int
-    ) -> AsyncIterator[list[Callable[[], None]]]:
-        """Create the clients for the block. Yields functions that make the first call of each client.
+    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
+        """Create the clients for the block.
 
         Arguments:
             run: counts their calls.
@@ -370,7 +367,7 @@ class Load:
         """
         yield [Caller(run, channels[number % len(channels)], self.metadata).start for number in range(clients)]
 
-    async def _measure(self, run: Run, starts: list[Callable[[], None]]) -> Result:
+    async def _measure(self, run: Run, starts: Starts) -> Result:
         gc.collect()
         collects = gc.isenabled()
         gc.disable()  # calls leave no cycles, and a collection would count as the server's time

@@ -91,7 +91,8 @@ class Channel:
         # Consecutive refusals, and whether they have been reported.
         self._refusals = 0
         self._is_refused = False
-        self._keepalive_time_s = self.options.keepalive_time_s
+        self.keepalive_time_s = self.options.keepalive_time_s
+        """Silence before a ping; it grows when a server complains about too many pings."""
         self._task: asyncio.Task[None] | None = None
         self._skip_wait = asyncio.Event()
         self._attempted = asyncio.Event()
@@ -123,14 +124,7 @@ class Channel:
         """
         headers = self._headers(path, timeout_s, metadata)
         call = UnaryFuture(self, self._loop, headers, message)
-        if timeout_s is not None:
-            now = self._loop.time()
-            self._timer.wheel.add(call, now + timeout_s, now)
-        core = self._core
-        if core is not None and not self._queue and core.has_room():
-            call.begin(core)
-        else:
-            self._enqueue(call, wait_for_ready)
+        self._start(call, timeout_s, wait_for_ready)
         return call
 
     def stream(
@@ -151,6 +145,11 @@ class Channel:
         """
         assembler = MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
         call = ClientStream(self, self._headers(path, timeout_s, metadata), assembler)
+        self._start(call, timeout_s, wait_for_ready)
+        return call
+
+    def _start(self, call: UnaryFuture | ClientStream, timeout_s: float | None, wait_for_ready: bool | None) -> None:
+        """Start a call, or queue it until there is a connection with a free stream."""
         if timeout_s is not None:
             now = self._loop.time()
             self._timer.wheel.add(call, now + timeout_s, now)
@@ -159,7 +158,6 @@ class Channel:
             call.begin(core)
         else:
             self._enqueue(call, wait_for_ready)
-        return call
 
     def _headers(self, path: str, timeout_s: float | None, metadata: Metadata) -> Headers:
         headers = self._base_headers.get(path)
@@ -279,8 +277,7 @@ class Channel:
         self._set_state(ChannelState.READY)
         self.start_queued()
         await connection.gone.wait()
-        if self._core is connection.core:
-            self._core = None
+        self.retired(connection)
 
     def _note_failure(self, text: str, is_last: bool) -> None:
         if not is_last:
@@ -345,15 +342,10 @@ class Channel:
         if self._core is connection.core:
             self._core = None
 
-    @property
-    def keepalive_time_s(self) -> float | None:
-        """Silence before a ping; it grows when a server complains about too many pings."""
-        return self._keepalive_time_s
-
     def slow_down_pings(self) -> None:
         """Ping half as often from now on: the server has complained about pings."""
-        if self._keepalive_time_s is not None:
-            self._keepalive_time_s *= 2
+        if self.keepalive_time_s is not None:
+            self.keepalive_time_s *= 2
 
     # ---- the end
 

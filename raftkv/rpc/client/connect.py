@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from raftkv.loop.cycle_free import forget_frames, release
@@ -272,13 +273,10 @@ class ClientConnection(asyncio.Protocol):
                 self._channel.options.keepalive_timeout_s,
                 last_read_s=lambda: protocol.last_read_s,
                 active=lambda: bool(self.core.calls) or self._channel.options.keepalive_without_calls,
-                ping=self._ping,
+                ping=partial(self.core.ping, KEEPALIVE_PING),
                 dead=self._transport.abort,
             )
         self.settled.set()
-
-    def _ping(self) -> None:
-        self.core.ping(KEEPALIVE_PING)
 
     def draining(self, too_many_pings: bool) -> None:
         """Retire: the server wants no more calls on this connection."""
