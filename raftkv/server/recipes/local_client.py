@@ -229,10 +229,6 @@ class Recipe:
             body = b"".join(pieces)
         return outcome.revision, rpc_pb2.TxnResponse.FromString(body)
 
-    def check_size(self, size_bytes: int) -> None:
-        """Refuse a request that will be too large, before it is created. Raises RequestTooLargeError."""
-        self.responder.admission.check_size(size_bytes)
-
     def delete_if_same(
         self, key: bytes, create_revision: int, identity: Identity, caller: Caller | None = MEMBER
     ) -> None:

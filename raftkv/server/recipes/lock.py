@@ -103,7 +103,8 @@ class Queue:
             LeaseNotFoundError: there is no such lease.
             RequestTooLargeError: the name is too long for the transaction that creates an entry.
         """
-        self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before the name is copied that often
+        # Before the name is copied that often.
+        self._recipe.responder.admission.check_size(NAMES_IN_A_TXN * len(name) + len(value))
         identity = identity_of(call)
         await self._recipe.begin(name, queue_of(identity))
         prefix = name + b"/"
