@@ -210,8 +210,7 @@ class Place:
     """The files below one URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
 
     A file only appears when complete: it is written under a name that ends in ``.part``, then renamed. On local disks
-        both
-    steps are synced. Any exception of a file system becomes an error of one line.
+    both steps are synced. Any exception of a file system becomes an error of one line.
 
     Arguments:
         url: URL of a directory; it is created with the first file.

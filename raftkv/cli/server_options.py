@@ -1,8 +1,7 @@
 """Builds a ``ServerConfig`` from the command line, the environment and a file, by etcd's rules.
 
-Precedence: with ``--config-file`` only the file counts; otherwise flags, then ``ETCD_*``. A setting given both as a
-    flag
-and in the environment is refused. ``Options.warnings`` has a line for each setting without effect.
+Precedence: with ``--config-file`` only the file counts; otherwise flags, then ``ETCD_*``. A setting that is given both
+as a flag and in the environment is refused. ``Options.warnings`` has a line for each setting without effect.
 
     options = read_options(["--name=a", "-data-dir", "/tmp/a"], os.environ)
     options.config.name
