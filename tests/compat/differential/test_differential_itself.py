@@ -12,10 +12,9 @@ import pytest
 
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.compare import HeaderWatch, allowed_difference, difference
-from tests.compat.differential.generator import INT64_MAX, Generator, Step, View, prefix_end
-from tests.compat.differential.replay import Recorded, RevisionMap
+from tests.compat.differential.generator import Generator, Step, View
+from tests.compat.differential.replay import Recorded
 from tests.compat.differential.requests import Player
-from tests.compat.differential.shrink import shrink, simpler_forms
 from tests.compat.wire import Answer, Pending, Wire
 from tests.procs import ETCD_FAST, Cluster
 
@@ -49,15 +48,6 @@ def test_every_field_counts(where: str) -> None:
     assert difference(_range_step(), oracle, ours) is None
     LIES[where](ours.message)
     assert difference(_range_step(), oracle, ours) == f"fields: {where}"
-
-
-def test_code_and_text_count() -> None:
-    step = _range_step()
-    refusal = Answer("OUT_OF_RANGE", "etcdserver: mvcc: required revision has been compacted", None)
-    assert difference(step, refusal, Answer("OUT_OF_RANGE", "compacted", None)) is not None
-    assert difference(step, refusal, Answer("UNKNOWN", refusal.text, None)) is not None
-    assert difference(step, refusal, _range_answer()) is not None
-    assert difference(step, refusal, refusal) is None
 
 
 def test_an_empty_message_is_not_an_absent_one() -> None:
@@ -142,11 +132,6 @@ def _stream(seed: int, length: int = 400) -> list[Step]:
     return [generator.next_step() for _ in range(length)]
 
 
-def test_a_seed_fixes_the_stream() -> None:
-    assert _stream(1) == _stream(1)
-    assert _stream(1) != _stream(2)
-
-
 def test_the_stream_has_every_method_and_every_range_field() -> None:
     steps = _stream(3, 3000)
     assert {step.method.partition("/")[2] for step in steps} == {"Put", "Range", "DeleteRange", "Txn", "Compact"}
@@ -155,40 +140,7 @@ def test_the_stream_has_every_method_and_every_range_field() -> None:
     assert used == set(rpc_pb2.RangeRequest.DESCRIPTOR.fields_by_name)
 
 
-def test_prefix_end() -> None:
-    assert [prefix_end(key) for key in (b"a", b"a\xff", b"\xff\xff")] == [b"b", b"b", b"\x00"]
-
-
 # --- replaying ----------------------------------------------------------------------------------------------
-
-
-def test_revisions_follow_the_writes_they_meant() -> None:
-    revisions = RevisionMap(recorded_base=100, base=1000)
-    revisions.learn(101, 1001)  # the write that made 102 is left out
-    revisions.learn(103, 1002)
-    assert {recorded: revisions.mapped(recorded) for recorded in (1, 99, 100, 101, 102, 103, 104)} == {
-        1: 1,
-        99: 999,
-        100: 1000,
-        101: 1001,
-        102: 1001,
-        103: 1002,
-        104: 1003,
-    }
-
-
-def test_every_revision_of_a_request_is_moved_and_nothing_else() -> None:
-    request = rpc_pb2.TxnRequest(
-        compare=[rpc_pb2.Compare(key=b"a", mod_revision=105), rpc_pb2.Compare(key=b"a", version=105)],
-        success=[rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=b"a", revision=101, limit=105))],
-        failure=[rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=b"a", revision=INT64_MAX))],
-    )
-    moved = RevisionMap(100, 1000).moved(Recorded(request, 100, 100), 1000)
-    assert [compare.mod_revision for compare in moved.compare] == [1005, 0]
-    assert moved.compare[1].version == 105
-    assert (moved.success[0].request_range.revision, moved.success[0].request_range.limit) == (1001, 105)
-    assert moved.failure[0].request_range.revision == INT64_MAX
-    assert request.compare[0].mod_revision == 105
 
 
 # --- shrinking ----------------------------------------------------------------------------------------------
@@ -196,36 +148,6 @@ def test_every_revision_of_a_request_is_moved_and_nothing_else() -> None:
 
 def _recorded(*requests: Any) -> list[Recorded]:
     return [Recorded(request, 1, 1) for request in requests]
-
-
-def test_shrink_keeps_only_what_matters() -> None:
-    noise = [rpc_pb2.PutRequest(key=b"x%d" % number) for number in range(100)]
-    cause, end = rpc_pb2.PutRequest(key=b"cause"), rpc_pb2.PutRequest(key=b"end", value=b"v", prev_kv=True)
-
-    def fails(history: list[Recorded]) -> bool:
-        requests = [entry.request for entry in history]
-        return cause in requests and requests[-1].key == b"end" and requests[-1].prev_kv
-
-    small = shrink(_recorded(*noise[:60], cause, *noise[60:], end), fails)
-    assert small == _recorded(cause, rpc_pb2.PutRequest(key=b"end", prev_kv=True))
-
-
-def test_shrink_stops_when_its_time_is_used_up() -> None:
-    history = _recorded(*[rpc_pb2.PutRequest(key=b"x")] * 50)
-    assert shrink(history, lambda shorter: True, time_max_s=0) == history
-
-
-def test_simpler_forms_reach_into_nested_transactions() -> None:
-    inner = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"a", value=b"1"))])
-    request = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_txn=inner)])
-    without_value = rpc_pb2.TxnRequest(
-        success=[
-            rpc_pb2.RequestOp(
-                request_txn=rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"a"))])
-            )
-        ]
-    )
-    assert without_value in list(simpler_forms(request))
 
 
 # --- the whole, with a server that lies ---------------------------------------------------------------------

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
-from tests.compat.differential.mirror import Interest, Mirror
-from tests.compat.differential.stream_generator import At, Generator
+from raftkv.pb import election_pb2, rpc_pb2
+from tests.compat.differential.stream_generator import At
 from tests.compat.differential.stream_programs import Op, Player
-from tests.compat.differential.stream_side import Names, Side
-from tests.compat.streams import NothingCameError, Stream, Streams
+from tests.compat.streams import Stream, Streams
 from tests.compat.wire import Wire
 from tests.procs import ETCD_FAST, Cluster
 
@@ -127,43 +125,3 @@ class _Lies(list[Any]):
     def append(self, message: Any) -> None:
         """Take what the lie makes of a message."""
         self.extend(self._lie(message))
-
-
-def test_programs_are_made_by_their_seed() -> None:
-    assert list(Generator(5).program(100)) == list(Generator(5).program(100))
-    assert list(Generator(5).program(100)) != list(Generator(6).program(100))
-
-
-def test_places_in_the_history() -> None:
-    assert [At("now", -1).resolve(5, 9), At("compacted", 1).resolve(5, 9), At("zero", 1).resolve(5, 9)] == [8, 6, 1]
-    assert [At("history", part).resolve(4, 8) for part in (0, 0.5, 1)] == [4, 6, 8]
-
-
-def test_a_mirror_counts_what_a_watcher_is_to_get() -> None:
-    mirror = Mirror(0)
-    interests = [Interest(b"a", b"", 1), Interest(b"a", b"\0", 3), Interest(b"a", b"b", 1, no_delete=True)]
-    put = kv_pb2.Event(kv=kv_pb2.KeyValue(key=b"a", create_revision=2, mod_revision=2))
-    mirror.take([put])
-    for interest in interests:
-        mirror.follow(interest)
-    deletion = kv_pb2.Event(type=kv_pb2.Event.DELETE, kv=kv_pb2.KeyValue(key=b"a", mod_revision=3))
-    mirror.take([deletion])
-    assert [interest.expected for interest in interests] == [2, 1, 1]
-    assert (mirror.revision, mirror.state) == (3, {})
-
-
-def test_ids_that_a_server_chose_are_made_equal() -> None:
-    settled = []
-    for lease_id in (0x7777_0000_0000, 0x8888_0000_0000):
-        names = Names()
-        grant = names.settle(rpc_pb2.LeaseGrantResponse(ID=lease_id))
-        key = names.settle(kv_pb2.KeyValue(key=b"n/%x" % lease_id, lease=lease_id))
-        settled.append((grant, key))
-    assert settled[0] == settled[1]
-    assert Names().lease(7) == 7
-
-
-def test_waiting_in_vain_says_for_what(twins: tuple[Wire, Wire]) -> None:
-    side = Side(twins[0])
-    with pytest.raises(NothingCameError, match="in vain for a sign"):
-        side.streams.wait(lambda: False, "a sign", 0.01)

@@ -72,26 +72,3 @@ def test_a_long_life_does_not_pay_for_a_flood() -> None:
 
 def policy() -> PingPolicy:
     return PingPolicy(5, 7200, 2)
-
-
-def test_third_early_ping_is_too_many() -> None:
-    pings = policy()
-    assert [pings.too_many(at, has_calls=True) for at in (0, 1, 2, 3)] == [False, False, False, True]
-
-
-def test_pings_at_the_allowed_pace_are_never_too_many() -> None:
-    pings = policy()
-    assert not any(pings.too_many(at * 5.0, has_calls=True) for at in range(100))
-
-
-def test_without_calls_five_seconds_are_early() -> None:
-    pings = policy()
-    assert [pings.too_many(at * 5.0, has_calls=False) for at in range(4)] == [False, False, False, True]
-
-
-def test_an_answer_of_ours_wipes_the_slate() -> None:
-    pings = policy()
-    for at in (0, 1, 2):
-        pings.too_many(at, has_calls=True)
-    pings.forgiven = True
-    assert [pings.too_many(at, has_calls=True) for at in (3, 4, 5, 6)] == [False, False, False, True]

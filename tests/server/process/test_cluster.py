@@ -121,19 +121,6 @@ def test_an_interrupted_follower_ends_as_its_signal(three: Three) -> None:
     three.ready()
 
 
-def test_killed_members_come_back_with_their_data(three: Three) -> None:
-    revision = 0
-    for number in range(30):
-        revision = must_put(three.wire, f"kill{number}", str(number).encode())
-    for member in three.cluster.members:
-        member.kill()
-    start_quietly(three.cluster)
-    three.ready()
-    for member in range(3):
-        assert [value_of(three.wire, f"kill{n}", member) for n in (0, 29)] == [b"0", b"29"]
-    wait_for_equal_hashes(three.wire, revision)
-
-
 def _fall_behind(three: Three, member: Member) -> int:
     """Kill a member and write until none of the others, each of which may lead later, has the entries that it lacks."""
     member.kill()
@@ -149,15 +136,6 @@ def _fall_behind(three: Three, member: Member) -> int:
 
     wait_for(is_cut, "the others to cut their logs")
     return written[-1]
-
-
-def test_a_member_far_behind_gets_the_database(three: Three) -> None:
-    member = three.cluster.members[three.follower()]
-    revision = _fall_behind(three, member)
-    member.start()
-    three.ready()
-    wait_for_equal_hashes(three.wire, revision)
-    wait_for(lambda: "installed a snapshot (entry" in log_of(member), "the line of the installation")
 
 
 def _files_of(member: Member) -> list[str]:

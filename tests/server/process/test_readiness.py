@@ -13,7 +13,7 @@ from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, free_port, http_get, wait_for
-from tests.server.process.process import RANGE, log_of, must_put, start_quietly, status_of
+from tests.server.process.process import RANGE, log_of, must_put, status_of
 
 pytestmark = pytest.mark.xdist_group("process-readiness")
 
@@ -129,18 +129,6 @@ def test_a_member_that_waits_for_a_quorum_stops_when_asked(cluster: Cluster) -> 
     alone.start()
     wait_for(lambda: answer(endpoint, "/version")[0] == 200, "the address for metrics")
     assert alone.stop() == -15
-
-
-def test_all_members_killed_at_once_show_no_less_afterwards(cluster: Cluster) -> None:
-    with Wire(cluster.endpoints) as wire:
-        for number in range(5):
-            must_put(wire, "k", b"%d" % number, number % 3)
-    before = [shown_by(member) for member in cluster.members]
-    for member in cluster.members:
-        member.kill()
-    start_quietly(cluster)
-    after = [shown_by(member) for member in cluster.members]
-    assert all(now >= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
 def test_a_single_member_is_ready_at_once_with_all_it_had() -> None:
