@@ -18,6 +18,7 @@ from raftkv.checkpoint.storage.place import Place
 from raftkv.errors import ConfigError
 from tests.checkpoint.retention.kept import Kept
 from tests.checkpoint.world import KEYS, RUN, play
+from tests.long import long_except
 
 PATIENCE_S = 90.0
 
@@ -56,7 +57,7 @@ def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_successor(tmp
     play(story())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_except(range(20), range(6)))
 def test_tags_that_move_at_once_leave_one_hold(seed: int, tmp_path: Path) -> None:
     async def story() -> None:
         world = Kept(tmp_path)

@@ -19,6 +19,7 @@ from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.router import Route, Router
 from raftkv.rpc.server.stream import ListenedCall, TaskCall
 from raftkv.rpc.status import RpcError
+from tests.long import long_except
 from tests.rpc import raw
 from tests.rpc.loop import on_loop
 
@@ -204,7 +205,7 @@ def lose(core: ServerCore) -> None:
         pass
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_except(range(40), range(10)))
 @on_loop
 async def test_nothing_is_counted_when_all_calls_are_over(seed: int) -> None:
     world = World(seed)
