@@ -24,12 +24,13 @@ from raftkv.checkpoint.storage.place import Place
 from raftkv.client.operations import get_range
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KIND
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 Story = Callable[[Client], Awaitable[None]]
 
 
-@pytest.fixture(scope="module", params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])
+@pytest.fixture(scope="module", params=long_except([ETCD_FAST, RAFTKV], [RAFTKV]), ids=["etcd", "raftkv"])
 def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(request.param) as cluster:
         yield cluster

@@ -24,6 +24,7 @@ from raftkv.training.history import (
     read_past,
 )
 from raftkv.training.records import CLOSED, GenerationRecord, State
+from tests.long import long_except
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 
@@ -139,7 +140,7 @@ def test_each_name_is_looked_at_once_however_many_runs_there_are() -> None:
 # ---- on a cluster
 
 
-@pytest.fixture(params=["raftkv", "etcd"])
+@pytest.fixture(params=long_except(["raftkv", "etcd"], ["raftkv"]))
 def endpoints(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """The history of a run is read from raftkv, and from etcd 3.5.1."""
     if request.param == "raftkv":

@@ -30,13 +30,14 @@ from raftkv.training.records import PARTS, Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 PATIENCE_S = 60.0
 Scenario = Callable[["Job"], Awaitable[Any]]
 
 
-@pytest.fixture(scope="module", params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])
+@pytest.fixture(scope="module", params=long_except([ETCD_FAST, RAFTKV], [RAFTKV]), ids=["etcd", "raftkv"])
 def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(request.param) as cluster:
         yield cluster

@@ -14,6 +14,7 @@ from raftkv.cli.bench.load import Result
 from raftkv.cli.ctl import top
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 pytestmark = pytest.mark.xdist_group("cli-check")
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("cli-check")
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
     with Cluster(PROGRAMS[request.param]) as cluster:
         yield cluster.endpoints[0]
