@@ -274,10 +274,14 @@ class Flag:
     def shown_default(self) -> str:
         """The default as a user would write it; empty if it is not worth showing."""
         value = self.initial()
-        if self.kind == BOOL:
-            return "true" if value else ""
+        return self.written(value) if value or self.kind != BOOL else ""
+
+    def written(self, value: Any) -> str:
+        """Return a value of the flag as a user would write it."""
         if self.kind == DURATION:
             return format_duration(round(value * 1e9))
+        if self.kind == BOOL:
+            return str(value).lower()
         return ",".join(value) if self.kind == LIST else str(value)
 
     def initial(self) -> Any:

@@ -213,10 +213,13 @@ def test_unknown_commands():
     assert run_ctl(["version"], environment={"ETCDCTL_API": "2"}).errors == "Error: unsupported API version: 2\n"
 
 
-def test_settings_are_shown_without_the_password():
+def test_settings_are_shown_as_an_environment_takes_them_without_the_password():
     words = ["get", "a", "--debug", "--user=u", "--password=hidden", "--endpoints=127.0.0.1:1", "--command-timeout=1ms"]
     errors = run_ctl(words).errors
-    assert "ETCDCTL_ENDPOINTS=127.0.0.1:1\n" in errors
+    shown = dict(line.split("=", 1) for line in errors.splitlines() if line.startswith("ETCDCTL_"))
+    values = {name: shown[f"ETCDCTL_{name}"] for name in ("ENDPOINTS", "COMMAND_TIMEOUT", "DIAL_TIMEOUT", "DEBUG")}
+    assert list(values.values()) == ["127.0.0.1:1", "1ms", "2s", "true"]
+    assert "ETCDCTL_PREFIX" not in shown
     assert "hidden" not in errors
 
 

@@ -203,7 +203,7 @@ def open_session(
     Arguments:
         invocation: the command line.
         value_only: whether the simple format prints values without their keys.
-        refused_patience_s: value of ``ClientOptions``, unless ``--command-timeout`` is given.
+        refused_patience_s: value of ``ClientOptions``, unless ``--command-timeout`` is given; None: the dial timeout.
 
     Raises:
         CommandError: settings conflict or cannot be used, or a word has no meaning for the command.
@@ -222,7 +222,8 @@ def open_session(
     connection = connection_settings(invocation, os.environ)
     options = client_options(invocation, connection)
     if "command-timeout" not in invocation.changed:
-        options = replace(options, refused_patience_s=refused_patience_s)
+        patience_s = options.dial_timeout_s if refused_patience_s is None else refused_patience_s
+        options = replace(options, refused_patience_s=patience_s)
     printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
     return Session(invocation, connection, options, printer)
 
@@ -265,13 +266,15 @@ def remark(text: str) -> None:
 
 
 def _print_settings(invocation: Invocation) -> None:
-    for name, value in sorted(invocation.values.items()):
-        shown = ",".join(value) if isinstance(value, tuple) else value
-        if name == "user":
-            name_alone, separator, _ = value.partition(":")
-            shown = f"{name_alone}:***" if separator else value
-        secret = "***" if name in _SECRETS and value else shown
-        print(f"{ENVIRONMENT_PREFIX}{name.upper().replace('-', '_')}={secret}", file=sys.stderr)
+    for flag in sorted(invocation.flags.values(), key=lambda flag: flag.variable):
+        shown = flag.written(invocation[flag.name])
+        if flag.name == "user":
+            name, separator, _ = shown.partition(":")
+            shown = f"{name}:***" if separator else shown
+        elif flag.name in _SECRETS and shown:
+            shown = "***"
+        if flag.variable:
+            print(f"{flag.variable}={shown}", file=sys.stderr)
 
 
 def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> ClientOptions:
