@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -69,7 +69,8 @@ from raftkv.errors import ConfigError, StatusError
 # ---- what a collection decides on: the checkpoints of a run, and what holds them
 #
 # ``latest`` of a kind is read before its records, and every txn that changes one of them changes ``latest`` too. If a
-# deletion finds ``latest`` unchanged, the whole picture of the kind is still right, and so are counts and extremes.
+# deletion finds every ``latest`` unchanged, the picture of the run is still right: counts, extremes, and the rules that
+# look at all kinds.
 
 
 @dataclass(slots=True)
@@ -398,7 +399,7 @@ class Collector:
             if self._dry_run:
                 self._result.deleted.append(each.checkpoint)
                 continue
-            if not await self._delete(state.kinds[each.checkpoint.kind], each):
+            if not await self._delete(state.kinds, each):
                 return False
             done += each.checkpoint.size_bytes
             if self._on_progress is not None:
@@ -439,23 +440,23 @@ class Collector:
             found.append(each)
         return found
 
-    async def _delete(self, kind: KindState, decision: Decision) -> bool:
+    async def _delete(self, kinds: Mapping[str, KindState], decision: Decision) -> bool:
         checkpoint, keys = decision.checkpoint, self._keys
         name, step = checkpoint.kind, checkpoint.step
-        record, latest = keys.record(name, step), keys.latest(name)
+        kind, record = kinds[name], keys.record(name, step)
         gone = ownership.deleting(checkpoint, "; ".join(decision.why), self._now(), self._name)
-        key, seen, seen_latest = keys.deleting(name, checkpoint.id), kind.records[step][1], kind.revision
+        key, seen = keys.deleting(name, checkpoint.id), kind.records[step][1]
         summary = kind.remove(step)
         result = await self._txn(
             [
                 mod_revision(record) == seen,
-                mod_revision(latest) == seen_latest,
+                *(mod_revision(keys.latest(each)) == found.revision for each, found in kinds.items() if found.records),
                 create_revision(keys.holds_of(name, step), prefix=True) == 0,
             ],
             [
                 delete(record),
                 put(key, gone.encode()),
-                put(latest, summary.encode()),
+                put(keys.latest(name), summary.encode()),
                 *(delete(keys.metric(name, metric, value, step)) for metric, value in checkpoint.metrics.items()),
                 *_let_go_of_parent(checkpoint),
             ],

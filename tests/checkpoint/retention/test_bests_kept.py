@@ -80,7 +80,7 @@ async def _play(acts: list[tuple[Any, ...]], path: Path) -> None:
                     assert after == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(_acts)
 def test_best_by_metrics_of_its_own_step_is_never_deleted(tmp_path_factory: Any, acts: list[tuple[Any, ...]]) -> None:
     play(_play(acts, tmp_path_factory.mktemp("place")))
