@@ -629,13 +629,14 @@ def _print(result: Collected, dry_run: bool) -> None:
     if result.decisions:
         out(_decisions_table(result.decisions, "would go" if dry_run else "gone"))
         print()
-    for words, uris in (("aborted attempt", result.given_up), ("orphan", result.orphans)):
+    for words, uris, advice in (
+        ("aborted attempt", result.given_up, ""),
+        ("orphan", result.orphans, ""),
+        ("no longer in the registry, its files are kept", result.kept_bytes, ""),
+        ("a complete checkpoint that is not in the registry, it is kept", result.unknown, " (import it, or delete it)"),
+    ):
         for uri in uris:
-            print(f"{words}: {uri}")
-    for uri in result.kept_bytes:
-        print(f"no longer in the registry, its files are kept: {uri}")
-    for uri in result.unknown:
-        print(f"a complete checkpoint that is not in the registry, it is kept: {uri} (import it, or delete it)")
+            print(f"{words}: {printable(uri)}{advice}")
     size_freed = size(sum(one.checkpoint.size_bytes for one in gone))
     verb = "would be deleted" if dry_run else "deleted"
     left = count(len(result.given_up) + len(result.orphans), "directory").replace("directorys", "directories")

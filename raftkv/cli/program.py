@@ -170,8 +170,15 @@ def _failed(error: BaseException, complain: Callable[[str], None]) -> int:
     else:
         text = f"{explain(error)}; {'give it more memory' if isinstance(error, MemoryError) else 'report this line'}"
     with contextlib.suppress(OSError):
-        complain(text)
+        complain(_shown(text))
     return ERROR
+
+
+def _shown(text: str) -> str:
+    """Return a text of an error without control sequences for the terminal: it may name what others have stored."""
+    from raftkv.errors import printable
+
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _open_closed_streams() -> None:
@@ -221,9 +228,9 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None], name: str) 
     except CommandError as error:
         sys.stdout.flush()
         if str(error):
-            complain(str(error))
+            complain(_shown(str(error)))
         for line in error.details:
-            print(f"{name}: {line}", file=sys.stderr)
+            print(f"{name}: {_shown(line)}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt as interrupt:
         _drop(interrupt)

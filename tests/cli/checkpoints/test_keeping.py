@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import raftkv
+from raftkv.checkpoint.keys import AttemptId, RegistryKeys
+from raftkv.checkpoint.records import Deleting
 from tests.cli.checkpoints.registered import ctl, save, text_of
 
 
@@ -73,8 +75,15 @@ def test_gc_deletes_what_no_rule_keeps_and_says_why(raftkv_cluster, raftkv_clien
     assert (done["dry_run"], [one["step"] for one in done["kept"]]) == (False, [100, 200, 400])
     assert not Path(saved[300].uri).exists()
     assert ctl(raftkv_cluster, "show", "job", "300").code == 1
+    attempt = AttemptId(1, 1, 1)
+    planted = RegistryKeys("job").deleting("files", attempt)
+    raftkv_client.put(planted, Deleting(f"memory://\x1b[2J/{attempt.directory}").encode())
+    refused = ctl(raftkv_cluster, "gc", "job", place)
+    assert (refused.code, "memory://\\x1b[2J/" in refused.errors, "\x1b" in refused.errors) == (1, True, False)
+    raftkv_client.put(planted, Deleting("memory://\x1b[2J\norphan: x").encode())
     left = text_of(ctl(raftkv_cluster, "gc", "job")).splitlines()
-    assert left[-1] == "0 of 3 checkpoints deleted, 0 B; 0 directories of dead attempts"
+    assert "aborted attempt: memory://\\x1b[2J\\norphan: x" in left
+    assert left[-1] == "0 of 3 checkpoints deleted, 0 B; 1 directory of dead attempts"
     bounded = json.loads(text_of(ctl(raftkv_cluster, "gc", "job", "--max-bytes=64B", "--keep-last=1", "--json", place)))
     assert [one["step"] for one in bounded["deleted"]] == [200]
 
