@@ -243,7 +243,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     if two := _clusters(picture):
         yield two  # what follows compares the members of one cluster
         return
-    for look in (_copies, _quorum, _leader, _versions, _alarms, _damage, _lag, _data):
+    for look in (_copies, _quorum, _leader, _versions, _alarms, _damage, _files, _lag, _data):
         yield look(picture)
     yield from _space(picture)
     yield _clocks(picture)
@@ -438,6 +438,15 @@ _LOSSES: Final = (
 """Metrics of losses, the worst first: name, largest harmless value, level, figure and advice."""
 
 
+def _files(picture: Picture) -> Finding:
+    subject = "limit: open files of members"
+    limits = [(answer.metrics[FILES], answer.endpoint) for answer in picture.answers if FILES in answer.metrics]
+    if not limits:
+        return skipped(subject, "no member shows its metrics")
+    limit, endpoint = min(limits)
+    return _judge_files(subject, limit, f"{limit:.0f} at {endpoint}")
+
+
 def _lag(picture: Picture) -> Finding:
     newest = max(status.raftIndex for status in picture.statuses.values())
     lags = {endpoint: newest - status.raftAppliedIndex for endpoint, status in picture.statuses.items()}
@@ -561,6 +570,7 @@ def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
 #
 # This machine: its clock, its limits and memory, and the versions of installed packages.
 
+FILES: Final = "os_fd_limit"
 FILES_MIN: Final = 4096
 MEMORY_MIN_BYTES: Final = 512 * 1024**2
 _TIME_ERROR: Final = 5
@@ -616,9 +626,12 @@ def check_descriptors(hard: int) -> Finding:
     Arguments:
         hard: hard limit; negative: none.
     """
-    subject = "limit: open files"
-    figure = "none" if hard < 0 else f"{hard} (of this shell)"
-    if 0 <= hard < FILES_MIN:
+    limit = math.inf if hard < 0 else hard
+    return _judge_files("limit: open files", limit, "none" if hard < 0 else f"{hard} (of this shell)")
+
+
+def _judge_files(subject: str, limit: float, figure: str) -> Finding:
+    if limit < FILES_MIN:
         return warning(
             subject, figure, "each connection needs one: set LimitNOFILE=65536 in the unit, or raise ulimit -Hn"
         )

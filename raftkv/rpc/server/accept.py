@@ -451,8 +451,9 @@ class ConnectionLimit:
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_INTERVAL_S
             _log.warning(
-                "rejected %d connections: the connection limit is reached; %d idle connections were closed so far",
+                "rejected connections: %d; the limit of %d is reached; %d idle connections were closed so far",
                 self._refused_unsaid,
+                self._shares.limit,
                 self.let_go_total,
             )
             self._refused_unsaid = 0

@@ -25,7 +25,7 @@ def answer(member_id: int, **fields) -> Answer:
         "fsync_p99_ms": 2.0,
         "peers_p99_ms": 1.0,
         "busiest": ("user alice", 0.5),
-        "metrics": {"raftkv_database_damaged": 0.0},
+        "metrics": {"raftkv_database_damaged": 0.0, "os_fd_limit": 65536.0},
     }
     return Answer(f"m{member_id}:1", status(member_id, **fields), program="raftkv/0.2.0", **measured)
 
@@ -116,6 +116,14 @@ def test_losses_that_a_member_knows_of(metric: str, value: float, level: Level, 
     assert loss.level is level
     assert advice in loss.advice
     assert level is Level.OK or loss.figure.endswith(": m2")
+
+
+def test_a_member_with_few_descriptors_is_named_though_this_shell_has_many():
+    found = picture()
+    found.answers[1] = replace(found.answers[1], metrics={"os_fd_limit": 160.0})
+    limit = of(found, "limit: open files of members")
+    assert (limit.level, limit.figure) == (Level.WARNING, "160 at m2:1")
+    assert "LimitNOFILE" in limit.advice
 
 
 def test_leaders():
