@@ -88,10 +88,10 @@ def test_copy_contains_concurrent_commits(tmp_path: Path, seed: int) -> None:
 
     for _ in range(3):
         change()
-        before = stores[0].size_bytes
+        before = stores[0].backend.size_bytes
         assert defragment(stores[0], change) == [None]
         assert buckets(stores[0]) == buckets(stores[1])
-        assert stores[0].size_bytes < before + 400_000
+        assert stores[0].backend.size_bytes < before + 400_000
         change()
     assert hashed(stores[0]) == hashed(stores[1])
     for store in stores:
