@@ -12,6 +12,7 @@ import pytest
 from raftkv.cli.command import Branch, Leaf
 from raftkv.cli.ctl.tree import GLOBAL_FLAGS, make_tree
 from tests.cli.runner import run_ctl, run_server
+from tests.long import long_except
 from tests.procs import find_tool
 
 WIDTH = 80
@@ -47,7 +48,7 @@ def etcdctl_options(command: str) -> dict[str, str]:
     return {name: "" if default == "false" else default for name, default in rows if name != "help"}
 
 
-@pytest.mark.parametrize("command", COMPARED)
+@pytest.mark.parametrize("command", long_except(COMPARED, COMPARED[::3]))
 def test_options_and_defaults_are_those_of_etcdctl(command: str) -> None:
     ours = options_of(page(command).partition("Options:\n")[2].partition("\n\nExample")[0])
     theirs = etcdctl_options(command)

@@ -119,7 +119,11 @@ def must_end(program: Running, nobody: Nobody, number: signal.Signals) -> int:
     return code
 
 
-@pytest.mark.parametrize("words", WAITING, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=pytest.mark.long if at % 3 else []) for at, words in enumerate(WAITING)],
+    ids=" ".join,
+)
 def test_a_signal_ends_a_command_that_no_member_answers(nobody: Nobody, words: tuple[str, ...]) -> None:
     """By Ctrl-C where the port is silent, by SIGTERM where it closes: what waits does not know which has come."""
     number = signal.SIGTERM if nobody.closes else signal.SIGINT

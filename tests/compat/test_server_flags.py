@@ -14,6 +14,7 @@ from raftkv import cluster_id
 from raftkv.cli.server_options import read_options
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import run_server
+from tests.long import long_except
 from tests.procs import ETCD_FAST, Cluster, find_tool
 
 TIMEOUT_S = 90.0
@@ -66,7 +67,7 @@ def run_etcd(words: list[str], directory: Path, environment: dict[str, str]) -> 
     return done.returncode, "\n".join(lines)
 
 
-@pytest.mark.parametrize("text", REFUSED)
+@pytest.mark.parametrize("text", long_except(REFUSED, REFUSED[::3]))
 def test_refused_alike(tmp_path, text):
     words = text.split()
     code, said = run_etcd(words, tmp_path, {})

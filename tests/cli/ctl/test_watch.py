@@ -57,7 +57,7 @@ FOLLOWS = [
 ]
 
 
-@pytest.mark.parametrize("text", FOLLOWS)
+@pytest.mark.parametrize("text", long_except(FOLLOWS, FOLLOWS[::3]))
 def test_changes_are_printed(server: str, text: str) -> None:
     words = [word.strip("'") for word in text.split(" ")]
     form = "json" if "json" in text else "hex" if "hex" in text else "other"
@@ -116,7 +116,7 @@ ENDINGS: list[tuple[str, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "environment"), ENDINGS)
+@pytest.mark.parametrize(("text", "environment"), long_except(ENDINGS, ENDINGS[::3]))
 def test_ends_of_a_watch(server: str, text: str, environment: dict[str, str]) -> None:
     ran = []
     for make in (etcdctl, raftkvctl):
