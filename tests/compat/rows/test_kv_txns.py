@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -42,30 +43,18 @@ def test_operation_without_a_request(store: Store) -> None:
     assert store.keys(get(*EVERYTHING)) == []
 
 
-@pytest.mark.parametrize("size", [128, 129])
-@pytest.mark.parametrize("part", ["compare", "then", "otherwise"])
-def test_number_of_operations(store: Store, part: str, size: int) -> None:
-    request = {
-        "compare": txn([compare("VERSION", "EQUAL", b"a", 0)] * size),
-        "then": txn(then=[get(b"a")] * size),
-        "otherwise": txn(otherwise=[get(b"a")] * size),
-    }[part]
-    if size == 129:
-        assert store.refusal(request) == TOO_MANY_OPERATIONS
-    else:
-        assert len(store.ask(request).responses) == (128 if part == "then" else 0)
+def test_number_of_operations(store: Store) -> None:
+    condition, read = compare("VERSION", "EQUAL", b"a", 0), get(b"a")
+    for part, operation, answers in (("compares", condition, 0), ("then", read, 128), ("otherwise", read, 0)):
+        assert len(store.ask(txn(**{part: [operation] * 128})).responses) == answers, part
+        assert store.refusal(txn(**{part: [operation] * 129})) == TOO_MANY_OPERATIONS, part
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "fits"), [(1, 127, True), (1, 128, False), (100, 28, True), (100, 29, False)]
-)
-def test_a_nested_transaction_has_what_its_parent_left(store: Store, outer: int, inner: int, fits: bool) -> None:
-    nested = txn(then=[get(b"a")] * inner)
-    request = txn(then=[nested, *[get(b"a")] * (outer - 1)])
-    if fits:
-        assert len(store.ask(request).responses) == outer
-    else:
-        assert store.refusal(request) == TOO_MANY_OPERATIONS
+def test_a_nested_transaction_has_what_its_parent_left(store: Store) -> None:
+    for outer, inner in ((1, 127), (100, 28)):
+        others = [get(b"a")] * (outer - 1)
+        assert len(store.ask(txn(then=[txn(then=[get(b"a")] * inner), *others])).responses) == outer
+        assert store.refusal(txn(then=[txn(then=[get(b"a")] * (inner + 1)), *others])) == TOO_MANY_OPERATIONS
 
 
 def test_each_nested_transaction_has_the_whole_rest(store: Store) -> None:
@@ -117,15 +106,15 @@ NO_DUPLICATES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", DUPLICATES)
-def test_duplicates_are_refused_in_either_branch(store: Store, case: str) -> None:
-    assert store.refusal(txn(then=DUPLICATES[case])) == DUPLICATE_KEY
-    assert store.refusal(txn(otherwise=DUPLICATES[case])) == DUPLICATE_KEY
+def test_duplicates_are_refused_in_either_branch(store: Store) -> None:
+    for case, operations in DUPLICATES.items():
+        assert store.refusal(txn(then=operations)) == DUPLICATE_KEY, case
+        assert store.refusal(txn(otherwise=operations)) == DUPLICATE_KEY, case
 
 
-@pytest.mark.parametrize("case", NO_DUPLICATES)
-def test_distinct_keys_are_no_duplicates(store: Store, case: str) -> None:
-    assert store.ask(txn(then=NO_DUPLICATES[case])).succeeded
+def test_distinct_keys_are_no_duplicates(store: Store) -> None:
+    for case, operations in NO_DUPLICATES.items():
+        assert store.ask(txn(then=operations)).succeeded, case
 
 
 def test_the_two_branches_may_put_one_key(store: Store) -> None:
@@ -158,29 +147,31 @@ HOLDS = {
 }
 
 
-@pytest.mark.parametrize("result", HOLDS)
-@pytest.mark.parametrize("target", ["VERSION", "CREATE", "MOD", "LEASE", "VALUE"])
-def test_compare(store: Store, target: str, result: str) -> None:
+def _held(store: Store, target: str, operands: tuple[Any, ...]) -> dict[str, tuple[bool, ...]]:
+    """Return which of the operands each result holds for."""
+    return {
+        result: tuple(store.ask(txn([compare(target, result, b"a", operand)])).succeeded for operand in operands)
+        for result in HOLDS
+    }
+
+
+def test_compare(store: Store) -> None:
     store.fill(b"a")
     store.ask(put(b"a", b"m"))
     revisions = {"CREATE": (store.at(0), store.at(1), store.at(2)), "MOD": (store.at(1), store.at(2), store.at(3))}
-    operands = revisions.get(target) or OPERANDS[target]
-    held = [store.ask(txn([compare(target, result, b"a", operand)])).succeeded for operand in operands]
-    assert tuple(held) == HOLDS[result]
+    for target, operands in (OPERANDS | revisions).items():
+        assert _held(store, target, operands) == HOLDS, target
 
 
-@pytest.mark.parametrize("result", HOLDS)
-@pytest.mark.parametrize("target", ["VERSION", "CREATE", "MOD", "LEASE"])
-def test_numbers_of_a_missing_key_are_zero(store: Store, target: str, result: str) -> None:
-    held = [store.ask(txn([compare(target, result, b"a", operand)])).succeeded for operand in (-1, 0, 1)]
-    assert tuple(held) == HOLDS[result]
+def test_numbers_of_a_missing_key_are_zero(store: Store) -> None:
+    for target in ("VERSION", "CREATE", "MOD", "LEASE"):
+        assert _held(store, target, (-1, 0, 1)) == HOLDS, target
 
 
-@pytest.mark.parametrize("result", HOLDS)
-@pytest.mark.parametrize("operand", [b"", b"x"])
-def test_value_of_a_missing_key_never_holds(store: Store, result: str, operand: bytes) -> None:
-    assert not store.ask(txn([compare("VALUE", result, b"a", operand)])).succeeded
-    assert not store.ask(txn([compare("VALUE", result, b"a", operand, b"c")])).succeeded
+def test_value_of_a_missing_key_never_holds(store: Store) -> None:
+    for result, operand in product(HOLDS, (b"", b"x")):
+        assert not store.ask(txn([compare("VALUE", result, b"a", operand)])).succeeded, (result, operand)
+        assert not store.ask(txn([compare("VALUE", result, b"a", operand, b"c")])).succeeded, (result, operand)
 
 
 def test_compare_of_an_interval_must_hold_for_all(store: Store) -> None:
@@ -212,11 +203,10 @@ def test_an_operand_of_another_target_counts_as_zero(store: Store) -> None:
     assert store.ask(txn([request])).succeeded
 
 
-@pytest.mark.parametrize("target", range(5))
-def test_compare_without_an_operand(store: Store, target: int) -> None:
+def test_compare_without_an_operand(store: Store) -> None:
     """Zero or empty is the operand then, in all five targets."""
-    missing = store.ask(txn([rpc_pb2.Compare(key=b"a", target=target)])).succeeded
-    assert missing is (target != rpc_pb2.Compare.VALUE)
+    missing = [store.ask(txn([rpc_pb2.Compare(key=b"a", target=target)])).succeeded for target in range(5)]
+    assert missing == [target != rpc_pb2.Compare.VALUE for target in range(5)]
 
 
 def test_an_unknown_result_holds_and_an_unknown_target_is_equal(store: Store) -> None:
@@ -291,23 +281,21 @@ def test_writes_inside_keep_create_revision_and_version(store: Store) -> None:
 # --- the pre-check: all or nothing --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize(
-    ("bad", "expected"),
-    [
-        (put(b"b", lease=7), LEASE_NOT_FOUND),
-        (put(b"b", ignore_value=True), KEY_NOT_FOUND),
-        (put(b"b", ignore_lease=True), KEY_NOT_FOUND),
-        (get(b"b", revision=2**62), FUTURE),
-        (get(b"b", revision=1), COMPACTED),
-        (get(b"b", revision=-5), COMPACTED),
-    ],
-    ids=["lease", "ignore-value", "ignore-lease", "future", "compacted", "negative"],
-)
-def test_one_bad_operation_undoes_all(store: Store, bad: Any, expected: tuple[str, str], nested: bool) -> None:
-    last = txn(then=[bad]) if nested else bad
-    assert store.refusal(txn(then=[put(b"a", b"1"), delete(b"x"), last])) == expected
-    assert store.ask(get(*EVERYTHING)) == store.range_answer(0)
+BAD = [
+    (put(b"b", lease=7), LEASE_NOT_FOUND),
+    (put(b"b", ignore_value=True), KEY_NOT_FOUND),
+    (put(b"b", ignore_lease=True), KEY_NOT_FOUND),
+    (get(b"b", revision=2**62), FUTURE),
+    (get(b"b", revision=1), COMPACTED),
+    (get(b"b", revision=-5), COMPACTED),
+]
+
+
+def test_one_bad_operation_undoes_all(store: Store) -> None:
+    for bad, expected in BAD:
+        for last in (bad, txn(then=[bad])):
+            assert store.refusal(txn(then=[put(b"a", b"1"), delete(b"x"), last])) == expected, bad
+            assert store.ask(get(*EVERYTHING)) == store.range_answer(0), bad
 
 
 def test_the_branch_not_taken_is_not_checked(store: Store) -> None:
