@@ -16,6 +16,7 @@ from tests.compat.rows.test_watch_rows import WATCH, Watcher
 from tests.compat.store import COMPACTED, TOO_LARGE, Store, compact, compare, delete, get, put, txn
 from tests.compat.streams import Streams
 from tests.compat.wire import Answer, Wire
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
 PODS, PODS_END = b"/registry/pods/", b"/registry/pods0"
@@ -190,7 +191,7 @@ def _progress(watcher: Watcher, cache: dict[bytes, int]) -> int:
     return message.header.revision
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=long_except(PROGRAMS, {"raftkv"}))
 def notifying(request: pytest.FixtureRequest) -> Iterator[Store]:
     """A member that tells progress every 0.2 s; API servers are run with 5 s."""
     with Cluster(PROGRAMS[request.param]) as cluster, Wire(cluster.endpoints) as wire:

@@ -7,6 +7,8 @@ on the real etcd, and it is why the oracle of the differential test has one memb
 
 from __future__ import annotations
 
+import pytest
+
 from raftkv.pb import rpc_pb2
 from tests.compat.store import COMPACTED, FUTURE, compact, get, put, txn
 from tests.compat.wire import Wire
@@ -45,6 +47,7 @@ def test_raftkv_refuses_alike_on_all_members() -> None:
         assert len(hashes) == 1
 
 
+@pytest.mark.long
 def test_etcd_members_part() -> None:
     """Fails on the day the oracle is an etcd without the bug: then the differential test may use three members."""
     with Cluster(ETCD_FAST, size=3) as cluster, Wire(cluster.endpoints) as wire:
