@@ -177,14 +177,14 @@ AT_CLIENT = [
 ]
 
 
-@pytest.mark.parametrize("row", EITHER + AT_SERVER, ids=str)
-def test_server(row: Row) -> None:
-    judge(row, ServerEnd)
+def test_server() -> None:
+    for row in EITHER + AT_SERVER:
+        judge(row, ServerEnd)
 
 
-@pytest.mark.parametrize("row", EITHER + AT_CLIENT, ids=str)
-def test_client(row: Row) -> None:
-    judge(row, ClientEnd)
+def test_client() -> None:
+    for row in EITHER + AT_CLIENT:
+        judge(row, ClientEnd)
 
 
 FIRST = [

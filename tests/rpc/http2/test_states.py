@@ -161,11 +161,11 @@ STATES: dict[str, tuple[Callable[[], End], dict[str, str]]] = {
 ALWAYS = {"PUSH_PROMISE": PROTOCOL, "CONTINUATION": PROTOCOL}
 
 
-@pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("state", STATES)
-def test_frame_in_state(state: str, name: str) -> None:
+def test_frame_in_state(state: str) -> None:
     make, seen = STATES[state]
-    judge(Row(f"5.1: {name}, {state}", FRAMES[name], seen.get(name, ALWAYS.get(name, "taken"))), make)
+    for name, sent in FRAMES.items():
+        judge(Row(f"5.1: {name}, {state}", sent, seen.get(name, ALWAYS.get(name, "taken"))), make)
 
 
 IDS = [
