@@ -289,9 +289,10 @@ READS = [
 ]
 
 
-@pytest.mark.parametrize("text", long_except(READS, READS[::3]))
+@pytest.mark.parametrize("text", long_except(READS, READS[::9]))
 def test_one_server(same, text):
-    compare(same.endpoints[0], same.endpoints[0], text.replace("<leader>", leader_id(same)))
+    words = text.replace("<leader>", leader_id(same)) if "<leader>" in text else text
+    compare(same.endpoints[0], same.endpoints[0], words)
 
 
 WRITES = r"""
