@@ -212,6 +212,7 @@ class _Run:
             compacting = group.create_task(compactor.run()) if self._options.compact_every else None
             try:
                 await self._faults(trouble, probe, compactor)
+                await self._recorder.wait_acked(self._options.acked_min - len(self._recorder.acked_calls), LIVE_S)
             finally:
                 self._stopping = True
                 self._gate.open()

@@ -33,13 +33,13 @@ from raftkv.pb import admin_pb2, rpc_pb2
 
 CHANGE_S: Final = 60.0
 """Time limit of a membership change: some wait until all members have been connected for 5 s."""
-END_S: Final = 30.0
+END_S: Final = 90.0
 """Time limit for a removed member to end."""
 KILL_SHARE: Final = 0.3
 """Probability that the leader is killed between the start of a new member and its promotion."""
 ACKS: Final = 15
 """Number of writes that must be acknowledged between two changes."""
-ACKS_S: Final = 30.0
+ACKS_S: Final = 90.0
 
 _ASK_EVERY_S = 0.1
 _CALL_S = 5.0
