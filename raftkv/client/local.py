@@ -68,7 +68,7 @@ READY_TIMEOUT_S: Final = 90.0
 POLL_S: Final = 0.01
 _PORTS: Final = range(10_000, 32_000)
 """Below the kernel's range of ports for outgoing connections, which may be taken at any moment."""
-_HEALTH_TIMEOUT_S: Final = 1.0
+_HEALTH_TIMEOUT_S: Final = 10.0
 _LOG_TAIL_BYTES: Final = 4096
 
 
