@@ -453,7 +453,7 @@ def check(backup: Manifest, path: Path) -> None:
 TRIES: Final = 3
 """Maximum number of snapshots to take until one was not overtaken by a compaction."""
 HASH_TIMEOUT_S: Final = 120.0
-STATUS_TIMEOUT_S: Final = 2.0
+STATUS_TIMEOUT_S: Final = 5.0
 
 
 async def take(kv: Client, path: Path, progress: Progress) -> tuple[EndpointStatus, Contents]:
