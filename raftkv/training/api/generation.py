@@ -310,15 +310,14 @@ class Leadership:
         generation: generation that it belongs to.
         name: name of the election.
         value: value of the leader that all ranks can read; empty: its rank.
-        ttl_s: TTL of the candidate's lease.
     """
 
-    def __init__(self, generation: Generation, name: str, value: Text, ttl_s: float = TTL_S) -> None:
+    def __init__(self, generation: Generation, name: str, value: Text) -> None:
         self.name = name
         self._generation = generation
         self._key = election_key(generation, name)
         value = to_bytes(value) or str(generation.rank).encode()
-        self._term = Term(generation.kv.scope.fenced(generation.fence), self._key, value, ttl_s, None, interrupt=False)
+        self._term = Term(generation.kv.scope.fenced(generation.fence), self._key, value, TTL_S, None, interrupt=False)
 
     @property
     def leads(self) -> bool:
