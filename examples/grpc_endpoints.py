@@ -124,7 +124,7 @@ async def serve(endpoint: str) -> None:
     await server.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with raftkv.aio.connect(endpoint) as kv, kv.endpoints(SERVICE).register(address, ttl=2):
+    async with raftkv.aio.connect(endpoint) as kv, kv.endpoints(SERVICE).register(address, ttl=5):
         await stop.wait()
     await server.stop(GRACE_S)  # clients know that it goes: calls under way end, and no new ones come
 

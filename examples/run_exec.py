@@ -48,7 +48,7 @@ def train() -> None:
 
 def start_node(endpoints: str, name: str) -> subprocess.Popen[bytes]:
     """What would be typed on each machine."""
-    command = f"run exec --job {JOB} --nnodes 2 --nproc-per-node 2 --max-restarts 3 --quiet".split()
+    command = f"run exec --job {JOB} --nnodes 2 --nproc-per-node 2 --max-restarts 3 --conf lease_ttl=10 --quiet".split()
     here = ["--node-name", name, "--local-addr", "127.0.0.1"]
     words = ["--endpoints", endpoints, *command, *here, "--", sys.executable, __file__]
     return subprocess.Popen([sys.executable, "-m", "raftkv.cli.ctl", *words])
@@ -59,7 +59,7 @@ def main() -> None:
     with raftkv.local() as cluster:
         endpoints = ",".join(cluster.endpoints)
         nodes = [start_node(endpoints, name) for name in ("machine-a", "machine-b")]
-        print("exit codes:", [node.wait(60) for node in nodes])
+        print("exit codes:", [node.wait(120) for node in nodes])
         words = ["--endpoints", endpoints, "run", "timeline", JOB, "--json"]
         timeline_json = subprocess.check_output([sys.executable, "-m", "raftkv.cli.ctl", *words])
         for generation in json.loads(timeline_json)["epochs"]:

@@ -109,6 +109,7 @@ def demonstrate(options: argparse.Namespace) -> None:
     with raftkv.local() as cluster, cluster.connect() as kv:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--rdzv-backend=raftkv", "--rdzv-id=demo"),
+            "--rdzv-conf=lease_ttl=10",
             *(f"--rdzv-endpoint={','.join(cluster.endpoints)}", "--local-addr=127.0.0.1", __file__, "--checkpoint"),
             f"--steps={options.steps}",
         ]

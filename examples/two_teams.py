@@ -47,7 +47,7 @@ def train(cluster: raftkv.LocalCluster, user: str, run_id: str, directory: str) 
     """Train for a step and save it, as the user that the settings name."""
     settings = {"user": user, "password": f"{user}-pw"}
     with raftkv.training.join(
-        run_id, endpoints=cluster.endpoints, client=settings, min_nodes=1, checkpoints=directory
+        run_id, endpoints=cluster.endpoints, client=settings, min_nodes=1, lease_ttl_s=10, checkpoints=directory
     ) as run:
         run.barrier("ready")
         with run.checkpoint(1) as saving:

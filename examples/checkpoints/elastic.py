@@ -51,8 +51,8 @@ def work(endpoints: str, uri: str, fatal_step: int) -> None:
         optimizer.load_state_dict(states[1])
 
     run = raftkv.training.join(
-        "job", endpoints=endpoints, min_nodes=RANKS, max_nodes=RANKS, expected_nodes=RANKS, disconnect_grace_s=0.03,
-        address="127.0.0.1", checkpoints=uri,
+        "job", endpoints=endpoints, min_nodes=RANKS, max_nodes=RANKS, expected_nodes=RANKS, lease_ttl_s=10,
+        disconnect_grace_s=0.03, address="127.0.0.1", checkpoints=uri,
     )  # fmt: skip
     with run, raftkv.torch.ElasticGroup(run, sync=share, load=load, save=save, save_every=SAVE_EVERY) as group:
         for step in group.steps(STEPS):

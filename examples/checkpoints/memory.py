@@ -90,7 +90,9 @@ def train(directory: Path) -> None:
 
 def start_node(endpoints: str, name: str, directory: str) -> subprocess.Popen[bytes]:
     """What would be typed on each machine."""
-    command = f"run exec --job demo --nnodes {NODES} --conf checkpoint_memory=64MiB --conf rank_policy=fill --quiet"
+    command = (
+        f"run exec --job demo --nnodes {NODES} --conf checkpoint_memory=64MiB,rank_policy=fill,lease_ttl=10 --quiet"
+    )
     here = ["--node-name", name, "--local-addr", "127.0.0.1"]
     words = ["--endpoints", endpoints, *command.split(), *here, "--", sys.executable, __file__, directory]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

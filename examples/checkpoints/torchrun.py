@@ -137,7 +137,7 @@ def demonstrate() -> None:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", "--rdzv-id=demo", "--nnodes=1"),
             *(f"--rdzv-endpoint={','.join(cluster.endpoints)}", f"--nproc-per-node={WORKERS}", "--max-restarts=1"),
-            *("--local-addr=127.0.0.1", __file__, f"--uri={uri}", f"--losses={disturbed}"),
+            *("--local-addr=127.0.0.1", "--rdzv-conf=lease_ttl=10", __file__, f"--uri={uri}", f"--losses={disturbed}"),
         ]
         agent = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         registry = raftkv.checkpoint.Registry(kv, "demo", uri=f"{uri}/demo")
