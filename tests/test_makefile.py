@@ -15,7 +15,7 @@ import pytest
 from requirements import pythons
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 PYTHON = """#!/bin/sh
 echo "python $*" >> calls

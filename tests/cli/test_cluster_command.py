@@ -22,7 +22,7 @@ from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
 
 READY_TIMEOUT_S = 90
-STOP_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 120
 
 
 @contextmanager

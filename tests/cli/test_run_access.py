@@ -56,7 +56,7 @@ def connect(endpoint, user):
 def join(endpoint, user, run_id, directory, **options):
     client = {"user": user, "password": f"{user}-pw"}
     return raftkv.training.join(
-        run_id, endpoints=endpoint, client=client, min_nodes=1, checkpoints=str(directory), **options
+        run_id, endpoints=endpoint, client=client, min_nodes=1, lease_ttl_s=60, checkpoints=str(directory), **options
     )
 
 

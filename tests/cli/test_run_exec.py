@@ -17,7 +17,7 @@ from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.procs import wait_for
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 WORKER = Path(__file__).with_name("run_worker.py")
 JOB = "jobs/exec"
 

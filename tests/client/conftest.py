@@ -31,7 +31,7 @@ def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[..., Any]:
     def run(scenario: Scenario, **options: Any) -> Any:
         async def main() -> Any:
             async with connect(member.endpoints, namespace=namespace, **options) as kv:
-                return await asyncio.wait_for(scenario(kv), 60)
+                return await asyncio.wait_for(scenario(kv), 120)
 
         return asyncio.run(main())
 

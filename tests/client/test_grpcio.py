@@ -25,7 +25,7 @@ from raftkv.pb import admin_pb2, election_pb2, health_pb2, lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from tests.procs import RAFTKV, Cluster
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class Row(NamedTuple):

@@ -65,7 +65,7 @@ class Field:
 
 
 def run(scenario):
-    return asyncio.run(asyncio.wait_for(scenario(), 60))
+    return asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 ABC = parse_endpoints("a,b,c")

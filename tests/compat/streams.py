@@ -21,8 +21,8 @@ import grpc
 
 from tests.compat.wire import Answer, Wire, response_class
 
-WAIT_MAX_S = 60.0
-CALL_MAX_S = 120.0
+WAIT_MAX_S = 120.0
+CALL_MAX_S = 240.0
 
 
 class NothingCameError(Exception):

@@ -24,7 +24,7 @@ import grpc
 
 from raftkv.pb import services
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

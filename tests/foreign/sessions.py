@@ -31,7 +31,7 @@ from tests.foreign.environments import HOME, interpreter
 from tests.procs import Cluster, wait_for
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
-SCRIPT_TIMEOUT_S = 60.0
+SCRIPT_TIMEOUT_S = 120.0
 Steps = list[list[Any]]
 
 

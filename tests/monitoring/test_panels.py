@@ -165,7 +165,7 @@ def test_no_panel_is_empty_and_no_rule_names_what_is_not_there(tmp_path: Path) -
                 return not empty
 
             try:
-                wait_for(fill, "series for all panels", 60)
+                wait_for(fill, "series for all panels", 120)
             finally:
                 assert empty == {}
             _raise_alarm(endpoints)

@@ -17,7 +17,7 @@ import raftkv.aio
 from raftkv.client.errors import EndpointsFailed
 from raftkv.rpc.client.connect import addresses, beside
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 DEAD_DNS = """
 import asyncio, os, socket, sys, threading
 

@@ -33,7 +33,7 @@ from tests.client.waiting import until
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 Scenario = Callable[["Job"], Awaitable[Any]]
 
 
@@ -324,7 +324,9 @@ def test_previous_names_work_and_warn(play):
     play(scenario)
 
 
-def test_one_leads_at_a_time_and_never_beyond_the_generation(play):
+def test_one_leads_at_a_time_and_never_beyond_the_generation(play, monkeypatch):
+    monkeypatch.setattr("raftkv.training.api.generation.TTL_S", 60)
+
     async def scenario(job: Job) -> None:
         runs = await job.join()
         tokens = []
@@ -522,7 +524,7 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monk
 
     async def scenario(job):
         async def train():
-            async with await join(job.run_id, endpoints=job.endpoints, min_nodes=1) as run:
+            async with await join(job.run_id, endpoints=job.endpoints, min_nodes=1, lease_ttl_s=60) as run:
                 run._attachment.report = away
                 raise error
 

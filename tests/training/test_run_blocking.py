@@ -17,7 +17,7 @@ import raftkv.training
 from raftkv.training import GenerationOver, Run, RunClosed
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ FORKED = """
 import os, sys
 import raftkv, raftkv.training
 
-run = raftkv.training.join("forked", endpoints=sys.argv[1], min_nodes=1, max_nodes=1)
+run = raftkv.training.join("forked", endpoints=sys.argv[1], min_nodes=1, max_nodes=1, lease_ttl_s=60)
 child = os.fork()
 if child == 0:
     try:
@@ -147,7 +147,7 @@ def test_a_program_that_never_leaves_its_run_ends_in_silence(cluster):
 def test_rejoin_after_leave_fails_at_once(cluster):
     """A run that has left asked itself, without a pause, whether it was registered: its thread did nothing else."""
     with cluster.connect() as kv:
-        run = raftkv.training.join("left", kv=kv, min_nodes=1)
+        run = raftkv.training.join("left", kv=kv, min_nodes=1, lease_ttl_s=60)
         run.leave()
         ended = threading.Event()
 

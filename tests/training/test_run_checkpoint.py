@@ -23,7 +23,7 @@ from raftkv.training.api import checkpoint
 from raftkv.training.api.generation import Generation
 from raftkv.training.api.run import Resuming, Saving
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +210,14 @@ def test_a_file_that_was_promised_and_is_not_there(ranks):
 
 
 def test_without_a_place(cluster):
-    with raftkv.training.join("nowhere", endpoints=cluster.endpoints) as run:
+    with raftkv.training.join("nowhere", endpoints=cluster.endpoints, lease_ttl_s=60) as run:
         with pytest.raises(ConfigError, match="no place for the checkpoints of run 'nowhere'"):
             save(run, 1)
         assert run.checkpoints.uri == ""
 
 
 def test_a_worker_of_an_agent_saves_under_the_fence_of_its_node(cluster, tmp_path, monkeypatch):
-    agent = raftkv.training.join("agent", endpoints=cluster.endpoints, disconnect_grace_s=0.05)
+    agent = raftkv.training.join("agent", endpoints=cluster.endpoints, disconnect_grace_s=0.05, lease_ttl_s=60)
     place = {"RUN_ID": "agent", "EPOCH": "1", "RANK": "0", "ENDPOINTS": ",".join(cluster.endpoints)}
     for name, value in {**place, "CHECKPOINT_URI": str(tmp_path)}.items():
         monkeypatch.setenv(f"RAFTKV_{name}", value)
@@ -235,7 +235,7 @@ def test_for_asyncio(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("RAFTKV_CHECKPOINT_URI", str(tmp_path))
 
     async def main() -> None:
-        async with await raftkv.training.aio.join("aio", endpoints=cluster.endpoints) as run:
+        async with await raftkv.training.aio.join("aio", endpoints=cluster.endpoints, lease_ttl_s=60) as run:
             async with run.resume() as last:
                 assert last is None
             async with run.checkpoint(1) as saving:

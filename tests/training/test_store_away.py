@@ -19,7 +19,7 @@ from raftkv.training.errors import ClusterAway
 from raftkv.training.rendezvous.sync_participant import Participant
 from tests.procs import RAFTKV, Cluster, free_port
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 WORKER = {"RAFTKV_RUN_ID": "job", "RAFTKV_EPOCH": "1", "RAFTKV_RANK": "0"}
 
 

@@ -24,7 +24,7 @@ from tests.checkpoint.chaos.points import AFTER_COMMIT, AFTER_PREPARE, BEFORE_PR
 from tests.checkpoint.chaos.registry_ranks import METRIC, RegistryRank, problems_of
 
 ELEMENTS = 2048
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 class DcpRank(RegistryRank):

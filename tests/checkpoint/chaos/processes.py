@@ -28,7 +28,7 @@ from typing import Any
 from tests.checkpoint.chaos.points import AT, DONE, FAILED, GO, READY, Points
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 REGISTRY = "registry"
 DCP = "dcp"
 DCP_ASYNC = "dcp-async"

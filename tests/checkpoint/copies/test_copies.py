@@ -452,7 +452,7 @@ def test_a_holder_that_sends_a_byte_now_and_then_costs_a_reader_its_try_alone(mo
             address = f"127.0.0.1:{listener.getsockname()[1]}"
             slow = replace(true, holder="node-a", host="a", address=address, token="f" * 64)
             world.put(KEYS.copy(MEMORY, checkpoint.id, "rank-0", "node-a"), slow.encode(), leased=True)
-            assert bytes(await asyncio.wait_for(registry.fetch(checkpoint, "rank-0", to="a"), 30)) == data
+            assert bytes(await asyncio.wait_for(registry.fetch(checkpoint, "rank-0", to="a"), 90)) == data
 
     try:
         play(story())

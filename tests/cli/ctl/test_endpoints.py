@@ -82,7 +82,7 @@ class Session:
                 return self.members[endpoint.host]
 
             async with Client(NAMES, self._options, open_transport=open_transport) as client:
-                return await asyncio.wait_for(use(client), 60)
+                return await asyncio.wait_for(use(client), 120)
 
         return asyncio.run(with_client())
 

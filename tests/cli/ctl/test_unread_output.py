@@ -15,7 +15,7 @@ from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 
 BIN = Path(sys.executable).parent
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_users_and_tokens_that_end():
             await with_new_tokens(root, endpoints)
 
     with Cluster(ETCD_FAST) as cluster:
-        asyncio.run(asyncio.wait_for(scenario(cluster.endpoints), 60))
+        asyncio.run(asyncio.wait_for(scenario(cluster.endpoints), 120))
 
 
 async def with_new_tokens(root, endpoints):

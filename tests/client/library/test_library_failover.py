@@ -108,7 +108,7 @@ def test_a_paused_member_is_left(three):
     async def scenario():
         async with connect(three.endpoints, timeout_s=2) as kv:
             await kv.put("k", "v")
-            async with kv.lease(ttl=6) as lease:
+            async with kv.lease(ttl=15) as lease:
                 first = three.members[0]
                 first.process.send_signal(19)  # SIGSTOP
                 try:

@@ -100,12 +100,11 @@ def test_waiting_for_a_session_has_its_limit(play):
 @pytest.mark.long
 def test_leases_are_kept_alive(play):
     async def scenario(kv):
-        leases = [await kv.lease(ttl=2) for _ in range(20)]
-        deadlines = [lease.remaining_s for lease in leases]
-        async with asyncio.timeout(90):
-            await asyncio.gather(*(kept_past(lease, 2 * lease.ttl) for lease in leases))
+        leases = [await kv.lease(ttl=10) for _ in range(20)]
+        for _ in range(2):
+            await asyncio.gather(*(renewed(lease, lease.remaining_s) for lease in leases))
         assert all(lease.alive for lease in leases)
-        assert len(deadlines) == len(set(await kv.leases()) & {lease.id for lease in leases})
+        assert {lease.id for lease in leases} <= set(await kv.leases())
 
     play(scenario)
 
@@ -115,26 +114,16 @@ def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(play):
     """etcd does not know of them; raftkv does."""
 
     async def scenario(kv):
-        lease = await kv.lease(ttl=2, disconnect_grace_s=0.1, patient=True)
+        lease = await kv.lease(ttl=10, disconnect_grace_s=0.1, patient=True)
         await kv.put("k", "v", lease=lease)
-        async with asyncio.timeout(90):
-            await kept_past(lease, 2 * lease.ttl)
+        for _ in range(2):
+            await renewed(lease, lease.remaining_s)
         assert (await kv.get("k")).lease == lease.id
         await lease.revoke()
         assert await kv.get("k") is None
         assert not lease.alive
 
     play(scenario)
-
-
-async def kept_past(lease, seconds):
-    """Wait until a time has passed by the loop's clock, or the lease is lost."""
-    try:
-        async with asyncio.timeout(seconds):
-            await lease.lost.wait()
-    except TimeoutError:
-        return
-    lease.check()
 
 
 def test_lease_loss_reaches_every_user_of_the_lease(play):
@@ -219,7 +208,7 @@ def test_a_lease_outlives_its_members(three):
     """Every member in turn is killed; the lease of a client that looks for the next one in time is not lost."""
 
     async def scenario():
-        async with connect(three.endpoints, timeout_s=10) as kv, kv.lease(ttl=6) as lease:
+        async with connect(three.endpoints, timeout_s=30) as kv, kv.lease(ttl=15) as lease:
             await kv.put("k", "v", lease=lease)
             for member in three.members:
                 await asyncio.to_thread(member.kill)
@@ -259,7 +248,7 @@ def test_without_a_cluster_a_lease_is_lost_in_time(member):
             finally:
                 await asyncio.to_thread(member.members[0].restart)
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ METHODS: dict[type[Any], str] = {
     election_pb2.LeaderRequest: ELECTION + "Leader",
 }
 EPISODE_OPS = 160
-CALL_MAX_S = 60.0
+CALL_MAX_S = 120.0
 TTL_TOLERANCE_S = 3
 SHRINK_MAX_S = 60.0
 PROGRESS_PERIOD_S = 0.2

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 TRACE = Path(__file__).with_name("testdata") / "horovod_two_ranks.txt"
 POLL_S = 0.01
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Step(NamedTuple):

@@ -98,4 +98,4 @@ async def _scenario(cluster: Cluster) -> None:
 
 def test_watches_and_leases_survive_database_replacement() -> None:
     with Cluster(RAFTKV, size=3, flags=FLAGS) as cluster:
-        asyncio.run(asyncio.wait_for(_scenario(cluster), 60))
+        asyncio.run(asyncio.wait_for(_scenario(cluster), 120))

@@ -25,7 +25,7 @@ WATCH = "/etcdserverpb.Watch/Watch"
 FLAGS = ["--snapshot-count", "50", "--snapshot-catchup-entries", "10", "--lease-min-ttl", "1"]
 REQUEST_TIMEOUT_S = 7.0
 OK = Answer("OK", "", None)
-KEEP_ALIVE_TIMEOUT_S = 60.0
+KEEP_ALIVE_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")

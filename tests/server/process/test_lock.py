@@ -20,7 +20,7 @@ LOCK, UNLOCK = "v3lockpb.Lock/Lock", "v3lockpb.Lock/Unlock"
 CAMPAIGN, OBSERVE = "v3electionpb.Election/Campaign", "v3electionpb.Election/Observe"
 TXN = "etcdserverpb.KV/Txn"
 HOLDER, WAITER = 0x1, 0x2
-WAIT_MAX_S = 60.0
+WAIT_MAX_S = 120.0
 
 
 @pytest.fixture

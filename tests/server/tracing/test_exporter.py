@@ -22,7 +22,7 @@ from raftkv.server.tracing.assembly import make_tracing
 from raftkv.server.tracing.exporter import SpanThread, make_exporter
 from raftkv.server.tracing.recording import SERVER, Context, Recording
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

@@ -158,4 +158,4 @@ def test_figures_are_measured_only_for_viewers(tmp_path: Path, monkeypatch: Any)
             await _figures_come_and_go(members)
             await _users_are_asked(members)
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), 120))

@@ -291,7 +291,7 @@ def test_a_program_that_was_replaced_may_begin_anew(registry):
 
 
 def test_in_a_run(kv, tmp_path):
-    with raftkv.training.join("dcp-run", kv=kv, checkpoints=str(tmp_path)) as run:
+    with raftkv.training.join("dcp-run", kv=kv, lease_ttl_s=60, checkpoints=str(tmp_path)) as run:
         loaded = state()
         assert resume(run, loaded) is None
         writer = save(run, 4)
@@ -304,7 +304,7 @@ def test_in_a_run(kv, tmp_path):
 
 
 def test_a_generation_that_ends_in_mid_save(kv, tmp_path):
-    run = raftkv.training.join("mid-save", kv=kv, checkpoints=str(tmp_path))
+    run = raftkv.training.join("mid-save", kv=kv, lease_ttl_s=60, checkpoints=str(tmp_path))
     writer = Writer(run, 1)
     finish = writer.finish
 

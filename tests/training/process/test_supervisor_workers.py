@@ -21,7 +21,7 @@ from raftkv.training.records import Member
 from raftkv.training.rendezvous.world import World
 from tests.procs import wait_for
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 FOREVER = "import threading; threading.Event().wait()"
 STUBBORN = f"""

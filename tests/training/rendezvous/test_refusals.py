@@ -20,7 +20,7 @@ from tests.long import long_except
 from tests.virtual_store.direct import FakeControl, StoreWorld
 from tests.virtual_store.store import Store
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 CONFIG = RunConfig(run_id="job", last_call_timeout_s=0.0)
 
 

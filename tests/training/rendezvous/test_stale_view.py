@@ -18,7 +18,7 @@ from tests.virtual_store.direct import FakeControl, StoreWorld
 
 KEYS = RunKeys("job")
 CONFIG = RunConfig(run_id="job", min_nodes=1, max_nodes=1, host="c", last_call_timeout_s=0.0).checked()
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class LateControl:

@@ -23,7 +23,7 @@ class LedgerWorld(StoreWorld):
 
 def play(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a story, which may take a minute."""
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 async def until(condition: Callable[[], object]) -> None:

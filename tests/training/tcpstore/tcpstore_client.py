@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raftkv.training.tcpstore.wire import VALIDATION, Op, pack_bytes, pack_int
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 EOF = b"<closed>"
 SILENT = (Op.SET, Op.MULTI_SET, Op.APPEND, Op.QUEUE_PUSH)
 

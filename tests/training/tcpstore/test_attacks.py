@@ -147,7 +147,7 @@ class World:
 
 
 def attack(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 async def turns(count: int = 50) -> None:

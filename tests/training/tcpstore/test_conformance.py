@@ -158,6 +158,7 @@ def _assert_same(steps: list[Step], ours: list[bytes], theirs: list[bytes]) -> N
 def test_every_operation_is_answered_as_by_both_servers_of_torch(
     gateway_port: int, uv_port: int, legacy_port: int
 ) -> None:
+    _clean(gateway_port, uv_port, legacy_port)
     ours = _answers(gateway_port, VALUES)
     _assert_same(VALUES, ours, _answers(uv_port, VALUES))
     _assert_same(VALUES, ours, _answers(legacy_port, VALUES))
@@ -165,14 +166,14 @@ def test_every_operation_is_answered_as_by_both_servers_of_torch(
 
 def test_absent_values_queues_and_barriers_are_answered_as_by_the_libuv_server(gateway_port: int, uv_port: int) -> None:
     steps = [*VALUES[:1], *ABSENT_QUEUES_AND_BARRIERS]
-    # Both stores hold what the test before has left, if it ran: begin alike.
-    keys: set[bytes] = set()
-    for port in (gateway_port, uv_port):
-        keys |= _keys(port)
-    clean: list[Step] = [(Op.DELETE_KEY, key) for key in keys]
-    for port in (gateway_port, uv_port):
-        _answers(port, clean)
+    _clean(gateway_port, uv_port)
     _assert_same(steps, _answers(gateway_port, steps), _answers(uv_port, steps))
+
+
+def _clean(*ports: int) -> None:
+    """Delete what the tests before have left, whichever they were."""
+    for port in ports:
+        _answers(port, [(Op.DELETE_KEY, key) for key in _keys(port)])
 
 
 def _keys(port: int) -> set[bytes]:

@@ -29,7 +29,7 @@ from tests.training.tcpstore.tcpstore_client import EOF, RawClient, encode, gate
 if TYPE_CHECKING:
     from raftkv.client.local import LocalCluster
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def _value(port: int, key: bytes) -> bytes:

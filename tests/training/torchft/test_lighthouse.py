@@ -32,7 +32,7 @@ from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
 from tests.spoiled import spoiled
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 JOB = "job"
 
 

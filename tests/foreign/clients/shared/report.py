@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 """How long a scenario waits for something that must happen, seconds."""
 
 
