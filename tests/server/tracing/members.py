@@ -19,7 +19,7 @@ from raftkv.server.member import Member
 from raftkv.server.tracing import exporter
 from tests.procs import free_port
 
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 POLL_S = 0.1
 
 
