@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,19 @@ def test_an_epoch_over_three_worlds_uses_every_sample_once(shuffle: bool) -> Non
     assert state == {"epoch": 0, "length": 100, "consumed": 100, "seed": 5, "dataset": ""}
 
 
+def read_ahead(loader: Iterable[Any], count: int) -> Iterator[Any]:
+    """Batches of a loader whose workers are so many ahead: it has taken their samples from the sampler."""
+    ahead: deque[Any] = deque()
+    for batch in loader:
+        ahead.append(batch)
+        if len(ahead) > count:
+            yield ahead.popleft()
+    yield from ahead
+
+
 def test_samples_read_ahead_are_not_counted() -> None:
     sampler = ElasticSampler(40, batch_size=4, shuffle=False)
-    loader = DataLoader(
-        list(range(40)),
-        batch_size=4,
-        sampler=sampler,
-        num_workers=1,
-        prefetch_factor=4,
-        multiprocessing_context="fork",
-    )
-    batches = sampler.batches(loader)
+    batches = sampler.batches(read_ahead(DataLoader(list(range(40)), 4, sampler=sampler), 4))
     assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert sampler.position == Position(0, 40, 8)
     del batches
