@@ -296,19 +296,19 @@ def details(checkpoint: Checkpoint, held: Sequence[str]) -> list[tuple[str, str]
     """Return the details of one checkpoint as pairs of name and value."""
     one = checkpoint
     lines = [
-        ("uri", printable(one.uri)),
+        ("uri", one.uri),
         ("kind", one.kind),
         ("attempt", f"generation {one.generation}, number {one.number}"),
-        ("saved by", f"{one.world_size} rank{'' if one.world_size == 1 else 's'}, {printable(one.holder)}"),
+        ("saved by", f"{one.world_size} rank{'' if one.world_size == 1 else 's'}, {one.holder}"),
         ("files", f"{one.file_count}, {size(one.size_bytes)} ({one.size_bytes} bytes)"),
         ("committed", f"{clock(one.time)}, {span(one.duration_s)} after its start"),
         ("manifest", one.manifest),
         ("root", one.root),
     ]
-    lines += [("descends from", printable(str(one.parent)))] if one.parent is not None else []
-    lines += [("metric", f"{printable(name)} {value!r}") for name, value in sorted(one.metrics.items())]
-    lines += [("metadata", printable(f"{name}={value}")) for name, value in sorted(one.metadata.items())]
-    return [*lines, *(("kept as", printable(why)) for why in held)]
+    lines += [("descends from", str(one.parent))] if one.parent is not None else []
+    lines += [("metric", f"{name} {value!r}") for name, value in sorted(one.metrics.items())]
+    lines += [("metadata", f"{name}={value}") for name, value in sorted(one.metadata.items())]
+    return [*lines, *(("kept as", why) for why in held)]
 
 
 def commit_line(checkpoint: Checkpoint, revision: int) -> str:
@@ -358,7 +358,7 @@ def show(invocation: Invocation) -> None:
 def _print_details(checkpoint: Checkpoint, reasons: Held, manifest: Manifest | None) -> None:
     print(f"run {printable(checkpoint.run_id)}, step {checkpoint.step}")
     for name, value in details(checkpoint, reasons.get((checkpoint.kind, checkpoint.step), ())):
-        print(f"  {name:14}{value}")
+        print(f"  {name:14}{printable(value)}")
     if manifest is not None:
         print()
         rows = [(str(rank), file.name, size(file.size_bytes), file.digest) for rank, file in manifest.files]

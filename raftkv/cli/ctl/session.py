@@ -40,6 +40,7 @@ from raftkv.errors import (
     ContextDeadlineExceededError,
     RaftKVError,
     StatusError,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -261,8 +262,8 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
 
 
 def remark(text: str) -> None:
-    """Print a note on standard error, without ending the command."""
-    print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
+    """Print a note on standard error, without ending the command or acting on the terminal."""
+    print(f"raftkvctl: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _print_settings(invocation: Invocation) -> None:

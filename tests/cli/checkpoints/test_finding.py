@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 import raftkv
 from raftkv.checkpoint import Reference
+from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.cli.checkpoints import checkpoints_table
 from raftkv.cli.table import clock
 from tests.cli.checkpoints.registered import ctl, save, text_of
@@ -136,8 +138,11 @@ def test_texts_of_users_do_nothing_to_a_terminal(raftkv_cluster, raftkv_client, 
     registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path))
     attempt = registry.begin(registry.claim(), 1, metadata={"note": "café \x1b[2J\n"})
     attempt.prepare(0, [])
-    attempt.commit()
-    assert "note=café \\x1b[2J\\n\n" in text_of(ctl(raftkv_cluster, "show", "job"))
+    planted = replace(attempt.commit(), root="\x1b[2J", uri=f"{tmp_path}/\x1b[2J")
+    raftkv_client.put(RegistryKeys("job").record(planted.kind, 1), planted.encode())
+    shown, verified = text_of(ctl(raftkv_cluster, "show", "job")), ctl(raftkv_cluster, "verify", "job")
+    assert "note=café \\x1b[2J\\n\n" in shown
+    assert (verified.code, "\x1b" in shown + verified.errors) == (1, False)
 
 
 # ---- watch
