@@ -65,6 +65,7 @@ from raftkv.pb.enums import alarm_name
 from raftkv.replica.node.bootstrap import check_member_files, is_new
 from raftkv.rpc.client.connect import addresses
 from raftkv.server.joining import check_founder, discover
+from raftkv.server.memory import cgroup_limit_bytes
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
 from raftkv.server.tls.ports import Ports
 from raftkv.urls import parse_endpoints
@@ -650,7 +651,7 @@ def _check_memory(root: Path) -> Iterator[Finding]:
     except OSError:
         yield from (skipped(subject, "this system does not report it") for subject in ("memory", "swap"))
         return
-    limit, available = cgroup_limit(root), found.get("MemAvailable", 0)
+    limit, available = cgroup_limit_bytes(root), found.get("MemAvailable", 0)
     shown = f"{human_size(available)} available of {human_size(found.get('MemTotal', 0))}"
     if limit is not None:
         shown += f", cgroup limit {human_size(limit)}"
@@ -666,25 +667,6 @@ def _check_memory(root: Path) -> Iterator[Finding]:
         yield warning("swap", f"{human_size(used)} in use", advice)
     else:
         yield ok("swap", f"{human_size(used)} in use")
-
-
-def cgroup_limit(root: Path) -> int | None:
-    """Return the lowest memory limit of the control groups above this process; None: no limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    group = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    base = root / "sys/fs/cgroup"
-    here = base / group.strip("/")
-    limits: list[int] = []
-    for folder in (here, *here.parents):
-        if base not in (folder, *folder.parents):
-            break
-        with contextlib.suppress(OSError):
-            text = (folder / "memory.max").read_text(encoding="ascii").strip()
-            limits += [int(text)] if text.isdigit() else []
-    return min(limits, default=None)
 
 
 def _check_huge_pages(root: Path) -> Finding:

@@ -22,7 +22,7 @@ from raftkv.errors import ConfigError
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.tls import Security
-from raftkv.server import descriptors
+from raftkv.server import descriptors, memory
 
 RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
 """Allowance above max-request-bytes for a message before it is refused unread (etcd: grpcOverheadBytes)."""
@@ -63,8 +63,14 @@ def client_limits(config: ServerConfig) -> ServerLimits:
         config: settings of the member.
     """
     default = ServerLimits()
+    answers_bytes = memory.share_bytes(4, default.process_send_buffer_bytes)
+    requests_bytes = memory.share_bytes(8, default.process_assembly_bytes)
     return ServerLimits(
         connections=descriptors.client_connections(default.connections),
+        process_send_buffer_bytes=answers_bytes,
+        connection_send_buffer_bytes=min(default.connection_send_buffer_bytes, answers_bytes),
+        process_assembly_bytes=requests_bytes,
+        assembly_bytes=min(default.assembly_bytes, requests_bytes),
         max_receive_message_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
         # The largest request as JSON: base64 adds a third, and names and numbers take more than their binary form.
         http_body_bytes=2 * (config.max_request_bytes + RECEIVE_OVERHEAD_BYTES),

@@ -165,7 +165,7 @@ class Member:
         exposition = Exposition(self._registry)
         self._http = HttpService(self.node, replica.applier, replica.readiness, replica.admission, exposition)
         # Shared by all ports that clients reach. The peer ports have their own budget, which clients cannot fill.
-        self._answers = AnswerBudget(uses=self.node.uses)
+        self._answers = AnswerBudget(client_limits(self.config), self.node.uses)
         self._audit = make_audit(self.config, self._registry, self._tls)
         self._client_server = self._make_client_server(durable)
         metrics_http = self._guarded(self._http.handle)

@@ -189,18 +189,6 @@ def test_kinds_of_file_systems(tmp_path: Path, mounts: str, kind: str):
     assert command.kind_of(tmp_path, listed) == kind
 
 
-def test_limits_of_control_groups(tmp_path: Path):
-    group = tmp_path / "sys/fs/cgroup/a/b"
-    group.mkdir(parents=True)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    assert command.cgroup_limit(tmp_path) is None
-    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    (group / "memory.max").write_text("max\n")
-    assert command.cgroup_limit(tmp_path) is None
-    (group.parent / "memory.max").write_text("4096\n")
-    assert command.cgroup_limit(tmp_path) == 4096
-
-
 def test_machines(tmp_path: Path):
     (tmp_path / "proc").mkdir()
     huge = tmp_path / "sys/kernel/mm/transparent_hugepage"
