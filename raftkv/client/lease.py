@@ -27,13 +27,14 @@ import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from raftkv.client.arguments import function, limit, seconds, whole
 from raftkv.client.errors import EndpointsFailed, LeaseLost
 from raftkv.client.kv import KV, Txn
 from raftkv.client.operations import delete, lease_of, mod_revision, put
 from raftkv.client.rpc import methods
+from raftkv.client.rpc.core import Client, Stream, take_outcome
 from raftkv.client.rpc.methods import Method
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.scope import Part, Scope, Text, to_bytes
@@ -41,9 +42,6 @@ from raftkv.client.values import LeaseInfo
 from raftkv.errors import PERMISSION_DENIED, LeaseNotFoundError, PermissionDeniedError, RaftKVError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.suspend_clock import SuspendClock
-
-if TYPE_CHECKING:
-    from raftkv.client.rpc.core import Client, Stream
 
 # -- interrupts -----------------------------------------------------------------------------------------------------
 #
@@ -87,15 +85,9 @@ async def seen_through(step: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.get_running_loop().create_task(step)
     _farewells.add(task)
-    task.add_done_callback(_look_at)
+    task.add_done_callback(_farewells.discard)
+    task.add_done_callback(take_outcome)
     return await asyncio.shield(task)
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a task, because its caller may have left."""
-    _farewells.discard(task)
-    if not task.cancelled():
-        task.exception()
 
 
 class Interrupt:
@@ -624,7 +616,7 @@ class Session:
         while self.generation < generation or self.error is not None or not self.alive:
             if self._task is None or self._task.done():
                 self.check()
-            await self._wait_change()
+            await self._changed.wait()
 
     async def keep(self, key: Text, value: Text) -> None:
         """Put a key with the session's lease, now and each time the session is established again.
@@ -656,10 +648,7 @@ class Session:
 
     async def close(self) -> None:
         """End the session and delete its keys. ``on_lost`` is not called, because the owner requested the end."""
-        await self._end(None)
-
-    async def _end(self, timeout_s: float | None) -> None:
-        await seen_through(self._give_back(timeout_s))
+        await seen_through(self._give_back(None))
 
     async def _give_back(self, timeout_s: float | None) -> None:
         if self._task is not None:
@@ -743,16 +732,13 @@ class Session:
         if callback is not None:
             tell(callback, self)
 
-    async def _wait_change(self) -> None:
-        await self._changed.wait()
-
     async def __aenter__(self) -> Session:
         return await self.establish()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._end(farewell_s(error))
+        await seen_through(self._give_back(farewell_s(error)))
 
 
 class Sessions(Part):

@@ -870,7 +870,7 @@ class Client:
     def _open(self) -> _Target:
         with self._opening:
             if self._target is None:
-                opened = self._open_view() if self._parent is not None else self._open_root()
+                opened = self._open_root() if self._parent is None else self._open_view(self._parent)
                 self._target = self._target or opened
             target = self._target
         if self._is_closed:  # by another thread in the meantime
@@ -878,10 +878,8 @@ class Client:
             raise Closed("the client is closed")
         return target
 
-    def _open_view(self) -> _Target:
-        if self._parent is None:
-            raise TypeError("a view has a parent")
-        loop, kv = self._parent.target()
+    def _open_view(self, parent: Client) -> _Target:
+        loop, kv = parent.target()
         return _Target(loop, kv.view(self._prefix))
 
     def _open_root(self) -> _Target:
