@@ -37,14 +37,11 @@ class Memory(Generic[V]):
 
     Attributes:
         size_bytes: size of the cached values.
-        hits, misses: calls of ``get`` with and without a result.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
-        self.hits = 0
-        self.misses = 0
         self._items: OrderedDict[str, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -59,9 +56,7 @@ class Memory(Generic[V]):
         with self._lock:
             found = self._items.get(key)
             if found is None:
-                self.misses += 1
                 return None
-            self.hits += 1
             self._items.move_to_end(key)
             return found[0]
 
