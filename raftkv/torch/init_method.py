@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -60,6 +61,7 @@ def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator
     raise ConfigError(f"{url}: a store serves one process group; use a different path for each")
 
 
+@dataclass(frozen=True)
 class Place:
     """The parts of a URL.
 
@@ -68,12 +70,11 @@ class Place:
         rank, world_size: rank and world size of this process.
     """
 
-    def __init__(self, endpoints: str, prefix: str, rank: int, world_size: int, options: dict[str, Any]) -> None:
-        self.endpoints = endpoints
-        self.prefix = prefix
-        self.rank = rank
-        self.world_size = world_size
-        self.options = options
+    endpoints: str
+    prefix: str
+    rank: int
+    world_size: int
+    options: dict[str, Any]
 
 
 def parse(url: str, environment: Mapping[str, str]) -> Place:
