@@ -178,7 +178,7 @@ class Compactor:
         Returns:
             ``False`` when there is no work, or none until a commit is reported or a hold ends.
         """
-        job = self._next_job()
+        job = next((job for job in self._jobs if not job.is_sent), None)
         # Later compactions have greater revisions, so a hold that blocks this one also blocks them.
         if job is None or self._is_held(job.revision):
             return False
@@ -190,9 +190,6 @@ class Compactor:
         # The compact revision never goes back, so the oldest hold is the strictest.
         oldest = next(iter(self._holds), None)
         return oldest is not None and oldest.revision < revision
-
-    def _next_job(self) -> _Job | None:
-        return next((job for job in self._jobs if not job.is_sent), None)
 
     def _visit(self, job: _Job, keys_max: int) -> bool:
         # Taken when the work begins: the set has every key that the compaction could shorten. Keys that change later

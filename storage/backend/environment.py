@@ -273,9 +273,8 @@ class Environment:
 
     def sum_of_values(self) -> int:
         """Return the sum of the current values, for a file that only this process writes."""
-        return self._sum_of_values() if self.sum is None else self.sum
-
-    def _sum_of_values(self) -> int:
+        if self.sum is not None:
+            return self.sum
         with self.raw.begin() as txn:
             return total((name, txn.cursor(self.handles[name])) for name in SEALED_BUCKETS)
 
