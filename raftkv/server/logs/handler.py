@@ -102,7 +102,7 @@ class LineThread(Generic[R]):
             record: record to write.
             size_bytes: memory of the record until it is written.
         """
-        if self._put_bytes - self._taken_bytes + size_bytes > self._waiting_bytes_max:
+        if self.waiting_bytes + size_bytes > self._waiting_bytes_max:
             self.dropped += 1
             self._gap += 1
             return False
