@@ -32,7 +32,7 @@ def hub_of(*streams: list[tuple[bytes, bytes]]) -> Any:
         streams=found,
         watcher_count=sum(map(len, streams)),
         unsynced_count=0,
-        watcher_bytes=3,
+        shares=SimpleNamespace(used=3),
         revision=4,
     )
 
