@@ -211,34 +211,24 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Wire]:
 
 
 def test_a_new_store(fresh: Wire) -> None:
-    """Revision 1 before the first put, which is 2; nothing is compacted, so that revision 1 can be read."""
+    """Revision 1 before the first put, which is 2; nothing is compacted, so that revision 1 can be read.
+
+    Never compacted is kept as compact revision -1, so in a txn -1 still reads the latest, and only less is refused.
+    """
     assert fresh.call("etcdserverpb.KV/Range", get(b"a")).revision == 1
     assert fresh.call("etcdserverpb.KV/Range", get(b"a", revision=1)).code == "OK"
     missing = fresh.call("etcdserverpb.KV/Range", get(b"a", revision=2))
     assert (missing.code, missing.text) == FUTURE
     assert fresh.call("etcdserverpb.KV/Put", put(b"a")).revision == 2
-    for revision, expected in ((3, FUTURE), (2**63 - 1, FUTURE)):
-        answer = fresh.call("etcdserverpb.KV/Compact", compact(revision))
-        assert (answer.code, answer.text) == expected
-    assert fresh.call("etcdserverpb.KV/Compact", compact(1)).revision == 2
-    answer = fresh.call("etcdserverpb.KV/Compact", compact(0))
-    assert (answer.code, answer.text) == COMPACTED
-
-
-def test_negative_revisions_in_transactions_of_a_store_never_compacted(fresh: Wire) -> None:
-    """Never compacted is kept as compact revision -1, so -1 still reads the latest, and only less is refused."""
-    fresh.call("etcdserverpb.KV/Put", put(b"a"))
     answer = fresh.call("etcdserverpb.KV/Txn", txn(then=[get(b"a", revision=-1)]))
     assert answer.code == "OK"
     assert answer.message.responses[0].response_range.count == 1
     answer = fresh.call("etcdserverpb.KV/Txn", txn(then=[get(b"a", revision=-2)]))
     assert (answer.code, answer.text) == COMPACTED
-
-
-@pytest.mark.parametrize("revision", [0, -1])
-def test_compacting_a_new_store_at_zero_or_less(fresh: Wire, revision: int) -> None:
-    answer = fresh.call("etcdserverpb.KV/Compact", compact(revision))
-    if revision == 0:
-        assert (answer.code, answer.revision) == ("OK", 1)
-    else:
-        assert (answer.code, answer.text) == COMPACTED
+    for revision, expected in ((3, FUTURE), (2**63 - 1, FUTURE), (-1, COMPACTED)):
+        answer = fresh.call("etcdserverpb.KV/Compact", compact(revision))
+        assert (answer.code, answer.text) == expected
+    for revision in (0, 1):
+        assert fresh.call("etcdserverpb.KV/Compact", compact(revision)).revision == 2
+    answer = fresh.call("etcdserverpb.KV/Compact", compact(0))
+    assert (answer.code, answer.text) == COMPACTED

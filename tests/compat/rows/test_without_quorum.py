@@ -15,6 +15,7 @@ import pytest
 from raftkv.pb import election_pb2, rpc_pb2
 from tests.compat.store import get, put
 from tests.compat.wire import Answer, Wire
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, http_get, wait_for
 
 REQUEST_TIMEOUT_S = 7.0
@@ -43,7 +44,7 @@ class Rest:
         return self.wire.call("etcdserverpb.Maintenance/Status", rpc_pb2.StatusRequest()).message
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def rest(request: pytest.FixtureRequest) -> Iterator[Rest]:
     with Cluster(PROGRAMS[request.param], size=3) as cluster, Wire(cluster.endpoints) as wire:
         assert wire.call(PUT, put(b"a", b"1")).code == "OK"
