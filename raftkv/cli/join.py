@@ -107,9 +107,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: the join failed; the text is one line.
     """
-    if not words or words[0].lstrip("-") in ("help", "h"):
+    if words and words[0].lstrip("-") in ("help", "h"):
         print(USAGE)
-        return 0 if words else BAD_FLAGS
+        return 0
     from raftkv.replica.node.bootstrap import is_new
     from raftkv.server.main import run
 
@@ -136,8 +136,8 @@ def read_plan(words: Sequence[str], environment: Mapping[str, str]) -> Plan:
     Raises:
         CommandError, ConfigError: the text is one line for the user.
     """
-    url, *rest = words
-    if url.startswith("-"):
+    url, *rest = words or ("",)
+    if not url or url.startswith("-"):
         raise CommandError("join: the URL of a member comes first: raftkv join http://10.0.0.1:2379", BAD_FLAGS)
     flags = [word for word in rest if word not in ("-learner", "--learner")]
     endpoint = parse_endpoint(url)

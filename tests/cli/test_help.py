@@ -144,6 +144,7 @@ def test_a_command_of_another_program_is_named_with_its_program() -> None:
     assert run_ctl(["doctor"]).errors == 'Error: unknown command "doctor" for "raftkvctl": it is a command of raftkv\n'
     assert run_server(["get", "a"]).errors == "raftkv: 'get' is a command of raftkvctl, not of raftkv\n"
     assert run_server(["hashkv", "a"]).errors == "raftkv: 'hashkv' is a command of raftkvutl, not of raftkv\n"
+    assert "join: the URL of a member comes first" in run_server(["join"]).errors
     assert run_server(["version", "x"]).errors == "raftkv: 'x' is not a valid flag\n"
 
 

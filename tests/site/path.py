@@ -1,6 +1,6 @@
 """The way of a new user, with a watch in the hand: the pages' own commands, typed into a fresh clone.
 
-    python -m tests.site.path            # prints a line for each step, with its seconds, and a table at the end
+    .venv/bin/python -m tests.site.path  # prints a line for each step, with its seconds, and a table at the end
 
 It clones the repository as it is committed, installs it, runs three members on one machine, looks at the dashboard,
 trains with torchrun through the kill of a worker, and runs three members as on three machines. The pages say what is
