@@ -187,7 +187,7 @@ class RunPage {
   }
 
   redraw() {
-    if (!this.fold || this.upTo || this.scope.signal.aborted) return;
+    if (!this.fold || this.upTo || this.body.hidden || this.scope.signal.aborted) return;
     const history = withCommits(this.fold.history(this.known), this.progress);
     const now = describe(history, this.beside());
     this.text.textContent = now.headline.replace(`run ${this.run}: `, "");
