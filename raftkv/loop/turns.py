@@ -99,7 +99,7 @@ class LoopTurns(Collector):
             "slow turn of the event loop: %.0f ms, %.0f ms without waits for a CPU, in %s%s",
             seconds * 1e3,
             own_seconds * 1e3,
-            work or "work that was over before it was seen",
+            work or "work that ended before it could be named",
             others,
         )
         self._warned_at = now
