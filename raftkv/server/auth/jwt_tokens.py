@@ -239,7 +239,7 @@ class JWTTokens:
                     "verify_jti": False,
                 },
             )
-        except (jwt.InvalidTokenError, ValueError):
+        except (jwt.InvalidTokenError, ValueError, RecursionError):  # the last: nested, in PyJWT 2.13
             return None
         user, revision, expires_at = claims.get("username"), _number(claims, "revision"), _number(claims, "exp")
         if not isinstance(user, str) or not user or revision is None or expires_at is None:
