@@ -93,6 +93,13 @@ def test_a_token_that_seems_to_have_ended_is_used_until_a_member_refuses_it():
     assert len(members.logins) == 1
 
 
+def test_a_token_of_brackets_without_end_is_carried_as_it_is():
+    token = f"e30.{base64.urlsafe_b64encode(b'[' * 99_999).decode()}.x"
+    members = Members(lambda count: token)
+    members.run(get)
+    assert members.carried == [token]
+
+
 def test_an_unanswered_renewal_leaves_the_valid_token():
     members = Members(lambda count: jwt("t", 600))
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import functools
 import json
 import math
@@ -256,7 +255,7 @@ def _claims(token: str) -> dict[str, object]:
         return {}
     try:
         found = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (binascii.Error, ValueError):
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
