@@ -580,7 +580,10 @@ class ServerCore(Carrier):
             forget(call)
         if type(call) is not UnaryCall or call.assembler is not None or call.kept_bytes:
             call.released()  # most unary calls hold nothing
-        self.answered()
+        self._said = True
+        if not self._dirty:
+            self._dirty = True
+            self._wake()
 
     def send_status(self, call: ServerCall, error: RpcError) -> None:
         """Queue a status: as trailers if the header was sent, else as a trailers-only response."""
