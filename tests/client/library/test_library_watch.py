@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from raftkv.aio import Compacted, EndpointsFailed, StatusError, WatchCanceled, connect, delete, put
+from raftkv.aio import Compacted, StatusError, WatchCanceled, connect, delete, put
 from tests.client.waiting import until
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
@@ -176,20 +176,6 @@ def test_refusals(play):
             kv.watch("k")
 
     play(scenario)
-
-
-def test_unreachable_server():
-    async def scenario():
-        async with connect("127.0.0.1:1,127.0.0.1:2", timeout_s=1) as kv:
-            watch = kv.watch("k")
-            text = (
-                r"^no answer within 1 s from 127\.0\.0\.1:1: connect: connection refused; "
-                r"127\.0\.0\.1:2: connect: connection refused$"
-            )
-            with pytest.raises(EndpointsFailed, match=text):
-                await watch.ready()
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.long
