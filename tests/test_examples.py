@@ -233,7 +233,7 @@ def test_example_prints_expected_output(name, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(EXPECTED[name].removeprefix("\n"), done.stdout), done.stdout
