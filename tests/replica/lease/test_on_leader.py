@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from raftkv.replica.node.waits import AwaitableNode, NodeSettings
 from raftkv.rpc.status import Code, RpcError
 from tests.apply.machine import Machine
 from tests.rpc.attacks.test_work_of_a_read import Turns
+from tests.virtual_loop import NodeLoop, Scheduler
 
 pytestmark = pytest.mark.interpreted  # the lessor gets a stand-in for its node
 
@@ -211,10 +213,16 @@ async def turn() -> None:
 
 
 def run(scenario: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
+    """Play on virtual time, which passes only while nothing can run."""
+
     async def main() -> None:
         await scenario(Follower())
 
-    asyncio.run(main())
+    scheduler = Scheduler(random.Random(1))
+    task = NodeLoop(scheduler).create_task(main())
+    scheduler.run_until(10_000, task.done)
+    task.result()
+    scheduler.tear_down()
 
 
 def test_the_keep_alives_of_a_turn_are_one_call() -> None:
@@ -332,11 +340,18 @@ def test_a_turn_fails_some_of_very_many() -> None:
     """Each may be the only one of its stream, which then ends."""
 
     async def scenario(follower: Follower) -> None:
-        turns, by_turn = Turns(), Counter[int]()
+        loop: Any = asyncio.get_running_loop()
+        number, by_turn = 0, Counter[int]()
+
+        def turned() -> None:
+            nonlocal number
+            number += 1
+
+        loop.turned = turned
 
         class Noted(Asked):
             def fail(self, error: errors.StatusError) -> None:
-                by_turn[turns.number] += 1
+                by_turn[number] += 1
                 super().fail(error)
 
         asked = [Noted(lease_id) for lease_id in range(5 * FAILED_AT_ONCE)]
@@ -347,7 +362,6 @@ def test_a_turn_fails_some_of_very_many() -> None:
         follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
         for one in asked:
             await one.ended.wait()
-        turns.stop()
         assert max(by_turn.values()) <= FAILED_AT_ONCE
 
     run(scenario)
