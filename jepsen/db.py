@@ -350,7 +350,7 @@ def _claims() -> int:
 def _is_free(port: int) -> bool:
     """Reserve a port until this process ends; return False if another process has reserved it or listens on it.
 
-    Servers set SO_REUSEADDR and may listen there; who looks for a free port, such as ``raftkv.local``, passes it by.
+    Servers set SO_REUSEADDR and may listen there; other searches for a port, such as ``raftkv.local``, pass it by.
     """
     with socket.socket() as held:
         try:

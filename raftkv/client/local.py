@@ -250,9 +250,9 @@ def is_healthy(endpoint: str) -> bool:
 
 
 def hold_ports(count: int) -> list[socket.socket]:
-    """Return sockets that are bound to free ports: servers can listen there, and other choosers pass them by.
+    """Return sockets that are bound to free ports: servers can listen there, and a search for a port passes them by.
 
-    A server sets SO_REUSEADDR, as asyncio and Go do; who looks for a free port does not, and is refused.
+    Servers set SO_REUSEADDR, as asyncio and Go do. A search for a free port does not, so that the kernel refuses it.
     """
     chooser = random.SystemRandom()
     held: list[socket.socket] = []
