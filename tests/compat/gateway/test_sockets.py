@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
 from tests import websocket as ws
 from tests.compat.gateway.requests import Side, add_users, sides
+from tests.procs import RAFTKV, Cluster
 
 BEARER = "sec-websocket-protocol"
 
@@ -106,15 +107,15 @@ def test_websockets_tell_what_etcds_do(pair: tuple[Side, Side], play: Callable[[
     assert second == first
 
 
-def test_a_websocket_has_the_rights_of_its_token(pair: tuple[Side, Side]) -> None:
+def test_a_websocket_has_the_rights_of_its_token() -> None:
     """Test raftkv alone: etcd 3.5.1 takes the word ``Bearer`` for a part of the token, and refuses all."""
-    side = pair[1]
-    add_users(side)
     told = []
-    for user in ("root", "carol"):
-        for field in ((BEARER, f"Bearer, {side.tokens[user]}"), ("cookie", f"token={side.tokens[user]}")):
-            with _opened(side, "watch", field) as client:
-                client.send({"create_request": {"key": _text(b"z")}})
-                told.append((client.headers.get(BEARER), client.receive()["result"].get("cancel_reason")))
+    with Cluster(RAFTKV) as cluster, closing(Side(cluster.endpoints[0])) as side:
+        add_users(side)
+        for user in ("root", "carol"):
+            for field in ((BEARER, f"Bearer, {side.tokens[user]}"), ("cookie", f"token={side.tokens[user]}")):
+                with _opened(side, "watch", field) as client:
+                    client.send({"create_request": {"key": _text(b"z")}})
+                    told.append((client.headers.get(BEARER), client.receive()["result"].get("cancel_reason")))
     denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied"
     assert told == [("Bearer", None), (None, None), ("Bearer", denied), (None, denied)]
