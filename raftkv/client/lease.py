@@ -36,7 +36,7 @@ from raftkv.client.operations import delete, lease_of, mod_revision, put
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.core import Client, Stream, take_outcome
 from raftkv.client.rpc.methods import Method
-from raftkv.client.rpc.retry import Backoff, is_transient
+from raftkv.client.rpc.retry import Backoff, is_transient, outcome_of
 from raftkv.client.scope import Part, Scope, Text, to_bytes
 from raftkv.client.values import LeaseInfo
 from raftkv.errors import PERMISSION_DENIED, LeaseNotFoundError, PermissionDeniedError, RaftKVError, StatusError
@@ -87,7 +87,7 @@ async def seen_through(step: Coroutine[Any, Any, T]) -> T:
     _farewells.add(task)
     task.add_done_callback(_farewells.discard)
     task.add_done_callback(take_outcome)
-    return await asyncio.shield(task)
+    return await outcome_of(task)
 
 
 class Interrupt:

@@ -42,7 +42,7 @@ from raftkv.client.errors import (
 )
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method, StreamMethod, parse_answer
-from raftkv.client.rpc.retry import Attempts, is_of_learner, is_transient
+from raftkv.client.rpc.retry import Attempts, is_of_learner, is_transient, outcome_of
 from raftkv.client.rpc.transport import Transport, open_transport, race
 from raftkv.errors import (
     CANCELED,
@@ -537,7 +537,7 @@ class Client:
             return call
         shielded = asyncio.ensure_future(call)
         shielded.add_done_callback(take_outcome)
-        return asyncio.shield(shielded)
+        return outcome_of(shielded)
 
     async def _recover(
         self,
