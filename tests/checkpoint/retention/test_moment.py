@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raftkv.checkpoint.keys import DCP, FILES
@@ -189,7 +189,7 @@ _BOTH = [("save", FILES, {"acc": 1.0}), ("save", FILES, {}), ("save", DCP, {}), 
 _MOST = 3 * FILE_BYTES
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # it measures the machine
+@settings(max_examples=12)
 @given(_acts)
 @example(
     [
