@@ -331,8 +331,8 @@ def headline(facts: Facts) -> str:
     elif state.generation:
         text += f" after generation {state.generation}"
     present = len(facts.history.present)
-    if state.phase != CLOSED and not present:
-        return f"{text}; no node is left"
+    if not present:
+        return text if state.phase == CLOSED else f"{text}; no node is left"
     least = "" if state.min_nodes == state.max_nodes else f"{state.min_nodes} to "
     return f"{text}; {count(present, 'node')} present, {least}{state.max_nodes} wanted"
 

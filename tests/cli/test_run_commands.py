@@ -107,6 +107,8 @@ def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:6], ("node/a-1", None), ("node/b-1", None)])
     assert "running, no nodes" in text_of(ctl(raftkv_cluster, "list"))
     assert "; no node is left\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
+    write(raftkv_client, [("state", state(1, CLOSED, 110.0, "finished"))])
+    assert text_of(ctl(raftkv_cluster, "show", "jobs/a")).startswith("run jobs/a: closed after generation 1\n")
 
 
 NODE = Node("d-1", "d", min_nodes=2, max_nodes=2, want=1, time=1.0)

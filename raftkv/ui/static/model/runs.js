@@ -174,7 +174,7 @@ function headline(history, state) {
     text += ` after generation ${state.generation}`;
   }
   const present = history.present.length;
-  if (state.phase !== "closed" && !present) return `${text}; no node is left`;
+  if (!present) return state.phase === "closed" ? text : `${text}; no node is left`;
   return `${text}; ${count(present, "node")} present, ${wantedText(state)}`;
 }
 

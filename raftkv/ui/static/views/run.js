@@ -211,8 +211,8 @@ class RunPage {
     const [phase, generation, nodes, ranks, faults, recovery] = this.figures;
     const last = history.generations.filter((one) => one.recovery).at(-1);
     phase.set(now.phase, history.present.length || now.phase === "closed" ? "" : "no node is left");
-    generation.set(String(now.generation), now.time ? `since ${clock(now.time)}` : "");
     const isOver = now.phase === "closed"; // of a finished run the last generation says who took part
+    generation.set(String(now.generation), now.time ? `${isOver ? "closed at" : "since"} ${clock(now.time)}` : "");
     const counted = isOver ? (history.generations.at(-1)?.members ?? []) : members;
     nodes.set(String(isOver ? counted.length : history.present.length), `${isOver ? "at the end" : "present"}, ${wantedText(now)}`);
     ranks.set(String(counted.reduce((sum, one) => sum + one.slots, 0)), !counted.length ? "" : isOver ? "at the end" : "in this generation");
