@@ -15,7 +15,7 @@ FIRST_SEEDS = {
     "collector beside a changed latest": 22,
     "commits before the list are passed over": 20,
     "every old directory is an orphan": 5,
-    "holds asked for beforehand": 465,
+    "holds asked for beforehand": 221,
     "no fence in abort": 7,
     "no fence in commit": 8,
     "no fence in prepare": 5,
