@@ -26,7 +26,7 @@ def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture
 def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Run a scenario with a client in a key space for this test only."""
-    namespace = f"{request.node.originalname}/"
+    namespace = f"{request.node.name}/"
 
     def run(scenario: Scenario, **options: Any) -> Any:
         async def main() -> Any:

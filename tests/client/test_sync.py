@@ -24,7 +24,7 @@ from tests.procs import ROOT, wait_for
 @pytest.fixture
 def kv(member, request):
     """A client in a key space for this test only."""
-    with raftkv.connect(member.endpoints, namespace=f"sync/{request.node.originalname}/") as client:
+    with raftkv.connect(member.endpoints, namespace=f"sync/{request.node.name}/") as client:
         yield client
 
 

@@ -80,7 +80,7 @@ class Job:
 def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[[Scenario], Any]:
     def run(scenario: Scenario) -> Any:
         async def main() -> Any:
-            job = Job(member.endpoints, request.node.originalname)
+            job = Job(member.endpoints, request.node.name)
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     return await scenario(job)
