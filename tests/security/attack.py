@@ -78,11 +78,11 @@ def connect(endpoint: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
-def say(endpoint: str, data: bytes) -> bytes:
-    """Say something; hear all that is answered until the other end closes, or says nothing for half a second."""
+def say(endpoint: str, data: bytes, silence_s: float = 0.5) -> bytes:
+    """Send bytes; return all that is answered until the other end closes, or is silent for a time."""
     heard = b""
     with connect(endpoint) as sock:
-        sock.settimeout(0.5)
+        sock.settimeout(silence_s)
         try:
             sock.sendall(data)
             while piece := sock.recv(65_536):

@@ -25,7 +25,7 @@ HALF_OPEN_S = 13.0
 
 def _http(stage: Stage, head: str, body: bytes = b"") -> tuple[int, bytes]:
     text = f"{head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    answer = say(stage.endpoint, text.encode() + body)
+    answer = say(stage.endpoint, text.encode() + body, silence_s=60)
     status = answer.split(b" ", 2)[1] if answer.startswith(b"HTTP/1.1 ") else b"0"
     return int(status), answer
 

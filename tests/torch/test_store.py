@@ -118,6 +118,7 @@ def test_timeouts_and_refusals_are_torchs_errors_with_one_line(store: Store) -> 
     for call in (lambda: store.get("absent"), lambda: store.wait(["absent"]), lambda: store.multi_get(["absent"])):
         with pytest.raises(dist.DistStoreError, match=r"^wait timeout after 200ms, keys: absent$"):
             call()
+    store.set_timeout(PATIENCE)
     store.set("word", "none")
     with pytest.raises(dist.DistStoreError, match=r"^add: the value of b'word' is not a number: b'none'$"):
         store.add("word", 1)

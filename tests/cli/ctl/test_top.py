@@ -38,6 +38,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call no member silent in this process because the machine is busy."""
+    monkeypatch.setattr("raftkv.cli.ctl.top.ASK_TIMEOUT_S", TIMEOUT_S)
+
+
 def sample(
     name: str, at_s: float, role: str = "follower", index: int = 10, revision: int = 5, **metrics: float
 ) -> Sample:
