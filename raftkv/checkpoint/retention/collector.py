@@ -446,11 +446,13 @@ class Collector:
         kind, record = kinds[name], keys.record(name, step)
         gone = ownership.deleting(checkpoint, "; ".join(decision.why), self._now(), self._name)
         key, seen = keys.deleting(name, checkpoint.id), kind.records[step][1]
+        # A summary without records bears on no decision, and any number of them may have been planted.
+        pictured = {each: found.revision for each, found in kinds.items() if found.records}
         summary = kind.remove(step)
         result = await self._txn(
             [
                 mod_revision(record) == seen,
-                *(mod_revision(keys.latest(each)) == found.revision for each, found in kinds.items() if found.records),
+                *(mod_revision(keys.latest(each)) == revision for each, revision in pictured.items()),
                 create_revision(keys.holds_of(name, step), prefix=True) == 0,
             ],
             [
