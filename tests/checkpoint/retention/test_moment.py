@@ -1,4 +1,4 @@
-"""A collection deletes nothing that its policy keeps at the moment of the deletion, whatever others change meanwhile.
+"""A collection deletes nothing that its policy keeps at the moment of the deletion, while others change the run.
 
 The rules here are written from docs/training/checkpoints.md, not from ``retention.policy``.
 """

@@ -171,7 +171,7 @@ def test_absent_values_queues_and_barriers_are_answered_as_by_the_libuv_server(g
 
 
 def _clean(*ports: int) -> None:
-    """Delete what the tests before have left, whichever they were."""
+    """Delete the keys that earlier tests have left."""
     for port in ports:
         _answers(port, [(Op.DELETE_KEY, key) for key in _keys(port)])
 
