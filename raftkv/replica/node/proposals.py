@@ -292,8 +292,13 @@ class Proposals:
         self.taken_work_bytes = 0
         if not bytes_max and len(self.shares.held) < 2:
             return []
-        if self.unsent_bytes > bytes_max or self._crowd.queue.length or self._has_work:
+        if self.unsent_bytes > bytes_max or self._crowd.queue.length:
             return self._take_in_turns(bytes_max, apply_s, pace)
+        if self._has_work:
+            work_bytes = sum(self._work_bytes(request_id, data) for request_id, data in unsent.items())
+            if self.unsent_bytes + work_bytes > bytes_max:
+                return self._take_in_turns(bytes_max, apply_s, pace)
+            self.taken_work_bytes, self._has_work = work_bytes, False
         self._unsent, self.unsent_bytes = {}, 0
         taken = list(unsent.items())
         first = self._waiters.get(taken[0][0]) if taken else None

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv import errors
+from raftkv.apply import check
 from raftkv.apply.applier import Outcome
-from raftkv.apply.wire import MEMBER, Caller
+from raftkv.apply.wire import MEMBER, Caller, Kind
 from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of, queue_of
-from raftkv.server.recipes.local_client import Recipe, created_at, deletion, prefix_end
+from raftkv.rpc.status import RpcError
+from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end, refusal
+from raftkv.server.services.responder import PendingWrite
 
 # -- queue ----------------------------------------------------------------------------------------------------------
 #
@@ -221,7 +224,7 @@ class LockService:
     def register(self, server: Server) -> None:
         """Register the methods."""
         self._recipe.serve(server, _METHODS["Lock"], self.lock)
-        self._recipe.serve(server, _METHODS["Unlock"], self.unlock)
+        server.unary(_METHODS["Unlock"].path, self.unlock)
 
     async def lock(self, call: UnaryCall, request: lock_pb2.LockRequest) -> bytes:
         """Wait until the lease has the lock.
@@ -243,12 +246,29 @@ class LockService:
             revision, lock_pb2.LockResponse(key=entry.key, create_revision=entry.create_revision)
         )
 
-    async def unlock(self, call: UnaryCall, request: lock_pb2.UnlockRequest) -> bytes:
-        """Delete a key; a missing key is not an error.
+    def unlock(self, call: UnaryCall, data: bytes) -> None:
+        """Delete a key; a missing key is not an error."""
+        try:
+            request = self._recipe.admit(call, _METHODS["Unlock"], data)
+            delete = rpc_pb2.DeleteRangeRequest(key=request.key)
+            with self._recipe.refusals():
+                check.check_delete_range(delete)
+        except RpcError as error:
+            call.fail_with(error)
+            return
+        self._recipe.responder.propose(call, Kind.DELETE_RANGE, delete.SerializeToString(), delete, _PendingUnlock)
 
-        Arguments:
-            call: cancelled with its client.
-            request: the key.
-        """
-        revision, _ = await self._recipe.txn(call, deletion(request.key))
-        return self._recipe.answer(revision, lock_pb2.UnlockResponse())
+
+class _PendingUnlock(PendingWrite):
+    """Answers Unlock with the outcome of its deletion."""
+
+    __slots__ = ()
+
+    def finish(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.fail(outcome.error)
+        else:
+            self.service.reply(self.call, outcome.revision)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.call.fail_with(refusal(error))

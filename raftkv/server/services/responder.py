@@ -454,6 +454,6 @@ class Responder:
             self.admission.check_write(call, kind, data, request)
             waiter.request_id = self.node.submit(kind, data, waiter, call.caller)
         except errors.StatusError as error:
-            fail(call, error)
+            waiter.fail(error)
             return
         call.on_cancel(waiter.cancel)
