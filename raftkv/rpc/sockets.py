@@ -406,12 +406,15 @@ class SocketTransport:
             return
         del self._waiting[:sent]
         self._watch()
-        if self._has_paused and len(self._waiting) <= self._low_bytes:
-            self._has_paused = False
-            try:
+        try:
+            if self._has_paused and len(self._waiting) <= self._low_bytes:
+                self._has_paused = False
                 self._protocol.resume_writing()
-            except Exception as error:
-                self._report(error, "resume_writing")
+            all_sent = None if self._waiting else getattr(self._protocol, "all_sent", None)
+            if all_sent is not None:
+                all_sent()
+        except Exception as error:
+            self._report(error, "resume_writing")
         if self._is_closing and not self._waiting:
             self._end(None)
 

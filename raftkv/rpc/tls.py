@@ -363,6 +363,12 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._protocol is not None:
             self._protocol.resume_writing()
 
+    def all_sent(self) -> None:
+        """Pass on that the socket has taken all waiting bytes."""
+        all_sent = getattr(self._protocol, "all_sent", None)
+        if all_sent is not None:
+            all_sent()
+
     # ---- called by the protocol above
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

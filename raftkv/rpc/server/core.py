@@ -764,6 +764,10 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self._loop.call_exception_handler(context)
             self.abort()
 
+    def all_sent(self) -> None:
+        """Count no longer what the socket has taken."""
+        self.core.account.settle(0)
+
     def _check_stalled(self) -> None:
         """End streams without progress; called while bytes wait for the client."""
         self._check_timer = None

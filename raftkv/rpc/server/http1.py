@@ -496,6 +496,10 @@ class Http1Protocol(asyncio.Protocol):
         self._transport.write(data)
         self._count_unread()
 
+    def all_sent(self) -> None:
+        """Count no longer what the socket has taken."""
+        self._account.settle(0)
+
     def _count_unread(self) -> None:
         buffered = self._transport.get_write_buffer_size()
         if buffered or self._account.reported:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -11,13 +13,14 @@ from typing import Any
 import pytest
 
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
-from raftkv.rpc import Channel, Code, RpcError, ServerLimits, UnaryCall
+from raftkv.rpc import Channel, Code, HttpRequest, HttpResponse, RpcError, ServerLimits, UnaryCall
 from raftkv.rpc.http2 import RESPONSE_HEADERS, ServerConnection
 from raftkv.rpc.server import core as server_core
 from raftkv.rpc.server.budget import CONNECTION_FULL, GREEDIEST, NOT_FINISHED, NOT_READ, AnswerAccount, AnswerBudget
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.attacks.test_attacks import under_attack
+from tests.rpc.conftest import Certificates
 from tests.rpc.loop import failure, on_loop, until
 
 MIB = 1024 * 1024
@@ -439,3 +442,44 @@ def test_of_equal_holders_the_oldest_is_ended() -> None:
     for number in range(1, 21):
         budget.drop_greediest()
         assert [one.ended for one in equals] == [NOT_FINISHED] * number + [b""] * (20 - number)
+
+
+def _connect(target: str, context: ssl.SSLContext | None) -> socket.socket:
+    """A client that reads nothing yet, and whose kernel takes little for it."""
+    host, _, port = target.rpartition(":")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect((host, int(port)))
+    return sock if context is None else context.wrap_socket(sock, server_hostname=host)
+
+
+def _read(sock: socket.socket, size: int) -> None:
+    while size > 0:
+        size -= len(sock.recv(65_536)) or size
+
+
+@pytest.mark.parametrize("kind", ["plain", "tls", "http1"])
+@on_loop
+async def test_what_the_socket_has_taken_counts_no_longer(kind: str, certificates: Certificates) -> None:
+    """It counted until the next answer, or the look at stalls: up to 15 s, while others waited for the room."""
+    size = 200_000
+
+    async def answer(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, bytes(size))
+
+    server_context = certificates.server_context() if kind == "tls" else None
+    client_context = certificates.client_context() if kind == "tls" else None
+    async with s.echo_server(ServerLimits(send_stall_timeout_s=1e6), answer, ssl=server_context) as echo:
+        serve_big(echo)
+        client = await asyncio.to_thread(_connect, echo.target, client_context)
+        with client:
+            await until(lambda: echo.server.connections)
+            (connection,) = echo.server.connections
+            transport: Any = connection._transport
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" if kind == "http1" else WIDE_WINDOWS + ask(1, 1, size))
+            await until(lambda: echo.server.answers.used_bytes > size // 2)
+            reading = asyncio.create_task(asyncio.to_thread(_read, client, size))
+            await until(lambda: not transport.get_write_buffer_size())
+            assert echo.server.answers.used_bytes == 0
+            await reading
