@@ -23,7 +23,7 @@ from raftkv.apply import ranges, wire
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.wire import FIRST_KNOWN_IN, Caller, HeaderEncoder, versioned
-from raftkv.loop.scheduler import SHORT_KEYS, Slices, Work, hold
+from raftkv.loop.scheduler import HOLD_MAX_S, SHORT_KEYS, Slices, Work, hold
 from raftkv.pb.services import Method
 from raftkv.replica.node.admission import Admission, parse_or_raise, refusals
 from raftkv.replica.node.proposals import SURE, Waiter, too_late
@@ -33,6 +33,7 @@ from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, name_of, queue_of_call
 from raftkv.rpc.status import RpcError
+from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
 
@@ -293,17 +294,21 @@ class Responder:
             if wait_s and wait_s > SURE * (deadline - asyncio.get_running_loop().time()):
                 fail(call, too_late("reads", queue, wait_s))
                 return
-        self._read(call, read, size, lambda: self.check_again(call, check))
+        self._read(call, read, size, lambda: self.check_again(call, check), self.applier.store.pin)
 
     def answer_in_slices(self, call: UnaryCall, read: Callable[..., Work[ranges.Answer]], revision: int) -> None:
         """Answer a call whose entry was just applied with an answer that is still to be read.
+
+        What the entry saw is kept from now on: it may be compacted before the turn of the read comes.
 
         Arguments:
             call: call to answer.
             read: as in ``read_in_slices``.
             revision: revision of the entry.
         """
-        self._read(call, read, SHORT_KEYS + 1, lambda: None, revision)
+        view = self.applier.store.pin()
+        asyncio.get_running_loop().call_later(HOLD_MAX_S, view.let_go)  # a read that never begins lets nothing go
+        self._read(call, read, SHORT_KEYS + 1, lambda: None, lambda: view, revision)
 
     def _read(
         self,
@@ -311,6 +316,7 @@ class Responder:
         read: Callable[..., Work[ranges.Answer]],
         size: int,
         check: Callable[[], None],
+        pin: Callable[[], PinnedView],
         applied: int = 0,
     ) -> None:
         """Read in slices; ``applied``: revision for the header, if it is not the view's."""
@@ -323,9 +329,7 @@ class Responder:
             growth, body, began_s = self.growth(call), list[bytes](), perf_counter()
             try:
                 # A lambda, since the compiled generator needs an inner function, or cannot be closed after its end.
-                revision, pieces = yield from hold(
-                    self.applier.store.pin, lambda view: read(view, grow=growth, body=body)
-                )
+                revision, pieces = yield from hold(pin, lambda view: read(view, grow=growth, body=body))
             except BaseException:
                 # The read was stopped, or its caller has left.
                 if growth.held_bytes > wire.DROPPED_BYTES:

@@ -315,6 +315,37 @@ def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(
     asyncio.run(run())
 
 
+def test_an_answer_of_what_is_compacted_while_it_waits_is_read() -> None:
+    """A deletion that was applied, as one member did at once, heard "request timed out"."""
+
+    async def run() -> None:
+        world, call, other = World(), Call(), Call()
+        world.range(other, ALL)
+        deletion = rpc_pb2.DeleteRangeRequest(key=b"k", range_end=b"k02900", prev_kv=True)
+        world.service.delete_range(cast(UnaryCall, call), deletion.SerializeToString())
+        kind, data, waiter = cast(ManualNode, world.responder.node).proposed.pop()
+        outcome = world.responder.applier.begin(kind, data, waiter.request)
+        assert not isinstance(outcome, Outcome)
+        store = world.machine.store
+        outcome = finish(outcome)
+        store.set_applied(store.applied_index, 1)
+        waiter.finish(outcome)
+        store.compact(store.revision)
+        store.set_applied(store.applied_index, 1)
+
+        def compact() -> None:
+            while store.compaction_step():
+                store.commit()
+
+        compact()
+        await world.finish(compact)
+        assert (other.error, call.error) == (None, None)
+        answer = rpc_pb2.DeleteRangeResponse.FromString(call.answer)
+        assert (answer.deleted, [kv.value for kv in answer.prev_kvs]) == (2900, [b"v"] * 2900)
+
+    asyncio.run(run())
+
+
 def _nested(count: int, each: Callable[[rpc_pb2.TxnRequest, int], object]) -> rpc_pb2.TxnRequest:
     """A txn of so many nested ones with 64 things each."""
     request = rpc_pb2.TxnRequest()
