@@ -274,10 +274,11 @@ class Holder:
             raise LockNotFree(self.name, timeout_s) from None
 
     async def _try_to_enter(self, *, wait: bool) -> bool:
-        if self._place is not None or self._is_entering:
+        if self._first or self._is_entering:
             raise LockNotFree(self.name, None, "by this very object; make one for each thread or task that wants it")
         self._is_entering = True
         try:
+            await self._leave()  # the place of an attempt that could not give it back
             return await self._stand_in_line(wait)
         except BaseException as error:
             self._first = False
@@ -315,7 +316,7 @@ class Holder:
 
         Raises:
             FenceLost: it was no longer held: another client may have held it in the meantime.
-            StatusError: the cluster could not be reached; the key is deleted when the lease expires.
+            StatusError: the cluster could not be reached; the key is deleted when the lease ends, or by another call.
         """
         place, was_first = self._place, self._first
         self._place, self._first = None, False
@@ -326,7 +327,9 @@ class Holder:
         try:
             left = await place.leave(timeout_s)
         except StatusError as error:
-            if is_transient(error) and self._given is None and self._lease is not None:
+            if self._given is not None:
+                self._place = self._place or place  # its lease goes on, so the key stays until this is repeated
+            elif is_transient(error) and self._lease is not None:
                 self._lease.stop()  # a revocation would fail too
             raise
         finally:
@@ -408,7 +411,7 @@ class Lock(Holder):
 
         Raises:
             LockLost: the lock was no longer held: another client may have held it in the meantime.
-            StatusError: the cluster could not be reached; the key is deleted when the lease expires.
+            StatusError: the cluster could not be reached; the key is deleted when the lease ends, or by another call.
         """
         await self._leave()
 
@@ -502,7 +505,7 @@ class Term(Holder):
 
         Raises:
             TermLost: the term had ended already: another candidate may have been leader in the meantime.
-            StatusError: the cluster could not be reached; the key is deleted when the lease expires.
+            StatusError: the cluster could not be reached; the key is deleted when the lease ends, or by another call.
         """
         await self._leave()
 

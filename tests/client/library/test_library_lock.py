@@ -309,11 +309,12 @@ async def put_surely(kv, key, value, fence):
                 raise
 
 
-def test_contender_that_could_not_leave_the_queue_sends_no_more_keep_alives(play, monkeypatch):
-    async def away(self, timeout_s=None):
-        raise errors.NoLeaderError
+async def _away(place, timeout_s=None):
+    raise errors.NoLeaderError
 
-    monkeypatch.setattr(Contender, "leave", away)
+
+def test_contender_that_could_not_leave_the_queue_sends_no_more_keep_alives(play, monkeypatch):
+    monkeypatch.setattr(Contender, "leave", _away)
 
     async def scenario(kv):
         lock = await kv.lock("name").acquire()
@@ -321,6 +322,32 @@ def test_contender_that_could_not_leave_the_queue_sends_no_more_keep_alives(play
             await lock.release()
         assert not lock.lease.alive
         assert (await kv.lease_info(lock.lease.id)).ttl > 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("what", "next_step"), [("campaign", "leave"), ("lock", "enter")])
+def test_a_place_that_could_not_be_given_back_is_not_forgotten(play, monkeypatch, what, next_step):
+    """Its key lives as long as the lease of its owner: every other contender waits for it."""
+    names = {"lock": ("acquire", "release"), "campaign": ("campaign", "resign")}[what]
+
+    async def scenario(kv):
+        async with kv.session(ttl=600) as session:
+            place = getattr(kv, what)("name", lease=session)
+            enter, leave = (getattr(place, name) for name in names)
+            await enter()
+            first, give_back = place.fence, Contender.leave
+            monkeypatch.setattr(Contender, "leave", _away)
+            with pytest.raises(errors.NoLeaderError):
+                await leave()
+            with pytest.raises(FenceLost):
+                place.check()
+            monkeypatch.setattr(Contender, "leave", give_back)
+            if next_step == "enter":
+                await enter()
+                assert place.fence > first
+            await leave()
+            assert await kv.count("name/", prefix=True) == 0
 
     play(scenario)
 
