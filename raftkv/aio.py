@@ -23,9 +23,9 @@
             await kv.put("x", b"y", fence=lock)                             # only while the lock is held
         async with kv.campaign("leader", b"me") as term: ...
 
-Further reading: ``raftkv.client.library`` (``connect``, ``Client``), then one module for each feature: ``kv``, ``txn``,
-``bulk``, ``watch``, ``lease``, ``session``, ``lock``, ``election``, ``stm``, ``admin``. The blocking API
-with the same names is ``raftkv`` itself.
+Further reading: ``raftkv.client.library`` (``connect``, ``Client``), then the modules of the features: ``kv`` (with
+txns), ``watch``, ``lease`` (with sessions), ``lock`` (with elections), ``cache``, ``endpoints``, ``admin``. The
+blocking API with the same names is ``raftkv`` itself.
 
 The errors are those of ``raftkv.errors`` and the few below. After a failed write, ``error.definite`` says whether the
 write certainly did not happen.

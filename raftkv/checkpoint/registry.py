@@ -342,7 +342,7 @@ class Registry:
             limit_bytes: limit of allocated memory; 0: half of this machine's memory.
 
         Raises:
-            CheckpointNotFound, DigestMismatch, StorageError, ConfigError: as ``copies.reading.read_nearest``.
+            CheckpointNotFound, DigestMismatch, StorageError, ConfigError: as ``copies.catalogue.read_nearest``.
         """
         if instance(checkpoint, Checkpoint, "checkpoint").kind != MEMORY:
             require_below(checkpoint, self.uri)

@@ -1,4 +1,4 @@
-"""Administration of a cluster: members, status, compaction, alarms, snapshots, quotas.
+"""Administration of a cluster: members, status, compaction, alarms, snapshots, quotas, users.
 
 for one in await kv.status(): print(one.endpoint, one.healthy, one.version, one.error)
 await kv.compact((await kv.get("x")).mod_revision)

@@ -8,7 +8,7 @@ Secrets stay hidden: a ``Secret`` prints as ``***`` in ``repr``, in logs and in 
 
     RAFTKV_USER=alice RAFTKV_PASSWORD_FILE=/run/secrets/pw     # the same for a whole program; or RAFTKV_USER=alice:pw
 
-When a client logs in is decided in ``rpc.login``.
+``client.rpc.core`` decides when a client logs in.
 """
 
 from __future__ import annotations

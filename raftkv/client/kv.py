@@ -1,4 +1,4 @@
-"""Put, get, range, delete, count.
+"""Keys: put, get, range, delete, count; many at once; txns, also written as plain functions.
 
 Translates Python arguments to etcd's messages. ``put`` and ``get`` of a single key are the hot path: a plain message,
 one await, one small result.

@@ -1,4 +1,4 @@
-"""Leases: keys that are deleted when their owner is gone.
+"""Leases: keys that are deleted when their owner is gone. Sessions: a new lease after a loss.
 
 ::
 

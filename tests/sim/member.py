@@ -212,7 +212,7 @@ class Member(Assembly):
         return peer_metadata(CLUSTER_ID, self.id, peer_id)
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
-        """Implement ``Followers.follow``: a removed member is heard for a moment longer."""
+        """Implement ``Peers.follow``: a removed member is heard for a moment longer."""
         for peer_id in removed:
             self._heard_until.setdefault(peer_id, self.loop.time() + (LEAVING_S if peer_id in self._peers else 0.0))
             if peer_id != self.id:

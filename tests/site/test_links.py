@@ -10,6 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +19,9 @@ PAGES = [*TOP, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").r
 README_LINES_MAX = 90
 FOLDER_FILES_MAX = 20
 NAMED_PAGE = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md\b")
+NAMED_MODULE = re.compile(r"``([a-z_]+)\.((?!py|go\b)[a-z_]+)(?:\.([a-z_]+))?(?:\.\w+)*(?:\(\))?``")
+NOT_ROOMS = {"auth", "jax", "lease", "lock", "loop", "raft", "raftkv", "torch", "watch"}
+"""Rooms with the name of a foreign package, or of a variable in examples."""
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 slug = slugify(case="lower")
 
@@ -50,16 +54,37 @@ def test_links_of_pages_lead_somewhere() -> None:
             assert anchor in anchors(name) or not name.startswith("docs/"), f"{page}: {path}#{anchor}"
 
 
-def test_pages_that_other_files_name_exist() -> None:
-    """Check heads of units and docstrings too: no reader clicks there, so a page that moves leaves them behind."""
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Return the text of every tracked file, by its path."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    named: dict[str, set[str]] = {}
+    read = {}
     for file in tracked.rstrip("\0").split("\0"):
         with contextlib.suppress(OSError, UnicodeDecodeError):  # links to folders; pictures
-            for page in NAMED_PAGE.findall((ROOT / file).read_text(encoding="utf-8")):
-                named.setdefault(page, set()).add(file)
+            read[file] = (ROOT / file).read_text(encoding="utf-8")
+    return read
+
+
+def test_pages_that_other_files_name_exist(texts: dict[str, str]) -> None:
+    """Check heads of units and docstrings too: no reader clicks there, so a page that moves leaves them behind."""
+    named: dict[str, set[str]] = {}
+    for file, text in texts.items():
+        for page in NAMED_PAGE.findall(text) if "docs/" in text else ():
+            named.setdefault(page, set()).add(file)
     assert len(named) > 10, "few files name any: the pattern finds nothing"
     assert {page: files for page, files in named.items() if not (ROOT / page).is_file()} == {}
+
+
+def test_modules_that_sources_name_exist(texts: dict[str, str]) -> None:
+    """Check ``room.module`` in docstrings and comments: a module that moves leaves these names behind."""
+    sources = {file: text for file, text in texts.items() if file.endswith(".py")}
+    modules = [tuple(file.removesuffix(".py").removesuffix("/__init__").split("/")) for file in sources]
+    rooms = {part for parts in modules if parts[0] in ("raftkv", "storage") for part in parts[:-1]} - NOT_ROOMS
+    known = {parts[start:] for parts in modules for start in range(len(parts))}
+    named = {(file, *name) for file, text in sources.items() for name in NAMED_MODULE.findall(text) if name[0] in rooms}
+    assert len(named) > 100, "few files name any: the pattern finds nothing"
+    dead = [name for name in named if not {name[1:3], name[1:4]} & known]
+    assert dead == [], dead
 
 
 def test_every_page_is_in_the_navigation_and_has_one_title() -> None:

@@ -6,7 +6,7 @@
     permissions     intervals of keys that a user may read and write, the union over the user's roles
     rights          the rights that each kind of request needs, checked where it is proposed and where it is applied
 
-The caller of a request is a ``request.Caller``.
+The caller of a request is an ``apply.wire.Caller``.
 
 Invariants
 

@@ -4,7 +4,8 @@
 
 Invariants:
 
-- Output and exit codes are etcdctl 3.5's, byte for byte; tests run both programs side by side.
+- Output and exit codes are etcdctl 3.5's, byte for byte, except for the differences that
+  docs/reference/compatibility.md lists; tests run both programs side by side.
 - A failure is one line on standard error and an exit code, never a traceback.
 - No duplicate algorithms: ``watch``, ``lock``, ``elect``, ``lease keep-alive`` and ``make-mirror`` use the client
   library, which can return the unmodified messages of members.

@@ -1,8 +1,9 @@
 """``lock``: hold a named lock until a signal, or while a command runs. ``elect``: campaign, or print the leader.
+``lease``: grant, revoke, list, keep alive.
 
-Manages the holder: its key is attached to a lease that is kept alive; the key is deleted on every way out; a command
-does not outlive the lock (with etcdctl it does). The algorithm is the library's (``client.lock``), so that all etcd
-clients can compete for the same name.
+The holder's key is attached to a lease that is kept alive, and deleted on every way out; a command does not outlive the
+lock (with etcdctl it does). The algorithm is the library's (``client.lock``), so that all etcd clients can compete for
+the same name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""``get``, ``put``, ``del`` and ``compaction``.
+"""``get``, ``put``, ``del``, ``compaction`` and ``txn``.
 
-Converts flags and arguments to a request (``range_request`` and similar functions, also used by ``txn``), and makes the
-checks that etcdctl makes before sending anything.
+Converts flags and arguments to a request, and makes the checks that etcdctl makes before sending anything.
 """
 
 from __future__ import annotations

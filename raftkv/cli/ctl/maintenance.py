@@ -1,4 +1,4 @@
-"""``alarm``, ``defrag``, ``move-leader``, ``downgrade`` and ``snapshot``, as in etcdctl.
+"""``alarm``, ``defrag``, ``move-leader``, ``downgrade``, ``snapshot``, users and roles, as in etcdctl; and ``quota``.
 
 ``snapshot status`` and ``snapshot restore`` run raftkvutl's code with the output of etcdctl 3.5, because scripts use
 them; etcd 3.6 moved them to etcdutl.

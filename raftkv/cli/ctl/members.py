@@ -1,4 +1,4 @@
-"""``member list|add|remove|update|promote``, with the words and exit codes of etcdctl, and ``member replace``.
+"""``member`` and ``endpoint``, with the words and exit codes of etcdctl, and ``member replace``.
 
 ``member replace OLD NAME --peer-urls=URL`` has several steps. When it is run again after an interruption, the member
 list shows which steps are left:
@@ -306,9 +306,7 @@ def _peer_urls(invocation: Invocation) -> list[str]:
     return list(text.split(","))
 
 
-# -- cluster --------------------------------------------------------------------------------------------------------
-#
-# ``endpoint health|status|hashkv``.
+# -- endpoint -------------------------------------------------------------------------------------------------------
 #
 # Commands that query each endpoint separately: an endpoint that does not answer is reported on standard error, the
 # others are printed, and the exit code is 1.

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 # Rules of logging in:
 #
 # 1. At the first need, not before; never without a user, or for a user identified only by a certificate.
-# 2. One login at a time for all calls and streams of a client, because each costs a member 0.1 s of processor time. A
+# 2. One login at a time for all calls and streams of a client, because each costs a member 60 ms of a core. A
 #    call in the meantime waits for the same answer, until its own deadline.
 # 3. A token with an expiry time (a JWT) is renewed before it expires; others when a member refuses them.
 # 4. A cluster with authentication disabled is used without a token, until it requires one.

@@ -151,7 +151,7 @@ class Lease(Held[aio_lease.Lease]):
 
 # -- session --------------------------------------------------------------------------------------------------------
 #
-# Sessions for programs without an event loop; see ``lease.session`` for what they are.
+# Sessions for programs without an event loop; see ``client.lease.Session`` for what they are.
 #
 # ::
 #

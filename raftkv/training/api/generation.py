@@ -364,11 +364,11 @@ class Leadership:
             return
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Implement ``client.guards.Conditions.compares``."""
+        """Implement ``client.operations.Conditions.compares``."""
         return [*self._generation.fence.compares(), *fence_compares(self._term)]
 
     def broken(self) -> Exception:
-        """Implement ``client.guards.Conditions.broken``."""
+        """Implement ``client.operations.Conditions.broken``."""
         return self._generation.error() if self._generation.is_over else self._term.broken()
 
     async def __aenter__(self) -> Self:

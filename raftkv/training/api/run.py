@@ -69,7 +69,7 @@ class Leadership(Blocking[generation.Leadership]):
     """The fencing token: grows from leader to leader; 0 before it leads."""
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Implement ``client.guards.Conditions.compares``; asked by a client's call on its loop."""
+        """Implement ``client.operations.Conditions.compares``; asked by a client's call on its loop."""
         return self._inner.compares() if self._loop.is_current else self._ask(lambda held: held.compares())
 
     broken = passing(generation.Leadership.broken)

@@ -273,7 +273,7 @@ class WorldFence:
         )
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Implement ``client.guards.Fence.compares``."""
+        """Implement ``client.operations.Fence.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
@@ -302,7 +302,7 @@ class WorldFence:
         return state.reason if state.phase in (CLOSED, BROKEN) else None
 
     def broken(self, reason: str = "") -> GenerationOver:
-        """Implement ``client.guards.Fence.broken``.
+        """Implement ``client.operations.Fence.broken``.
 
         Arguments:
             reason: reason of the end, if known.

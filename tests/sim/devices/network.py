@@ -201,7 +201,7 @@ class Network:
 
 
 class Channel:
-    """The part of ``rpc.channel.Channel`` that members use for calls to each other."""
+    """The part of ``rpc.client.channel.Channel`` that members use for calls to each other."""
 
     def __init__(self, network: Network, member: Member, peer_id: int) -> None:
         self._network = network

@@ -128,7 +128,7 @@ class _Files(SimDisk):
 
 
 class DurableLog:
-    """The log of a member in all its lives. Satisfies ``server.disk.Log``."""
+    """The log of a member in all its lives. Satisfies ``replica.node.disk.Log``."""
 
     def __init__(self, rng: random.Random, parameters: DiskParameters) -> None:
         self.view = LogView()
@@ -226,7 +226,7 @@ class DurableLog:
 
 
 class Disk:
-    """Makes batches durable in order, in the turn or later. Replaces ``server.disk.Disk``.
+    """Makes batches durable in order, in the turn or later. Replaces ``replica.node.disk.Disk``.
 
     Arguments:
         log: of the member.
@@ -247,7 +247,7 @@ class Disk:
         self._syncing: list[Batch] = []
 
     def submit(self, batch: Batch) -> None:
-        """Implement ``server.disk.Disk.submit``."""
+        """Implement ``replica.node.disk.Disk.submit``."""
         if self._parameters.inline and self.slow_factor == 1 and batch.is_short and not self.outstanding:
             batch.write(self._log)
             if batch.must_sync:
