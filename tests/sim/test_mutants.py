@@ -33,13 +33,16 @@ FOUND_BY_SEEDS = sorted(set(MUTANTS) - DIRECTED)
 
 LATE = {
     "batch closed in the middle of an entry",
+    "compacted history passed over",
     "compaction drops what is current",
+    "end of a snapshot not reported",
     "filters forgotten",
     "freshness before it is applied",
     "keys of a lease go one by one",
     "leadership trusted for ever",
     "members that are unknown are refused",
     "put with a lease that is gone",
+    "read before the first commit of the term",
     "read served before it is applied",
 }
 """These need so many seeds, or such long ones, that they are only looked for in `make test-all`."""
