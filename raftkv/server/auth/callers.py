@@ -54,15 +54,15 @@ Credential = Session | Signed | NamedByCertificate
 
 
 class TokenAheadError(errors.InvalidAuthTokenError):
-    """A token that may become known: its entry is not applied here yet.
+    """A token that may become known: this member is behind the one that gave it.
 
     Attributes:
-        index: index of the entry.
+        is_known: returns whether this member has caught up.
     """
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, is_known: Callable[[], bool]) -> None:
         super().__init__()
-        self.index = index
+        self.is_known = is_known
 
 
 class Callers:
@@ -107,10 +107,12 @@ class Callers:
         found = self._tokens.find(token)
         # An empty user name would stand for a member.
         if found is not None and 0 < len(found.user) <= USER_NAME_BYTES_MAX:
+            if isinstance(found, Signed) and found.is_ahead:
+                raise TokenAheadError(lambda: not found.is_ahead)
             return found
         index = index_of(token) if self._is_simple else None
         if index is not None and index > self._applied():
-            raise TokenAheadError(index)
+            raise TokenAheadError(lambda: self._applied() >= index)
         raise errors.InvalidAuthTokenError
 
     def _by_certificate(self, peer: Peer | HttpRequest) -> Credential | None:

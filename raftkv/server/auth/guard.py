@@ -318,7 +318,8 @@ def _reason(error: errors.StatusError) -> str:
 
 
 AHEAD_MAX_S: Final = 2.0
-"""How long a call on a member that is behind waits for the entry that makes its token known."""
+"""How long a call on a member that is behind waits for the entry that makes its token known. If a restored backup is
+older than the token, none does."""
 
 AHEAD_CALLS_MAX: Final = 100
 """Calls that wait for such entries; each is checked in each turn. When there are more, the oldest call of the greediest
@@ -531,7 +532,7 @@ class Guard:
             call.fail_for(error)
 
     async def _caught_up(self, ahead: TokenAheadError, call: ServerCall) -> None:
-        """Wait until the entry of a token is applied. Raises InvalidAuthTokenError if that takes too long."""
+        """Wait until a token can be known here. Raises InvalidAuthTokenError if that takes too long."""
         identity = identity_of(call)
         if not self._shares.make_room(identity, 1, self._refuse_oldest):
             self._refuse_oldest(identity)
@@ -540,7 +541,7 @@ class Guard:
             async with patience:
                 self._ahead[patience] = identity
                 self._shares.take(identity, 1)
-                await self._node.wait_until(lambda: self._node.applied >= ahead.index)
+                await self._node.wait_until(ahead.is_known)
         except TimeoutError:
             raise errors.InvalidAuthTokenError from None
         finally:

@@ -160,6 +160,11 @@ class Signed:
         return True
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether a member signed the token for users newer than those here. Other programs choose any revision."""
+        return self._password != "" and self._hash_of(self.user, self._caller.auth_revision) is None
+
+    @property
     def is_good(self) -> bool:
         """Whether the token is valid now: it has begun and has not ended."""
         return not self.is_over and self._begins_at <= self._clock()

@@ -32,7 +32,7 @@ def _signed(directory: Path) -> JWTTokens:
     path.chmod(0o600)
     options = parse_options(f"jwt,priv-key={path},sign-method=HS256,ttl=5m")
     assert options is not None
-    return JWTTokens(options, lambda: NOW_S)
+    return JWTTokens(options, lambda: NOW_S, lambda user, revision: b"")
 
 
 def _jwt(directory: Path) -> Parse:
