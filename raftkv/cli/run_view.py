@@ -149,7 +149,7 @@ async def read_facts(kv: Client, run_id: str) -> Facts:
         As ``read_history``.
     """
     history = await read_history(kv, run_id)
-    shared = await _shared(kv)
+    shared = await read_ledgers(kv)
     queue = await _queue(kv, run_id, find_cluster(run_id, shared))
     base = RunKeys(run_id).base
     prefixes = [f"{base}deny/", *([f"{CLUSTER_ROOT}{queue.cluster}/deny/"] if queue else [])]
@@ -158,8 +158,8 @@ async def read_facts(kv: Client, run_id: str) -> Facts:
     return Facts(history, tuple(waiting(history, denied, queue)), tuple(denied), queue)
 
 
-async def _shared(kv: Client) -> list[KeyValue]:
-    """Return the ledgers of clusters; empty without permission: the run is then shown without its queue."""
+async def read_ledgers(kv: Client) -> list[KeyValue]:
+    """Return the ledgers of clusters; empty without permission: a run is then shown without its queue."""
     try:
         return list(await kv.range(CLUSTER_ROOT, prefix=True))
     except PermissionDeniedError:

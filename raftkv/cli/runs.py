@@ -33,6 +33,7 @@ from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError, on_signals, r
 from raftkv.cli.run_view import read_facts
 from raftkv.cli.table import Rows, count, out, progress_bar, tell
 from raftkv.client.admin import Permission, interval
+from raftkv.client.control import ClientControl
 from raftkv.client.credentials import announce_settings
 from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
@@ -71,7 +72,7 @@ from raftkv.training.records import (
 )
 from raftkv.training.records import ROOT as RUN_ROOT
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
-from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
+from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, give_back, list_clusters
 from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
 from raftkv.urls import parse_endpoints, split_address
 
@@ -256,13 +257,18 @@ def _has_ended(run: RunSummary, age_s: float) -> bool:
 
 
 async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int | None:
-    """Delete the keys of a run, and return their number; None: a condition does not hold."""
+    """Delete the keys of a run, and return their number; None: a condition does not hold.
+
+    Slots that a dead run still holds go to others: no run that may see that it is dead may wait for them.
+    """
     keys = RunKeys(run_id)
     operations = [Delete(keys.base + part, prefix=True) for part in PARTS]
     operations += [Delete(key) for key in (keys.arbiter, keys.round, keys.state)]
     done = await kv.txn().when(*conditions).then(*operations).commit()
     if not done.succeeded:
         return None
+    if cluster := run_view.find_cluster(run_id, await run_view.read_ledgers(kv)):
+        await give_back(ClientControl(kv), cluster, run_id)
     deleted: int = sum(result.deleted for result in done.results)
     return deleted + await _delete_horovod(kv, run_id)
 

@@ -353,6 +353,18 @@ def test_a_dead_run_needs_no_force(raftkv_cluster, raftkv_client) -> None:
     assert ctl(raftkv_cluster, "delete", "jobs/a", "-y").code == 1
 
 
+def test_slots_of_a_deleted_run_go_to_others(raftkv_cluster, raftkv_client) -> None:
+    """Runs of other teams may not see that it is dead: without a run of its own team it held them for ever."""
+    dead = Claim("jobs/a", 1, nodes=(Need("a", "h", 8),), granted=("a",))
+    waits = Claim("jobs/b", 2, nodes=(Need("b", "h", 8),))
+    raftkv_client.put(f"{CLUSTER_ROOT}gpu/ledger", Ledger((dead, waits)).encode())
+    write(raftkv_client, [("node/b", B)], RunKeys("jobs/b"))
+    write(raftkv_client, [("state", state(1, RUNNING, 1.0))])
+    assert text_of(ctl(raftkv_cluster, "delete", "jobs/a", "-y")) == "run 'jobs/a' is deleted: 1 key\n"
+    (claim,) = Ledger.decode(raftkv_client.get(f"{CLUSTER_ROOT}gpu/ledger").value).claims
+    assert (claim.run, claim.granted) == ("jobs/b", ("b",))
+
+
 def closed(kv: raftkv.Client, run_id: str, age_s: float = 3600.0) -> None:
     ended = State(3, CLOSED, "succeeded", min_nodes=2, max_nodes=2, time=time.time() - age_s)
     write(kv, [("round", GenerationRecord(3, members(B, C), 1.0)), ("state", ended)], RunKeys(run_id))
