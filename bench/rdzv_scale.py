@@ -37,6 +37,7 @@ from raftkv.client.control import ClientControl, OnEvents, OnLost
 from raftkv.client.operations import Compare, GetRange, Operation
 from raftkv.client.scope import Text
 from raftkv.client.values import Event, RangeResult, TxnResult
+from raftkv.loop.outcomes import outcome_of
 from raftkv.training.config import RunConfig
 from raftkv.training.records import GenerationRecord, Head
 from raftkv.training.rendezvous.participant import Participant
@@ -81,7 +82,7 @@ class Counted(ClientControl):
         if task is None:
             task = self.under_way[key] = asyncio.ensure_future(super().txn((), then))
             task.add_done_callback(lambda _: self.under_way.pop(key, None))
-        return await asyncio.shield(task)
+        return await outcome_of(task)
 
     def watch(
         self, key: Text, end: Text, start_revision: int, on_events: OnEvents, on_lost: OnLost, **options: Any

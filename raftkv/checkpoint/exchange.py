@@ -36,6 +36,7 @@ from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_fi
 from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest, read_manifest
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
+from raftkv.loop.outcomes import outcome_of
 from raftkv.loop.scheduler import on_thread
 
 T = TypeVar("T")
@@ -285,7 +286,7 @@ async def _save(
             await attempt.prepare(rank, [files[file.name] for file in part], metrics=metrics)
         return await attempt.commit()
     except BaseException as error:
-        await asyncio.shield(attempt.give_up(error, "it could not be taken in"))
+        await outcome_of(asyncio.create_task(attempt.give_up(error, "it could not be taken in")))
         raise
 
 

@@ -52,10 +52,10 @@ from raftkv.client.control import ClientControl, Control, Reflector, below, unti
 from raftkv.client.errors import CacheBehind, CacheTooLarge, HistoryReplaced, WatchCanceled
 from raftkv.client.operations import GetRange
 from raftkv.client.paging import FIRST_KEYS
-from raftkv.client.rpc.core import take_outcome
 from raftkv.client.scope import FROM_KEY, Space, Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult
 from raftkv.client.watch import QUEUE_BYTES, WatchHub
+from raftkv.loop.outcomes import take_outcome
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client

@@ -34,12 +34,13 @@ from raftkv.client.errors import EndpointsFailed, LeaseLost
 from raftkv.client.kv import KV, Txn
 from raftkv.client.operations import delete, lease_of, mod_revision, put
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.core import Client, Stream, take_outcome
+from raftkv.client.rpc.core import Client, Stream
 from raftkv.client.rpc.methods import Method
-from raftkv.client.rpc.retry import Backoff, is_transient, outcome_of
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.scope import Part, Scope, Text, to_bytes
 from raftkv.client.values import LeaseInfo
 from raftkv.errors import PERMISSION_DENIED, LeaseNotFoundError, PermissionDeniedError, RaftKVError, StatusError
+from raftkv.loop.outcomes import outcome_of
 from raftkv.pb import rpc_pb2
 from raftkv.suspend_clock import SuspendClock
 
@@ -86,7 +87,6 @@ async def seen_through(step: Coroutine[Any, Any, T]) -> T:
     task = asyncio.get_running_loop().create_task(step)
     _farewells.add(task)
     task.add_done_callback(_farewells.discard)
-    task.add_done_callback(take_outcome)
     return await outcome_of(task)
 
 

@@ -20,6 +20,7 @@ from raftkv.dataset.cache import Memory, SharedDirectory
 from raftkv.dataset.codec import check
 from raftkv.dataset.errors import DatasetNotFound, StaleHead, VersionGone
 from raftkv.dataset.keys import DatasetKeys, Head
+from raftkv.loop.outcomes import outcome_of, take_outcome
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -93,7 +94,7 @@ class Source:
         """
         # It may have arrived since the caller looked into the cache.
         known = self._cache.get(digest)
-        return await asyncio.shield(self.start(digest)) if known is None else known
+        return await outcome_of(self.start(digest)) if known is None else known
 
     def start(self, digest: str) -> asyncio.Task[bytes]:
         """Start fetching a digest; call on the loop."""
@@ -105,8 +106,7 @@ class Source:
 
     def _forget(self, digest: str, done: asyncio.Task[bytes]) -> None:
         self._under_way.pop(digest, None)
-        if not done.cancelled():
-            done.exception()  # mark as retrieved: a chunk that was fetched ahead may have no reader
+        take_outcome(done)  # a chunk that was fetched ahead may have no reader
 
     async def _get(self, digest: str) -> bytes:
         if self._directory is None:
@@ -187,8 +187,7 @@ class Follower:
         """Ask the store, once for all concurrent callers."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self._loop.create_task(self._refresh())
-            self._refreshing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        await asyncio.shield(self._refreshing)
+        await outcome_of(self._refreshing)
 
     async def _refresh(self) -> None:
         asked_at = self._loop.time()

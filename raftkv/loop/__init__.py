@@ -7,9 +7,10 @@ No client request may make a turn longer than 50 ms. Each kind of long work ther
     fair         serve waiting identities in turn, by the cost of their items
     limiter      limit how many coroutines, callbacks or connections continue in one turn, when thousands could
     timers       watch the deadlines of a million calls with one loop timer
+    outcomes     let a task continue when its caller leaves
     cycle_free   free memory without long collections and without large frees
     turns        measure each turn, and log the functions that ran in a long one
 
-The package knows no connection, request or member: callers pass callbacks and generators. ``cork``, ``timers`` and
-``cycle_free`` serve clients too, so they import nothing that a client does not need.
+The package knows no connection, request or member: callers pass callbacks and generators. ``cork``, ``timers``,
+``outcomes`` and ``cycle_free`` serve clients too, so they import nothing that a client does not need.
 """

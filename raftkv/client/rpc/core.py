@@ -42,7 +42,7 @@ from raftkv.client.errors import (
 )
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method, StreamMethod, parse_answer
-from raftkv.client.rpc.retry import Attempts, is_of_learner, is_transient, outcome_of
+from raftkv.client.rpc.retry import Attempts, is_of_learner, is_transient
 from raftkv.client.rpc.transport import Transport, open_transport, race
 from raftkv.errors import (
     CANCELED,
@@ -57,6 +57,7 @@ from raftkv.errors import (
     StatusError,
     UserEmptyError,
 )
+from raftkv.loop.outcomes import outcome_of, take_outcome
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 from raftkv.urls import Endpoint, parse_endpoints
@@ -231,11 +232,10 @@ class Login:
 
 
 async def _landed(flight: asyncio.Future[StatusError | None], deadline: float) -> StatusError | None:
-    remaining_s = deadline - monotonic()
-    try:
-        return await asyncio.wait_for(asyncio.shield(flight), max(remaining_s, 0.0))
-    except TimeoutError:
-        raise EndpointsFailed({}, 0.0, definite=True, explain=False) from None
+    landed, _ = await asyncio.wait((flight,), timeout=max(deadline - monotonic(), 0.0))
+    if not landed:
+        raise EndpointsFailed({}, 0.0, definite=True, explain=False)
+    return flight.result()
 
 
 def _renewal(token: str) -> float:
@@ -535,9 +535,7 @@ class Client:
         call = self._transport(endpoint).unary(method.path, body, timeout_s, metadata)
         if method.cancellable:
             return call
-        shielded = asyncio.ensure_future(call)
-        shielded.add_done_callback(take_outcome)
-        return outcome_of(shielded)
+        return outcome_of(asyncio.ensure_future(call))
 
     async def _recover(
         self,
@@ -630,12 +628,6 @@ class Client:
                 raise RpcError(CANCELED, CLIENT_CLOSED, definite=True)
             transport = self._transports[endpoint.text] = self._open(endpoint, self.options)
         return transport
-
-
-def take_outcome(call: asyncio.Future[Any]) -> None:
-    """Retrieve the outcome of a call; otherwise asyncio would log the exception if its caller is gone."""
-    if not call.cancelled():
-        call.exception()
 
 
 # -- streams --------------------------------------------------------------------------------------------------------

@@ -133,15 +133,6 @@ async def until_answered(
         await asyncio.sleep(pause_s)
 
 
-async def outcome_of(task: asyncio.Future[Result]) -> Result:
-    """Wait for a task, which continues if the caller is cancelled.
-
-    ``asyncio.shield`` of Python 3.14 would then report the task's failure to the loop's exception handler.
-    """
-    await asyncio.wait((task,))
-    return task.result()
-
-
 # -- attempts -------------------------------------------------------------------------------------------------------
 #
 # The attempts of one call: the failures by endpoint, when to stop, and how long to wait before the next round.

@@ -35,9 +35,9 @@ from typing import (
 
 from raftkv.client.arguments import limit, many, seconds
 from raftkv.client.kv import WINDOW
-from raftkv.client.rpc.core import take_outcome
 from raftkv.client.sync.loop import LoopThread
 from raftkv.client.values import Event
+from raftkv.loop.outcomes import take_outcome
 
 if TYPE_CHECKING:
     from raftkv.client import watch as aio_watch

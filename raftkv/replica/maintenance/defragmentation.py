@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 from raftkv.errors import CorruptionError, PermissionDeniedError, StorageError
 from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter
+from raftkv.loop.outcomes import outcome_of
 from raftkv.loop.scheduler import on_thread
 from raftkv.replica.snapshots.files import check_room, outgoing_path
 from raftkv.storage.backend.base import Defragmentation
@@ -144,7 +145,7 @@ class Defragmenter(Collector):
             check()
             done: asyncio.Future[None] = loop.create_future()
             store.finish_defragmentation(defragmentation, lambda error: _settle(done, error))
-            await asyncio.shield(done)
+            await outcome_of(done)
         finally:
             self._under_way = None
             await on_thread(defragmentation.close)

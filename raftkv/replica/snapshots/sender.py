@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.errors import CorruptionError, MapFullError, StorageError, explain
+from raftkv.loop.outcomes import outcome_of
 from raftkv.loop.scheduler import on_thread
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
@@ -177,7 +178,7 @@ class Copies:
         making = self._making
         try:
             # A send that is replaced by another leaves the copy to the new one.
-            return await asyncio.shield(making)
+            return await outcome_of(making)
         except asyncio.CancelledError:
             self._expire(making)
             raise

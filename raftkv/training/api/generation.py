@@ -30,6 +30,7 @@ from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import to_bytes
 from raftkv.client.values import Event
 from raftkv.errors import ConfigError, StatusError
+from raftkv.loop.outcomes import outcome_of
 from raftkv.training.errors import BarrierTimeout, GenerationOver, PostedLost
 from raftkv.training.records import RunKeys
 
@@ -133,7 +134,7 @@ class Generation:
 
     async def wait_over(self) -> str:
         """Wait for the end; return its reason."""
-        return await asyncio.shield(self._over)
+        return await outcome_of(self._over)
 
     async def why_over(self) -> str:
         """Ask the cluster why the generation has ended; empty: according to the run's records it lasts."""
@@ -478,8 +479,8 @@ class PostedKeys:
             )
             self._reflector.start(revision=self._generation.world.revision)
         waiter = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
-        # Shielded: another caller may wait for the same name, and one that timed out may wait again.
-        value = await asyncio.shield(waiter)
+        # Another caller may wait for the same name, and one that timed out may wait again.
+        value = await outcome_of(waiter)
         self._waiting.pop(name, None)
         return value
 
@@ -507,7 +508,6 @@ class PostedKeys:
         for name, waiter in self._waiting.items():
             if not waiter.done() and self._is_behind(name):
                 waiter.set_exception(PostedLost(name))
-                waiter.exception()  # mark as retrieved: the waiter may have timed out
 
     def _is_behind(self, name: str) -> bool:
         """Return whether a later use of the name was posted; uses are posted in order, so this one will not come any
@@ -521,7 +521,6 @@ class PostedKeys:
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(error)
-                waiter.exception()  # mark as retrieved: the waiter may have timed out
 
 
 def _rank_of(item: KeyValue, prefix: str) -> int | None:

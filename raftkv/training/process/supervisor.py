@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError
+from raftkv.loop.outcomes import outcome_of
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.process import guard
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
@@ -133,7 +134,7 @@ class Workers:
                 spare.started()
                 workers.spares.append((spare, process))
         except BaseException:
-            await asyncio.shield(workers.end())
+            await outcome_of(asyncio.create_task(workers.end()))
             raise
         return workers
 
@@ -169,7 +170,7 @@ class Workers:
                 await workers._start(command, environment, ranks[number] if ranks else number, number)
             yield workers
         finally:
-            await asyncio.shield(workers.end())
+            await outcome_of(asyncio.create_task(workers.end()))
 
     @property
     def alive(self) -> int:
