@@ -131,6 +131,7 @@ class ElasticSampler(Sampler[int]):
         self._position = Position.begin(length, seed=seed, dataset=name)
         self._position.share(batch_size, *self.world)
         self._is_counted = False
+        self._is_drawing = False
         self._passes: list[_Pass] = []
         self._divided_for: tuple[int, int] | None = None
 
@@ -187,12 +188,15 @@ class ElasticSampler(Sampler[int]):
     def set_epoch(self, epoch: int, length: int | None = None) -> None:
         """Begin an epoch, unless the position is already in it.
 
+        In ``batches`` a loader cannot lead back to an earlier one: those of accelerate and Fabric set the number of
+        their passes, which begins at 0 in each process.
+
         Arguments:
             epoch: epoch, from 0.
             length: length of the dataset in that epoch; None: unchanged.
         """
         at = self._position
-        if epoch != at.epoch:
+        if epoch != at.epoch and not (self._is_drawing and epoch < at.epoch):
             self._position = Position(epoch, at.length if length is None else length, 0, at.seed, at.dataset)
             self._passes.clear()
             self._is_counted = False
@@ -215,9 +219,15 @@ class ElasticSampler(Sampler[int]):
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield the batches of a loader that uses this sampler, and count each when the loop gets it."""
-        for batch in loader:
-            self.advance()
-            yield batch
+        self._is_drawing = True
+        try:
+            for batch in loader:
+                self._is_drawing = False
+                self.advance()
+                yield batch
+                self._is_drawing = True
+        finally:
+            self._is_drawing = False
         if not self._position.is_over and not self.share(self._position):
             self.advance()  # the last step of the epoch, in which this rank has no samples
 

@@ -99,6 +99,35 @@ def test_an_epoch_after_the_other() -> None:
     assert sorted(sampler) == list(range(5))
 
 
+class CountingLoader:
+    """A loader that tells its sampler the number of its passes, from 0 in each process, as those of accelerate do."""
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._sampler.set_epoch(self._passes)
+        yield from BatchSampler(self._sampler, self._sampler.batch_size, drop_last=False)
+        self._passes += 1
+
+
+def test_a_loader_that_counts_its_own_passes_does_not_lead_back_to_an_earlier_epoch() -> None:
+    whole = ElasticSampler(12, batch_size=2, seed=3)
+    orders = {epoch: list(whole.order(epoch)) for epoch in range(4)}
+    sampler = ElasticSampler(12, batch_size=2, seed=3)
+    sampler.position = Position(2, 12, 4, 3)
+    loader, used = CountingLoader(sampler), []
+    for epoch in range(sampler.epoch, 4):
+        sampler.set_epoch(epoch)
+        used += [sample for batch in sampler.batches(loader) for sample in batch]
+    assert used == orders[2][4:] + orders[3]
+    for batch in sampler.batches(loader):  # it has counted two passes
+        raise AssertionError(batch)
+    sampler.set_epoch(0)
+    assert next(sampler.batches(CountingLoader(sampler))) == orders[0][:2]
+
+
 def test_ranks_without_samples_in_the_last_step_end_where_the_others_do() -> None:
     ranks = samplers(5, length=22)
     assert [len(step) for step in steps_of(ranks)] == [20, 2]
