@@ -138,14 +138,17 @@ def _tree(root: Branch, shared: tuple[Flag, ...]) -> str:
 
 
 def _prose(text: str) -> str:
-    return _cell(text.replace("\n\n", "\0")).replace("\0", "\n\n")
+    """Return paragraphs, and as a block of code what keeps its lines: it follows ``\\b``, click's mark, at the end."""
+    prose, *code = text.split("\b\n")
+    shown = "\n\n".join(map(_cell, prose.strip().split("\n\n")))
+    return f"{shown}\n\n{_fenced(''.join(code)).rstrip()}" if code else shown
 
 
 def _flags(flags: tuple[Flag, ...] | list[Flag]) -> str:
     rows = []
     for flag in flags:
         name, _ = flag_row(flag)
-        choices = f" ({', '.join(flag.choices)})" if flag.choices else ""
+        choices = f" ({', '.join(flag.choices)})" if name.endswith(" WORD") else ""
         default = f"`{flag.shown_default}`" if flag.shown_default else ""
         rows.append((_named(name, flag.variable), default, _cell(flag.usage + choices)))
     return _table(("flag and environment" if any(flag.variable for flag in flags) else "flag", *HEAD), rows)

@@ -673,7 +673,12 @@ _USAGE = """Usage:
   raftkv backup verify URL             restore every backup into a temporary directory and compare its hash
   raftkv backup restore URL [flags]    make the data directory of a member of a new cluster
 
-URL is a directory of any file system that fsspec knows: /var/backups, file:///var/backups, s3://bucket/raftkv."""
+URL is a directory of any file system that fsspec knows: /var/backups, file:///var/backups, s3://bucket/raftkv.
+
+Examples:
+  raftkv backup s3://bucket/raftkv --every 1h --keep 24 --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
+  raftkv backup verify s3://bucket/raftkv
+  raftkv backup restore s3://bucket/raftkv --data-dir /var/lib/raftkv"""
 
 
 def main(words: Sequence[str]) -> int:

@@ -263,6 +263,15 @@ FLAGS = (
     Flag("client-ports", LIST, usage="client ports, one for each member (2379,22379,32379,...)"),
     Flag("peer-ports", LIST, usage="peer ports, one for each member (2380,22380,32380,...)"),
 )
+_USAGE = """Usage:
+  raftkv cluster [flags] [-- flags for every member]
+
+Run members on loopback addresses of this machine until SIGINT or SIGTERM, and show them in a live table. A later start
+continues with the same data. SIGUSR1 restarts members that ended.
+
+Examples:
+  raftkv cluster
+  raftkv cluster --size 5 --data-dir /tmp/five -- --auto-compaction-retention 1h"""
 
 
 def main(words: Sequence[str]) -> int:
@@ -277,8 +286,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: the cluster cannot be started.
     """
-    usage = "Usage:\n  raftkv cluster [options] [-- flags for every member]"
-    parsed = daemon.parse(FLAGS, words, "cluster", usage, takes_rest=True)
+    parsed = daemon.parse(FLAGS, words, "cluster", _USAGE, takes_rest=True)
     if parsed is None:
         return SUCCESS
     client_ports, peer_ports = _ports(parsed)

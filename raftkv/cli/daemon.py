@@ -88,7 +88,9 @@ def parse_command(
         print(f"\nFlags{f' of {name}' if name else ''}:")
         width = max(len(flag.name) for flag in its_flags)
         for flag in its_flags:
-            print(f"  --{flag.name:<{width}} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+            print(
+                f"  --{flag.name:<{width}} {flag.usage}" + (f" ({default})" if (default := flag.shown_default) else "")
+            )
     return None
 
 
@@ -181,11 +183,7 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
 
 # -- torchft's lighthouse --------------------------------------------------------------------------------------------
 #
-# ``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster. Flags of torchft's own
-# lighthouse are also accepted in its spelling (``--min_replicas``, ``--bind``), with the same meaning.
-#
-#     raftkv torchft-lighthouse --listen 127.0.0.1:29510 --endpoints h1:2379,h2:2379,h3:2379 --min-replicas 2
-#     raftkv torchft-lighthouse --listen one=0.0.0.0:29510,two=0.0.0.0:29511
+# ``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster.
 
 LIGHTHOUSE_FLAGS = (
     Flag("listen", LIST, usage="[JOB=]HOST:PORT to listen on for torchft's managers, one for each job"),
@@ -204,6 +202,14 @@ LIGHTHOUSE_FLAGS = (
     Flag("verbose", BOOL, usage="log what each quorum waits for"),
 )
 LIGHTHOUSE_ADDRESS = "127.0.0.1:29510"
+_LIGHTHOUSE_USAGE = f"""Usage:
+  raftkv torchft-lighthouse [flags]
+
+Serve torchft's lighthouse from raftkv. Without --listen it listens on {LIGHTHOUSE_ADDRESS}. The spelling of torchft's
+own lighthouse is accepted (--min_replicas, --bind).
+
+Example:
+  raftkv torchft-lighthouse --listen one=0.0.0.0:29510,two=0.0.0.0:29511 --min-replicas 2"""
 _THEIR_FLAGS = {"bind": "listen"}
 
 
@@ -219,8 +225,7 @@ def lighthouse(words: Sequence[str]) -> int:
     Raises:
         CommandError: the lighthouse cannot be started.
     """
-    usage = "Usage:\n  raftkv torchft-lighthouse [flags]"
-    parsed = parse(LIGHTHOUSE_FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", usage)
+    parsed = parse(LIGHTHOUSE_FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", _LIGHTHOUSE_USAGE)
     if parsed is None:
         return SUCCESS
     logging.basicConfig(handlers=[stderr_handler("%(asctime)s %(message)s")])

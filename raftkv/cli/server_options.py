@@ -192,11 +192,11 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ("listen-client-http-urls", urls, "URLs for HTTP requests; --listen-client-urls then serve gRPC only"),
     ("metrics", extensive, "basic, or extensive with the duration of every call (basic)", "extensive_metrics"),
     ("listen-metrics-urls", urls, "additional URLs that serve only metrics and health"),
-    ("quota-backend-bytes", integer, "database size limit, 0 for 2 GiB, negative for none"),
+    ("quota-backend-bytes", integer, "database size limit in bytes, 0 for 2 GiB, negative for none (0)"),
     ("backend-batch-interval", duration, "time between database commits (100ms)"),
     ("backend-batch-limit", integer, "operations between database commits (10000)"),
     ("max-txn-ops", unsigned, "largest number of operations in a transaction (128)"),
-    ("max-request-bytes", unsigned, "largest write (1572864)"),
+    ("max-request-bytes", unsigned, "largest write in bytes (1572864)"),
     ("max-concurrent-streams", unsigned, "open calls on one connection, at most 10000 (4294967295)"),
     ("auto-promote", boolean, "promote this member as soon as it is in sync, if it is a learner (false)"),
     ("max-learners", integer, "largest number of learners in the cluster (1)"),
@@ -230,7 +230,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     (
         "client-cert-auth",
         boolean,
-        "require client certificates; needs --trusted-ca-file",
+        "require client certificates; needs --trusted-ca-file (false)",
         "client_tls.client_cert_auth",
     ),
     (
@@ -250,7 +250,7 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     (
         "peer-client-cert-auth",
         boolean,
-        "require peer certificates; needs --peer-trusted-ca-file",
+        "require peer certificates; needs --peer-trusted-ca-file (false)",
         "peer_tls.client_cert_auth",
     ),
     (
@@ -336,8 +336,8 @@ _SETTINGS: Final[tuple[str | tuple[Any, ...], ...]] = (
     ),
     ("distributed-tracing-sampling-rate", integer, _SAMPLING, "tracing.sampling_rate"),
     "Unsafe",
-    ("unsafe-no-fsync", boolean, "do not sync writes to disk: a power failure loses data"),
-    ("force-new-cluster", boolean, "drop all other members, after a quorum is lost for good"),
+    ("unsafe-no-fsync", boolean, "do not sync writes to disk: a power failure loses data (false)"),
+    ("force-new-cluster", boolean, "drop all other members, after a quorum is lost for good (false)"),
 )
 """The rows of a group follow its name: flag, parser, help, and the field if its name differs from the flag's."""
 

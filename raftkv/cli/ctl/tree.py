@@ -34,7 +34,7 @@ GLOBAL_FLAGS = _inherited(
     Flag("hex", BOOL, usage="print keys and values in hexadecimal"),
     Flag("command-timeout", DURATION, 5.0, "time limit of a command, without the time to connect"),
     Flag("dial-timeout", DURATION, 2.0, "time limit of one connection attempt"),
-    Flag("keepalive-time", DURATION, 2.0, "idle time after which a connection is probed (at least 10s)"),
+    Flag("keepalive-time", DURATION, 2.0, "idle time after which a connection is probed; below 10s means 10s"),
     Flag("keepalive-timeout", DURATION, 6.0, "time limit for the answer to a probe"),
     Flag("max-request-bytes", INT, usage="largest request to send, in bytes; 0 means 2 MiB"),
     Flag("max-recv-bytes", INT, usage="largest response to accept, in bytes; 0 means 2 GiB"),
@@ -68,9 +68,9 @@ GET_FLAGS = (
     Flag("print-value-only", BOOL, usage="print only the values; needs --write-out=simple"),
     Flag("stream", BOOL, usage="receive the keys in chunks, for many or large keys (RangeStream)"),
     Flag("min-create-rev", INT, usage="leave out keys created before this revision"),
-    Flag("max-create-rev", INT, usage="leave out keys created after this revision; 0 means none"),
+    Flag("max-create-rev", INT, usage="leave out keys created after this revision; 0 means no limit"),
     Flag("min-mod-rev", INT, usage="leave out keys last changed before this revision"),
-    Flag("max-mod-rev", INT, usage="leave out keys last changed after this revision; 0 means none"),
+    Flag("max-mod-rev", INT, usage="leave out keys last changed after this revision; 0 means no limit"),
 )
 PUT_FLAGS = (
     Flag("lease", default="0", usage="lease to attach the key to, in hexadecimal; 0 means none"),
@@ -121,7 +121,7 @@ raftkvctl ends COMMAND. Write "--" before a COMMAND that has flags of its own.""
 
 
 def _add_kv(root: Branch) -> None:
-    stale = "let one member, even a learner, answer alone if its data is at most this old"
+    stale = "let one member, even a learner, answer alone if its data is at most this old; 0 means never"
     (staleness,) = _ours(Flag("max-staleness", DURATION, usage=stale))
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
     physical = Flag(
@@ -225,7 +225,7 @@ def _add_endpoints(root: Branch) -> None:
     purpose = "Ask members for their health, status and hash"
     endpoint = root.branch("endpoint", purpose, "ctl.members:endpoint_", (_CLUSTER,))
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
-    endpoint.leaf("health", "", "Check whether endpoints can commit a write").like("--cluster")
+    endpoint.leaf("health", "", "Check that endpoints answer linearizable reads, and raise no alarm").like("--cluster")
     endpoint.leaf("status", "", "Print version, size, leader and term").like("--cluster -w table")
     endpoint.leaf("hashkv", "", "Print the hash of the history", (revision,)).like("--cluster")
 
@@ -234,8 +234,8 @@ _INTERACTIVE = Flag(
     "interactive", BOOL, True, "ask for the password on the terminal; false: read it from standard input"
 )
 _INTERVAL = (
-    Flag("prefix", BOOL, usage="of all keys that begin with KEY"),
-    Flag("from-key", BOOL, usage="of all keys from KEY on, in byte order"),
+    Flag("prefix", BOOL, usage="the permission for all keys that begin with KEY"),
+    Flag("from-key", BOOL, usage="the permission for all keys from KEY on, in byte order"),
 )
 _ENABLE_DETAILS = """The user root must exist; the command grants it the role root if necessary. Afterwards
 members refuse requests without a user, and requests that the user is not permitted to make."""
@@ -318,10 +318,10 @@ meanwhile. With --data-dir the command rewrites the database of a stopped member
         "8e9e05c52164694d --endpoints=10.0.0.1:2379"
     )
     downgrade = root.branch("downgrade", "Prepare the cluster for an older version", "ctl.maintenance:downgrade_")
-    target = """VERSION is one minor version below the cluster's. The cluster records the downgrade, and endpoint
-status shows it. raftkv itself has no older version to downgrade to."""
-    downgrade.leaf("validate", "VERSION", "Check whether a downgrade is possible").like("3.5")
-    downgrade.leaf("enable", "VERSION", "Begin a downgrade", (), target).like("3.5")
+    target = """VERSION is one minor version below the cluster's, which is a version of etcd (3.7). Snapshots are then
+saved for etcd's tools of VERSION. Members of raftkv run on unchanged."""
+    downgrade.leaf("validate", "VERSION", "Check whether a downgrade is possible").like("3.6")
+    downgrade.leaf("enable", "VERSION", "Begin a downgrade", (), target).like("3.6")
     downgrade.leaf("cancel", "", "Cancel the downgrade in progress")
 
 
@@ -333,7 +333,7 @@ def _add_mirror(root: Branch) -> None:
         Flag("dest-prefix", usage="prefix that replaces --prefix at the destination"),
         Flag("no-dest-prefix", BOOL, usage="remove --prefix at the destination"),
         Flag("dest-cert", usage="file of the certificate to present to the destination"),
-        Flag("dest-key", usage="file with the private key of the client certificate"),
+        Flag("dest-key", usage="file with the private key of --dest-cert"),
         Flag("dest-cacert", usage="file of the authorities that sign the destination's certificates"),
         Flag("dest-insecure-transport", BOOL, True, "allow a connection without TLS to the destination"),
         Flag("dest-user", usage="NAME or NAME:PASSWORD at the destination"),
@@ -418,7 +418,9 @@ _EXEC_FLAGS = _ours(
     Flag("nproc-per-node", INT, 1, "number of workers on this node", least=1),
     Flag("max-restarts", INT, 0, "number of times that this node's workers may fail before it gives up", least=0),
     Flag("env-style", LIST, usage="variables set for workers: torch,pet,tf,horovod or none; default: all"),
-    Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
+    Flag(
+        "conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout (seconds), ..."
+    ),
     Flag(
         "local-addr",
         usage="address at which other nodes reach this one; default: this node's address towards the cluster",
@@ -449,9 +451,9 @@ on, and the node continues."""
 
 def _add_access(run: Branch) -> None:
     shared = _ours(
-        Flag("cluster", LIST, usage="also grant write access to the ledger of this cluster's slots"),
-        Flag("dataset", LIST, usage="also grant read access to this dataset's manifests"),
-        Flag("read", BOOL, usage="grant only read access to the runs and their checkpoints"),
+        Flag("cluster", LIST, usage="in addition the right to write the ledger of this cluster's slots"),
+        Flag("dataset", LIST, usage="in addition the right to read this dataset's manifests"),
+        Flag("read", BOOL, usage="only the right to read the runs and their checkpoints"),
     )
     grant = """RUNS is the id of a run, or a prefix of ids and a star. Creates the role run:RUNS, with the keys of
 only these runs and their checkpoints, and grants it to USER. A user with --cluster
@@ -603,7 +605,7 @@ def _add_keeping(checkpoint: Branch) -> None:
     )
     checkpoint.leaf("untag", "RUN NAME", "Remove a tag").like("bert release")
     checkpoint.leaf("gc", "RUN", "Delete the checkpoints that no rule keeps", _GC_FLAGS, _GC, run="collect").like(
-        "bert --keep-last 3 --keep-every 1000 --dry-run", "bert --place /shared --max-bytes 2TiB"
+        "bert --keep-last 3 --keep-every 1000 --dry-run", "bert --place /shared/bert --max-bytes 2TiB"
     )
 
 
@@ -615,7 +617,7 @@ _GC_FLAGS = _ours(
     Flag("keep-for", DURATION, usage="keep checkpoints younger than this, as 720h"),
     Flag("max-age", DURATION, usage="delete checkpoints older than this, as 720h"),
     Flag("max-bytes", usage="delete the oldest until the rest fits: 500GiB, 2TB"),
-    Flag("place", usage="directory of the run's checkpoints; only files below it are deleted"),
+    Flag("place", usage="directory of the run's checkpoints: only files below it are deleted; without it none"),
 )
 
 

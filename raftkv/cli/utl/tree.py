@@ -43,7 +43,7 @@ def _add_log(root: Branch) -> None:
     wal = root.branch("wal", "Look at write-ahead logs", "utl.files:")
     flags = (
         Flag("start", INT, usage="leave out the entries before this index"),
-        Flag("end", INT, usage="leave out the entries from this index on"),
+        Flag("end", INT, usage="if given, leave out the entries from this index on"),
         Flag("json", BOOL, usage="print JSON, one object a record", ours=True),
     )
     verify = """Walks the whole chain of checksums and prints cluster, member, number and size of the segments, first
