@@ -637,7 +637,7 @@ def _print(result: Collected, dry_run: bool) -> None:
     ):
         for uri in uris:
             print(f"{words}: {printable(uri)}{advice}")
-    size_freed = size(sum(one.checkpoint.size_bytes for one in gone))
+    size_freed = size(result.freed_bytes)
     verb = "would be deleted" if dry_run else "deleted"
     left = count(len(result.given_up) + len(result.orphans), "directory").replace("directorys", "directories")
     print(f"{len(gone)} of {count(len(result.decisions), 'checkpoint')} {verb}, {size_freed}; {left} of dead attempts")

@@ -617,7 +617,7 @@ _GC_FLAGS = _ours(
     Flag("keep-for", DURATION, usage="keep checkpoints younger than this, as 720h"),
     Flag("max-age", DURATION, usage="delete checkpoints older than this, as 720h"),
     Flag("max-bytes", usage="delete the oldest until the rest fits: 500GiB, 2TB"),
-    Flag("place", usage="directory of the run's checkpoints: only files below it are deleted; without it none"),
+    Flag("place", usage="directory of the run's checkpoints: only files below it are deleted, and without it nothing"),
 )
 
 
