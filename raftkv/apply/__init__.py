@@ -3,7 +3,7 @@
 Owns what a request *means*: validation before it is proposed (``check``), its form in the log (``wire``), execution
 (``ranges``, ``txn``, ``applier``) and the bytes of its response (``wire``).
 
-    client's bytes -> check ---> request.encode(kind, id, bytes) --> the log, agreed by a quorum
+    client's bytes -> check ---> wire.encode(kind, id, bytes) --> the log, agreed by a quorum
                                                                           |
     the same on every member:                                             v
                               alarms refuse? -> Applier.begin -> Outcome(revision, body or error)
@@ -11,7 +11,7 @@ Owns what a request *means*: validation before it is proposed (``check``), its f
                                                   v
                               ranges, txn, compares, leases, membership -> raftkv.storage
 
-    the member that got the request:   response.HeaderEncoder + Outcome.body -> the client
+    the member that got the request:   wire.HeaderEncoder + Outcome.body -> the client
 
 Invariants:
 
@@ -26,7 +26,7 @@ Invariants:
 Example::
 
     applier = Applier(store, alarms, membership, leases)
-    kind, request_id, body = request.decode(entry.data)
+    kind, request_id, body = wire.decode(entry.data)
     outcome = applier.apply(kind, body)
     store.set_applied(entry.index, entry.term)
 
