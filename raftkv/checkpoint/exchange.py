@@ -257,11 +257,11 @@ async def save_in_place(
 
 def _check_in_place(place: Place) -> None:
     if links := [found.name for found in place.list() if found.is_link]:
-        raise ConfigError(f"{place.uri}/{links[0]} is a link, whose target is not the checkpoint's; take in a copy")
+        raise ConfigError(f"{place.uri}/{links[0]} is a link, and its target is not the checkpoint's: adopt a copy")
     if place.exists(MANIFEST) or AttemptId.of_directory(place.root.rpartition("/")[2]):
         raise ConfigError(
-            f"{place.uri} is a checkpoint of a registry already, or became none because taking it in was cut off: "
-            f"take in a copy, or delete {MANIFEST} there if no registry knows it"
+            f"{place.uri} is a checkpoint of a registry already, or its adoption was interrupted: "
+            f"adopt a copy, or delete {MANIFEST} there if no registry knows it"
         )
 
 

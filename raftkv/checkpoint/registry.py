@@ -281,8 +281,8 @@ class Registry:
                 return ""
         if ownership.ADOPTED in head.metadata:
             return printable(
-                f"{what} was being taken in where it lies, in {head.uri}, by a program that ended; only that program "
-                f"may write outside {self.uri}: take the directory in again"
+                f"{what} was being adopted in place, in {head.uri}, by a program that ended; only that program "
+                f"may write outside {self.uri}: adopt the directory again"
             )
         return printable(
             f"{what} is not saved: its record names {head.uri}, which "
@@ -624,7 +624,7 @@ class Registry:
         if in_place and owned and not (self.uri and Place(self.uri).contains(uri)):
             raise ConfigError(
                 f"{uri} cannot be handed over: it does not lie below {self.uri or 'a place of this registry'}, and "
-                "elsewhere no file is ever deleted; use owned=False, or take in a copy"
+                "elsewhere no file is ever deleted; use owned=False, or adopt a copy"
             )
         found = await exchange.read_directory(uri, step, kind)
         what = replace(found, parent=parent, metadata=metadata or {}, metrics=metrics or {})
@@ -657,7 +657,7 @@ async def write_manifest(uri: str, data: bytes) -> None:
             return
         if is_anothers(place.read(MANIFEST), data):
             raise PrepareConflict(
-                f"{uri} is the directory of another checkpoint by now; nothing was committed: take in a copy"
+                f"{uri} is the directory of another checkpoint by now; nothing was committed: adopt a copy"
             )
         place.write(MANIFEST, data)  # one of this attempt may be incomplete or not durable after a crash
 

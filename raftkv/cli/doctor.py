@@ -395,7 +395,7 @@ def _alarms(picture: Picture) -> Finding:
 
 
 def _damage(picture: Picture) -> Finding:
-    """Repeat what a member knows of losses: a damaged one goes on while the others have no quorum without it."""
+    """Repeat what a member knows of losses: a damaged one continues while the others have no quorum without it."""
     subject = "losses"
     for name, allowed, level, what, advice in _LOSSES:
         found = [answer for answer in picture.answers if answer.metrics.get(name, 0.0) > allowed]

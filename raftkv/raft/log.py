@@ -192,7 +192,9 @@ class MemoryLog:
             SnapshotOutOfDateError: the current snapshot is as new or newer.
         """
         if index <= self._snapshot.index:
-            raise SnapshotOutOfDateError(f"snapshot at {index}: there is one at {self._snapshot.index}")
+            raise SnapshotOutOfDateError(
+                f"a snapshot at {index} is not newer than the log's, at {self._snapshot.index}"
+            )
         if index > self.last_index():
             raise InvariantError(f"snapshot at {index}: the log ends at {self.last_index()}")
         self._snapshot = SnapshotMeta(index, self.term(index), conf_state)
@@ -205,7 +207,9 @@ class MemoryLog:
             SnapshotOutOfDateError: the current snapshot is as new or newer.
         """
         if self._snapshot.index != 0 and meta.index <= self._snapshot.index:
-            raise SnapshotOutOfDateError(f"snapshot at {meta.index}: there is one at {self._snapshot.index}")
+            raise SnapshotOutOfDateError(
+                f"a snapshot at {meta.index} is not newer than the log's, at {self._snapshot.index}"
+            )
         self._snapshot = meta
         self.conf_state = meta.conf_state
         self._offset = meta.index

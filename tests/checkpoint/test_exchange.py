@@ -381,7 +381,7 @@ def test_links_in_a_directory_that_is_taken_in(in_place: bool, tmp_path: Path) -
         registry = world.registry()
         claim = await registry.claim()
         if in_place:
-            with pytest.raises(ConfigError, match=r"linked\.bin is a link, .*; take in a copy"):
+            with pytest.raises(ConfigError, match=r"linked\.bin is a link, .*: adopt a copy"):
                 await registry.adopt(claim, str(old), 1, in_place=True)
         else:
             taken = await registry.adopt(claim, str(old), 1)

@@ -58,15 +58,15 @@ class Leadership(Blocking[generation.Leadership]):
     proclaim = blocking(generation.Leadership.proclaim)
 
     def campaign(self, timeout_s: float | None = None) -> Self:
-        """Wait until it leads; see ``Run.elect``."""
+        """Wait until this rank leads; see ``Run.elect``."""
         self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
         return self
 
     leads = Asked[bool]()
-    """Whether it leads, as far as this rank knows."""
+    """Whether this rank leads, as far as it knows."""
 
     token = Shown[int]()
-    """The fencing token: grows from leader to leader; 0 before it leads."""
+    """The fencing token: grows from leader to leader; 0 before this rank leads."""
 
     def compares(self) -> list[rpc_pb2.Compare]:
         """Implement ``client.operations.Conditions.compares``; asked by a client's call on its loop."""

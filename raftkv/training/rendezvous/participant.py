@@ -314,7 +314,8 @@ class Participant(RecordView):
         return len(self._keys.exited(world.generation, world.node_count, found)) == world.node_count
 
     async def close(self, reason: str = "finished") -> None:
-        """Close the run for all nodes: no further generation begins. Does nothing if one has begun without this node.
+        """Close the run for all nodes: no further generation begins. Does nothing if a generation has begun
+        without this node.
 
         Raises:
             StatusError: the store refused.

@@ -184,7 +184,7 @@ def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed() -> N
     play(story())
 
 
-def test_adoption_that_a_takeover_gives_up_says_to_take_the_directory_in_again() -> None:
+def test_adoption_that_a_takeover_gives_up_says_to_adopt_the_directory_again() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()
@@ -194,8 +194,8 @@ def test_adoption_that_a_takeover_gives_up_says_to_take_the_directory_in_again()
         )
         (taken,) = await registry.take_over(await registry.claim())
         assert taken.checkpoint is None
-        assert "was being taken in where it lies, in memory://old/step-100" in taken.reason
-        assert "take the directory in again" in taken.reason
+        assert "was being adopted in place, in memory://old/step-100" in taken.reason
+        assert "adopt the directory again" in taken.reason
 
     play(story())
 
