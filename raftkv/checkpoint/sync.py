@@ -25,7 +25,7 @@ from raftkv.checkpoint.find import MIN
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
-from raftkv.client.sync.blocking import Blocking, Held, Shown, Stream, blocking
+from raftkv.client.sync.blocking import Blocking, Held, Shown, Stream, blocking, taking
 from raftkv.client.sync.library import client_of
 
 if TYPE_CHECKING:
@@ -75,16 +75,7 @@ class Pin(Held[holds.Pin]):
     checkpoint = Shown[Checkpoint]()
     """The pinned checkpoint."""
 
-    def take(self) -> Pin:
-        """Take the pin without a ``with`` block.
-
-        Raises:
-            CheckpointNotFound: the checkpoint is deleted, or about to be.
-            StatusError: the cluster refused.
-        """
-        self._enter(self._inner.take, self._inner.release)
-        return self
-
+    take = taking(holds.Pin.take, holds.Pin.release)
     release = blocking(holds.Pin.release)
 
     def let_go(self) -> None:
@@ -93,8 +84,7 @@ class Pin(Held[holds.Pin]):
             self._loop.post(self._inner.release())
 
     def __enter__(self) -> Self:
-        self.take()
-        return self
+        return self.take()
 
 
 class Registry(Blocking[aio.Registry]):

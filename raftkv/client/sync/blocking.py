@@ -391,7 +391,18 @@ def passing(method: Callable[Concatenate[Inner, P], Result]) -> Callable[Concate
     return call
 
 
-class Held(Blocking[Inner]):
+class Scoped(Blocking[Inner]):
+    """The twin of an object with a block. In a forked child the end of the block does nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            inner: Any = self._inner
+            self._loop.run(inner.__aexit__(kind, error, trace))
+
+
+class Held(Scoped[Inner]):
     """The twin of an object that is acquired and released: a lease, a session, a lock, a term."""
 
     def check(self) -> None:
@@ -402,13 +413,6 @@ class Held(Blocking[Inner]):
             inner.check()
         else:
             self._ask(lambda _: inner.check())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._loop.is_disowned:
-            inner: Any = self._inner
-            self._loop.run(inner.__aexit__(kind, error, trace))
 
 
 Twin = TypeVar("Twin", bound=Blocking[Any])

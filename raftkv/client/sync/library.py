@@ -51,6 +51,7 @@ from raftkv.client.sync.blocking import (
     Blocking,
     Drawn,
     Held,
+    Scoped,
     Shown,
     Stream,
     Watch,
@@ -445,7 +446,7 @@ def _reading(
     return cast("Callable[Concatenate[Any, P], Result]", call)
 
 
-class Cache(Blocking[aio_cache.Cache]):
+class Cache(Scoped[aio_cache.Cache]):
     """A local copy of a prefix; created by ``Client.cache``, filled by ``with`` or ``start()``."""
 
     revision = Shown[int]()
@@ -479,10 +480,6 @@ class Cache(Blocking[aio_cache.Cache]):
 
     def __enter__(self) -> Self:
         return self.start()
-
-    def __exit__(self, *exception: object) -> None:
-        if not self._loop.is_disowned:
-            self.close()
 
 
 # -- endpoints ------------------------------------------------------------------------------------------------------

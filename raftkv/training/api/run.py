@@ -28,7 +28,7 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.sync import Registry
 from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
-from raftkv.client.sync.blocking import Asked, Blocking, Shown, blocking, passing
+from raftkv.client.sync.blocking import Asked, Blocking, Scoped, Shown, blocking, passing, taking
 from raftkv.client.sync.loop import CallbackQueue
 from raftkv.training.api import async_run, checkpoint, generation
 from raftkv.training.rendezvous.world import RunPlace, World
@@ -51,7 +51,7 @@ class Counter(Blocking[generation.Counter]):
         return self._loop.run(self._inner.value())
 
 
-class Leadership(Blocking[generation.Leadership]):
+class Leadership(Scoped[generation.Leadership]):
     """A candidacy among ranks; made by ``Run.elect`` and ``Run.leadership``. Usable as ``fence=``."""
 
     resign = blocking(generation.Leadership.resign)
@@ -77,12 +77,8 @@ class Leadership(Blocking[generation.Leadership]):
     def __enter__(self) -> Self:
         return self.campaign()
 
-    def __exit__(self, *_: object) -> None:
-        if not self._loop.is_disowned:
-            self._loop.run(self._inner.resign())
 
-
-class Saving(Blocking[checkpoint.Saving]):
+class Saving(Scoped[checkpoint.Saving]):
     """A checkpoint that all ranks save together; made by ``Run.checkpoint``."""
 
     path = passing(checkpoint.Saving.path)
@@ -106,24 +102,12 @@ class Saving(Blocking[checkpoint.Saving]):
         self._enter(self._inner.__aenter__, lambda: self._inner.__aexit__(KeyboardInterrupt, interrupt, None))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._loop.is_disowned:
-            self._loop.run(self._inner.__aexit__(kind, error, trace))
 
-
-class Resuming(Blocking[checkpoint.Resuming]):
+class Resuming(Scoped[checkpoint.Resuming]):
     """Agreement of all ranks on the checkpoint to resume from; made by ``Run.resume``."""
 
     def __enter__(self) -> Resumed | None:
         return self._enter(self._inner.__aenter__, lambda: self._inner.__aexit__(None, None, None))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._loop.is_disowned:
-            self._loop.run(self._inner.__aexit__(kind, error, trace))
 
 
 class Run(Blocking[async_run.Run], RunPlace):
