@@ -21,11 +21,11 @@ import contextlib
 import heapq
 import logging
 import math
+import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import (
@@ -96,7 +96,7 @@ class Lookup:
 
     async def latest_of_all(self) -> list[RunLatest]:
         """Return the summaries of all runs and kinds, in the order of run ids; unreadable ones are logged."""
-        return _readable([item async for item in self._pages(LATEST)])
+        return _readable([item async for items in self._pages(LATEST) for item in items])
 
     async def latest(self, run_id: str, kind: str = "") -> Checkpoint:
         """Return the newest checkpoint.
@@ -277,12 +277,8 @@ class Lookup:
         keys = RegistryKeys(run_id)
         found: list[Checkpoint] = []
         for name in [kind] if kind else [summary.kind for summary in await self.summary(run_id)]:
-            pages = self._pages(keys.records_of(name), descending=newest_first, limit=limit)
-            async with aclosing(pages):
-                async for items in _batches(pages, limit or PAGE):
-                    found += readable(Checkpoint, items)
-                    if limit:
-                        break
+            async for items in self._pages(keys.records_of(name), descending=newest_first, limit=limit):
+                found += readable(Checkpoint, items)
         return found
 
     async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
@@ -307,16 +303,18 @@ class Lookup:
         found: RangeResult = result.results[0]
         return found
 
-    async def _pages(self, prefix: str, *, limit: int = 0, descending: bool = False) -> AsyncGenerator[KeyValue, None]:
-        """Read all keys below a prefix in order, as many at once as are wanted, or as one answer may hold."""
+    async def _pages(
+        self, prefix: str, *, limit: int = 0, descending: bool = False
+    ) -> AsyncIterator[Sequence[KeyValue]]:
+        """Yield the keys below a prefix in order, as many at once as one answer may hold; limit 0: all of them."""
         start, end = prefix.encode(), prefix_end(prefix.encode())
-        size = PageSize(min(limit or PAGE, PAGE))
+        size, left = PageSize(min(limit or PAGE, PAGE)), limit or sys.maxsize
         while True:
             listing = get_range(start, end, descending=descending)
             page = (await read_page(self._control, listing, size)).results[0]
-            for item in page.items:
-                yield item
-            if not page.more:
+            yield page.items[:left]
+            left -= len(page.items)
+            if not page.more or left <= 0:
                 return
             last = page.items[-1].key
             start, end = (start, last) if descending else (last + b"\0", end)
@@ -330,17 +328,6 @@ def _indexed(items: Sequence[KeyValue]) -> Iterator[tuple[int, float]]:
             value = from_ordered(item.key.split(b"/")[-2].decode())
             if step is not None:
                 yield step, value
-
-
-async def _batches(items: AsyncIterator[KeyValue], size: int) -> AsyncIterator[list[KeyValue]]:
-    batch: list[KeyValue] = []
-    async for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def check_mode(mode: str) -> str:
@@ -390,7 +377,31 @@ class Commit:
     checkpoint: Checkpoint
 
 
-class Commits:
+class _Followed:
+    """The common part of ``Commits`` and ``Bests``: a copy that follows the store, and its end."""
+
+    _copy: Reflector
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._is_over = False
+        self._end: Exception | None = None
+
+    def cancel(self) -> None:
+        """End the watch and drop what is unread."""
+        self._is_over = True
+        self._copy.close()
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def _ended(self, error: Exception) -> None:
+        self._end = error
+        self._news.set()
+
+
+class Commits(_Followed):
     """Iterate over the commits of a run as they happen. End it with ``cancel``.
 
     Arguments:
@@ -401,12 +412,10 @@ class Commits:
     """
 
     def __init__(self, control: Control, run_id: str, kind: str = "", *, start_revision: int = 0) -> None:
+        super().__init__()
         keys = RegistryKeys(run_id)
         self._seen: int | None = start_revision - 1 if start_revision else None
         self._told: deque[Commit] = deque()
-        self._news = asyncio.Event()
-        self._is_over = False
-        self._end: Exception | None = None
         prefix = keys.records_of(kind) if kind else keys.records
         self._unwanted = b"" if kind else keys.records_of(MEMORY).encode()
         # No copy of the records is kept: a watcher's memory does not grow with their number. A restore of the cluster
@@ -423,12 +432,6 @@ class Commits:
         """Wait until the watch runs. Returns the revision up to which all commits are known."""
         await self._copy.ready()
         return self._copy.revision
-
-    def cancel(self) -> None:
-        """End the watch and drop unread commits."""
-        self._is_over = True
-        self._copy.close()
-        self._news.set()
 
     async def next_batch(self) -> list[Commit]:
         """Wait for commits and return them; empty: the watch was cancelled.
@@ -449,19 +452,12 @@ class Commits:
         self._news.clear()
         await self._news.wait()
 
-    def __aiter__(self) -> Commits:
-        return self
-
     async def __anext__(self) -> Commit:
         while not self._told:
             if self._is_over:
                 raise StopAsyncIteration
             await self._wait()
         return self._told.popleft()
-
-    def _ended(self, error: Exception) -> None:
-        self._end = error
-        self._news.set()
 
     def _is_wanted(self, key: bytes) -> bool:
         return not self._unwanted or not key.startswith(self._unwanted)
@@ -488,7 +484,7 @@ class Commits:
 # that was replaced before the lookup is omitted. The same one is repeated only if another was the best meanwhile.
 
 
-class Bests:
+class Bests(_Followed):
     """Follow the best checkpoint; see the module. End it with ``cancel``.
 
     Arguments:
@@ -506,22 +502,14 @@ class Bests:
     def __init__(
         self, lookup: Lookup, control: Control, run_id: str, metric: str, mode: str = MIN, *, kind: str = ""
     ) -> None:
+        super().__init__()
         self._lookup = lookup
         self._what = run_id, metric, check_mode(mode)
         self._kind = kind
         self._last: tuple[str, AttemptId] | None = None
-        self._news = asyncio.Event()
-        self._is_over = False
-        self._end: Exception | None = None
         prefix = below(RegistryKeys(run_id).latest_all)
         self._copy = Reflector(control, prefix, self._take, deletes=False, on_end=self._ended)
         self._copy.start()
-
-    def cancel(self) -> None:
-        """End it."""
-        self._is_over = True
-        self._copy.close()
-        self._news.set()
 
     async def next_batch(self) -> list[Checkpoint]:
         """Wait for another best one; empty: it was cancelled.
@@ -547,17 +535,10 @@ class Bests:
                 self._last = best.kind, best.id
                 return [best]
 
-    def __aiter__(self) -> Bests:
-        return self
-
     async def __anext__(self) -> Checkpoint:
         for best in await self.next_batch():
             return best
         raise StopAsyncIteration
 
     def _take(self, _: Sequence[Event]) -> None:
-        self._news.set()
-
-    def _ended(self, error: Exception) -> None:
-        self._end = error
         self._news.set()
