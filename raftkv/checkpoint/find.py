@@ -21,9 +21,8 @@ import contextlib
 import heapq
 import logging
 import math
-import sys
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -41,12 +40,11 @@ from raftkv.checkpoint.keys import (
     step_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
-from raftkv.client.control import Control, Reflector, below, read_page, txn_until_answered, until_answered
+from raftkv.client.control import Control, Reflector, below, read_below, txn_until_answered
 from raftkv.client.operations import Operation, get, get_range
-from raftkv.client.paging import PageSize
 from raftkv.client.records import RecordError, read, readable
 from raftkv.client.scope import prefix_end
-from raftkv.client.values import PUT, Event, KeyValue, RangeResult
+from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import ConfigError
 
 # ---- lookup: one or two reads of a few keys, however many checkpoints there are
@@ -91,12 +89,12 @@ class Lookup:
         """
         keys = RegistryKeys(run_id)
         operation = get_range(keys.latest(kind)) if kind else get_range(keys.latest_all, prefix=True)
-        found = await self._range(operation)
+        found = (await txn_until_answered(self._control, (), [operation])).results[0]
         return [_summary(item) for item in found.items if kind_of(item.key) not in ("", "" if kind else MEMORY)]
 
     async def latest_of_all(self) -> list[RunLatest]:
         """Return the summaries of all runs and kinds, in the order of run ids; unreadable ones are logged."""
-        return _readable([item async for items in self._pages(LATEST) for item in items])
+        return _readable([item async for items in read_below(self._control, LATEST, PAGE) for item in items])
 
     async def latest(self, run_id: str, kind: str = "") -> Checkpoint:
         """Return the newest checkpoint.
@@ -277,7 +275,8 @@ class Lookup:
         keys = RegistryKeys(run_id)
         found: list[Checkpoint] = []
         for name in [kind] if kind else [summary.kind for summary in await self.summary(run_id)]:
-            async for items in self._pages(keys.records_of(name), descending=newest_first, limit=limit):
+            prefix = keys.records_of(name)
+            async for items in read_below(self._control, prefix, PAGE, limit=limit, descending=newest_first):
                 found += readable(Checkpoint, items)
         return found
 
@@ -295,29 +294,7 @@ class Lookup:
     # ---- reads
 
     async def _read(self, operations: Sequence[Operation]) -> list[KeyValue | None]:
-        result = await until_answered(lambda: self._control.txn((), operations))
-        return list(result.results)
-
-    async def _range(self, operation: Operation) -> RangeResult:
-        result = await until_answered(lambda: self._control.txn((), [operation]))
-        found: RangeResult = result.results[0]
-        return found
-
-    async def _pages(
-        self, prefix: str, *, limit: int = 0, descending: bool = False
-    ) -> AsyncIterator[Sequence[KeyValue]]:
-        """Yield the keys below a prefix in order, as many at once as one answer may hold; limit 0: all of them."""
-        start, end = prefix.encode(), prefix_end(prefix.encode())
-        size, left = PageSize(min(limit or PAGE, PAGE)), limit or sys.maxsize
-        while True:
-            listing = get_range(start, end, descending=descending)
-            page = (await read_page(self._control, listing, size)).results[0]
-            yield page.items[:left]
-            left -= len(page.items)
-            if not page.more or left <= 0:
-                return
-            last = page.items[-1].key
-            start, end = (start, last) if descending else (last + b"\0", end)
+        return list((await txn_until_answered(self._control, (), operations)).results)
 
 
 def _indexed(items: Sequence[KeyValue]) -> Iterator[tuple[int, float]]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from raftkv.client.errors import HistoryReplaced, is_client_closed
-from raftkv.client.operations import Compare, GetRange, Operation
-from raftkv.client.paging import PageSize
+from raftkv.client.operations import Compare, GetRange, Operation, get_range
+from raftkv.client.paging import FIRST_KEYS, PageSize
 from raftkv.client.rpc import methods, retry
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Text, prefix_end, to_bytes
@@ -325,6 +326,41 @@ async def txn_until_answered(
         StatusError: the store refused.
     """
     return await until_answered(lambda: control.txn(compares, then, otherwise))
+
+
+async def read_below(
+    control: Control,
+    prefix: str,
+    keys_max: int,
+    *,
+    limit: int = 0,
+    descending: bool = False,
+    keys_only: bool = False,
+) -> AsyncIterator[Sequence[KeyValue]]:
+    """Yield the keys below a prefix in order, page by page; each page is read at its own revision.
+
+    Arguments:
+        control: the store.
+        prefix: beginning of the keys.
+        keys_max: maximum number of keys in a page.
+        limit: maximum number of keys; 0: all of them.
+        descending: the last key first.
+        keys_only: leave out the values; the first page is then as large as the others.
+
+    Raises:
+        StatusError: the store refused.
+    """
+    start, end = prefix.encode(), prefix_end(prefix.encode())
+    size, left = PageSize(min(limit or keys_max, keys_max), keys_max if keys_only else FIRST_KEYS), limit or sys.maxsize
+    while True:
+        listing = get_range(start, end, descending=descending, keys_only=keys_only)
+        page = (await read_page(control, listing, size)).results[0]
+        yield page.items[:left]
+        left -= len(page.items)
+        if not page.more or left <= 0:
+            return
+        last = page.items[-1].key
+        start, end = (start, last) if descending else (last + b"\0", end)
 
 
 async def read_page(control: Control, listing: GetRange, size: PageSize) -> TxnResult:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.client.control import Control, Grant, read_page, txn_until_answered
+from raftkv.client.control import Control, Grant, read_below, txn_until_answered
 from raftkv.client.kv import pipelined
 from raftkv.client.operations import (
     Compare,
@@ -36,10 +36,8 @@ from raftkv.client.operations import (
     put,
     version,
 )
-from raftkv.client.paging import PageSize
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
-from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue
 from raftkv.dataset import codec
 from raftkv.dataset.errors import PublishConflict
@@ -179,15 +177,8 @@ async def begin(control: Control, keys: DatasetKeys, now: Callable[[], float], *
 
 async def chunk_keys(control: Control, keys: DatasetKeys) -> list[str]:
     """Return the keys of all chunks and nodes in the store, read page by page."""
-    first, end = keys.chunks.encode(), prefix_end(keys.chunks.encode())
-    found: list[str] = []
-    size = PageSize(PAGE, PAGE)
-    while True:
-        page = (await read_page(control, get_range(first, end, keys_only=True), size)).results[0]
-        found += [item.key.decode() for item in page.items if item.key.isascii()]
-        if not page.more:
-            return found
-        first = page.items[-1].key + b"\0"
+    pages = read_below(control, keys.chunks, PAGE, keys_only=True)
+    return [item.key.decode() async for items in pages for item in items if item.key.isascii()]
 
 
 # ---- collection: old versions that are not kept, and unreferenced chunks

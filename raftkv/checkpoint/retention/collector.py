@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -48,9 +48,8 @@ from raftkv.checkpoint.retention.holds import holds
 from raftkv.checkpoint.retention.policy import UNRULED, Decision, Policy, decide
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
-from raftkv.client.control import Control, read_page, txn_until_answered, until_answered
+from raftkv.client.control import Control, read_below, txn_until_answered
 from raftkv.client.operations import (
-    Compare,
     Operation,
     create_revision,
     delete,
@@ -60,10 +59,8 @@ from raftkv.client.operations import (
     put,
     version,
 )
-from raftkv.client.paging import PageSize
 from raftkv.client.records import RecordError, read, readable
-from raftkv.client.scope import prefix_end
-from raftkv.client.values import KeyValue, TxnResult
+from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, StatusError
 
 # ---- what a collection decides on: the checkpoints of a run, and what holds them
@@ -153,7 +150,7 @@ async def load(control: Control, run_id: str) -> RunState:
         run_id: run id.
     """
     keys = RegistryKeys(run_id)
-    listed = await until_answered(lambda: control.txn((), [get_range(keys.latest_all, prefix=True)]))
+    listed = await txn_until_answered(control, (), [get_range(keys.latest_all, prefix=True)])
     kinds = {
         kind_of(item.key): KindState(latest, item.mod_revision)
         for item in listed.results[0].items
@@ -169,14 +166,10 @@ async def load(control: Control, run_id: str) -> RunState:
 
 
 async def _load_records(control: Control, prefix: str, kind: KindState) -> None:
-    start: bytes = prefix.encode()
-    size = PageSize(PAGE)
-    while start:
-        page = (await read_page(control, get_range(start, prefix_end(prefix.encode())), size)).results[0]
-        for item in page.items:
+    async for items in read_below(control, prefix, PAGE):
+        for item in items:
             for checkpoint in readable(Checkpoint, [item]):
                 kind.records[checkpoint.step] = (checkpoint, item.mod_revision)
-        start = page.items[-1].key + b"\0" if page.more else b""
 
 
 NO_POLICY: Final = Policy()
@@ -235,6 +228,7 @@ class Collector:
         dry_run: bool = False,
     ) -> None:
         self._control = control
+        self._txn = partial(txn_until_answered, control)
         self._run_id = run_id
         self._keys = RegistryKeys(run_id)
         self._uri = uri
@@ -260,11 +254,6 @@ class Collector:
         if self._uri:
             await self._delete_orphans()
         return self._result
-
-    async def _txn(
-        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
-    ) -> TxnResult:
-        return await txn_until_answered(self._control, compares, then, otherwise)
 
     # ---- what is to be deleted already
 
