@@ -93,9 +93,11 @@ class Digest:
         return f"{self.algorithm}:{self._hasher.hexdigest()}"
 
 
-def of_bytes(data: bytes) -> str:
-    """Return the digest of some bytes, prefixed with the name of its algorithm."""
-    return f"{SHA256}:{hashlib.sha256(data).hexdigest()}"
+def of_bytes(data: bytes | memoryview, like: str = SHA256) -> str:
+    """Return the digest of some bytes, with the algorithm of another. Raises ConfigError: it is unknown."""
+    found = Digest.like(like)
+    found.update(data)
+    return str(found)
 
 
 def root(leaves: Sequence[bytes]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from raftkv.checkpoint.keys import (
+    CHILD,
     METRICS_MAX,
     WORLD_SIZE_MAX,
     AttemptId,
@@ -215,6 +216,16 @@ class Checkpoint(Record):
     def reference(self) -> Reference:
         """Reference to this checkpoint."""
         return Reference(self.run_id, self.kind, self.step)
+
+    @property
+    def hold_on_parent(self) -> str:
+        """Key with which it holds its parent in another run; empty: it has none."""
+        parent = self.parent
+        if parent is None or parent.run_id == self.run_id:
+            return ""
+        return RegistryKeys(parent.run_id).hold(
+            parent.kind, parent.step, CHILD, f"{self.run_id}@{self.kind}@{self.step}"
+        )
 
     def check(self) -> None:
         """Implement ``Record.check``."""

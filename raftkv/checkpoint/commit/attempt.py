@@ -42,7 +42,6 @@ from raftkv.checkpoint.errors import (
     printable,
 )
 from raftkv.checkpoint.keys import (
-    CHILD,
     MEMORY,
     METRICS_MAX,
     RANDOM_DIGITS,
@@ -395,7 +394,7 @@ class Attempt:
         if parent is not None and parent.run_id != checkpoint.run_id:
             key = RegistryKeys(parent.run_id).record(parent.kind, parent.step)
             conditions.append(version(key) > 0)
-            operations.append(_held_by_child(parent, checkpoint))
+            operations.append(put(checkpoint.hold_on_parent, Hold(str(checkpoint.reference), checkpoint.time).encode()))
             reads.append(get(key))
         result = await under(self._control, self._claim, conditions, operations, reads)
         if result.succeeded:
@@ -528,13 +527,6 @@ async def forget_memory(means: Means, claim: Claim) -> None:
     while (found := (await under(means.control, claim, (), [get(run.latest(MEMORY))])).results[0]) is not None:
         seen = mod_revision(run.latest(MEMORY)) == found.mod_revision  # so that a late copy has no effect
         await under(means.control, claim, [seen], [delete(run.latest(MEMORY)), *operations])
-
-
-def _held_by_child(parent: Reference, child: Checkpoint) -> Operation:
-    """Return the write of the hold that keeps a parent as long as its child."""
-    name = f"{child.run_id}@{child.kind}@{child.step}"
-    hold = RegistryKeys(parent.run_id).hold(parent.kind, parent.step, CHILD, name)
-    return put(hold, Hold(str(child.reference), child.time).encode())
 
 
 # ---- how an attempt is opened

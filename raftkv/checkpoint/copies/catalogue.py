@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from raftkv.checkpoint.copies import transfer
-from raftkv.checkpoint.digest import Digest
+from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, StorageError, printable
 from raftkv.checkpoint.keys import MEMORY, RegistryKeys, check_file_name, check_step
 from raftkv.checkpoint.records import TIERS, AttemptRecord, Checkpoint, CopyRecord, HolderRecord
@@ -257,7 +257,5 @@ async def _manifest(checkpoint: Checkpoint, found: Whereabouts) -> Manifest:
 
 def check(data: memoryview, wanted: FileRecord, where: str) -> None:
     """Compare bytes with the prepared digest. Raises DigestMismatch."""
-    found = Digest.like(wanted.digest)
-    found.update(data)
-    if (len(data), str(found)) != (wanted.size_bytes, wanted.digest):
+    if (len(data), of_bytes(data, wanted.digest)) != (wanted.size_bytes, wanted.digest):
         raise DigestMismatch(where, wanted.name, "is not what was prepared")

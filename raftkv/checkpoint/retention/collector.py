@@ -31,7 +31,6 @@ from typing import Final
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
 from raftkv.checkpoint.find import PAGE
 from raftkv.checkpoint.keys import (
-    CHILD,
     KINDS,
     MEMORY,
     STEP_MAX,
@@ -449,7 +448,7 @@ class Collector:
                 put(key, gone.encode()),
                 put(keys.latest(name), summary.encode()),
                 *(delete(keys.metric(name, metric, value, step)) for metric, value in checkpoint.metrics.items()),
-                *_let_go_of_parent(checkpoint),
+                *(delete(hold) for hold in [checkpoint.hold_on_parent] if hold),
             ],
             [get(key)],
         )
@@ -525,12 +524,3 @@ def _is_of(item: KeyValue, attempt: AttemptId) -> bool:
     """Return whether a record may belong to an attempt; an unreadable one, as of a later version, may."""
     found = readable(Checkpoint, [item])
     return not found or found[0].id == attempt
-
-
-def _let_go_of_parent(checkpoint: Checkpoint) -> list[Operation]:
-    """Return the deletion of the hold on a parent in another run."""
-    parent = checkpoint.parent
-    if parent is None or parent.run_id == checkpoint.run_id:
-        return []
-    name = f"{checkpoint.run_id}@{checkpoint.kind}@{checkpoint.step}"
-    return [delete(RegistryKeys(parent.run_id).hold(parent.kind, parent.step, CHILD, name))]

@@ -27,7 +27,7 @@ from typing import IO, Any, Final
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import RECORD, Manifest
-from raftkv.checkpoint.digest import Digest
+from raftkv.checkpoint.digest import Digest, of_bytes
 from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.place import Found, Place
@@ -153,9 +153,7 @@ def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:
     Raises:
         DigestMismatch: the digest differs, or the data is not a manifest.
     """
-    found = Digest.like(wanted)
-    found.update(data)
-    if str(found) != wanted:
+    if of_bytes(data, wanted) != wanted:
         raise DigestMismatch(uri, MANIFEST, "is not the one that was committed")
     try:
         return Manifest.decode(data)
@@ -291,9 +289,7 @@ def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None 
             return io.BufferedReader(_Pieces(opened, place, wanted), PIECE_BYTES)
         with opened, place.named("read", name):
             data = opened.read(wanted.size_bytes + 1)
-        found = Digest.like(wanted.digest)
-        found.update(data)
-        _compare(checkpoint.uri, wanted, len(data), str(found))
+        _compare(checkpoint.uri, wanted, len(data), of_bytes(data, wanted.digest))
     except BaseException:
         opened.close()
         raise
