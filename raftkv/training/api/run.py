@@ -56,11 +56,7 @@ class Leadership(Scoped[generation.Leadership]):
 
     resign = blocking(generation.Leadership.resign)
     proclaim = blocking(generation.Leadership.proclaim)
-
-    def campaign(self, timeout_s: float | None = None) -> Self:
-        """Wait until this rank leads; see ``Run.elect``."""
-        self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
-        return self
+    campaign = taking(generation.Leadership.campaign, generation.Leadership.resign)
 
     leads = Asked[bool]()
     """Whether this rank leads, as far as it knows."""
