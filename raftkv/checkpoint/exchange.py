@@ -286,7 +286,7 @@ async def _save(
             await attempt.prepare(rank, [files[file.name] for file in part], metrics=metrics)
         return await attempt.commit()
     except BaseException as error:
-        await outcome_of(asyncio.create_task(attempt.give_up(error, "it could not be taken in")))
+        await outcome_of(asyncio.create_task(attempt.give_up(error, "it could not be adopted")))
         raise
 
 
