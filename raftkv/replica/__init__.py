@@ -11,7 +11,7 @@ order of operations, and makes the decisions of a single member (when a lease en
                                    v
                        raft       apply -> storage       disk (the log)
 
-    replica = Replica(config, durable, Devices(disk=disk, peers=transport, cork=cork, ids=ids), on_fatal, on_removed)
+    replica = Replica(config, durable, Devices(disk, transport, cork, ids, settings), on_fatal, on_removed)
     replica.connect(...)                 # every subscription between the parts
     replica.start()
 

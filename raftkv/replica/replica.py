@@ -1,6 +1,6 @@
 """A member without its sockets: creates, connects, starts and stops all parts of its state machine.
 
-    replica = Replica(config, durable, Devices(disk=disk, peers=transport, cork=cork, ids=ids), on_fatal, on_removed)
+    replica = Replica(config, durable, Devices(disk, transport, cork, ids, settings), on_fatal, on_removed)
     replica.connect(graces=leases.graces)                   # with parts of its owner
     replica.start()
     ... housekeeping.run(), corruption.run(), scrub.run()
@@ -118,9 +118,9 @@ class Devices:
         peers: connections to the other members.
         cork: flushes connections at the end of a turn.
         ids: fresh request ids.
+        settings: identity, timing and limits of the node.
         syncs: durations of the syncs of the log in seconds, counted by the owner of the disk.
         stages: notified of the progress of requests; ``None``: no tracing.
-        settings: timing and limits of the node; ``None``: as configured.
         at_once_max: number of changes that one entry makes at once.
         new_core: creates the Raft core.
         new_snapshots: creates the sender of databases.
@@ -132,9 +132,9 @@ class Devices:
     peers: Peers
     cork: Cork
     ids: Iterator[int]
+    settings: NodeSettings
     syncs: Buckets = field(default_factory=lambda: Buckets(DISK_S))
     stages: Stages | None = None
-    settings: NodeSettings | None = None
     at_once_max: int = AT_ONCE_MAX
     new_core: Callable[[RaftConfig, MemoryLog], RawNode] = new_core
     new_snapshots: Callable[..., SnapshotSender] = SnapshotSender
@@ -214,7 +214,6 @@ class Replica:
             starts_within_lease=self._starts_within_lease(),
             applied=store.applied_index,
         )
-        settings = NodeSettings(durable.member_id, config.heartbeat_interval_s, config.election_timeout_s)
         node = Node(
             raw=devices.new_core(raft_config, durable.log),
             log=durable.log,
@@ -222,7 +221,7 @@ class Replica:
             store=store,
             applier=self.applier,
             sender=self.peers,
-            settings=devices.settings or settings,
+            settings=devices.settings,
             ids=devices.ids,
             conf_state=store.conf_state,
             applied=store.applied_index,

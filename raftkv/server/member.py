@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -33,11 +34,13 @@ from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_wr
 from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.leadership import LeaderLog, hand_over
 from raftkv.replica.node.proposals import new_start, request_ids
+from raftkv.replica.node.waits import UNAPPLIED_MAX_BYTES, UNWRITTEN_MAX_BYTES, NodeSettings
 from raftkv.replica.replica import Devices, Replica
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HostCheck, HttpHandler, Origins
 from raftkv.rpc.server.router import Around
 from raftkv.rpc.server.server import Server
+from raftkv.server import memory
 from raftkv.server.audit.calls import make_audit
 from raftkv.server.auth.users import Users
 from raftkv.server.gateway.handler import Gateway
@@ -213,15 +216,29 @@ class Member:
         return make_tracing(self.config, self._registry)
 
     def _make_replica(self, durable: Durable) -> Replica:
+        """Create the replica; where memory is short, it holds less for clients, and less of the log."""
+        config, fits = self.config, memory.share_bytes
         devices = Devices(
             disk=self._disk,
             peers=self._transport,
             cork=self._cork,
             ids=request_ids(durable.member_id, new_start()),
+            settings=NodeSettings(
+                durable.member_id,
+                config.heartbeat_interval_s,
+                config.election_timeout_s,
+                unapplied_max_bytes=fits(8, UNAPPLIED_MAX_BYTES),
+                unwritten_max_bytes=fits(8, UNWRITTEN_MAX_BYTES),
+            ),
             syncs=self._syncs,
             stages=None if self._tracing is None else self._tracing.stages,
         )
-        return Replica(self.config, durable, devices, self._fatal, self._leave)
+        kept_bytes, behind_bytes = fits(16, config.snapshot_bytes), fits(16, config.snapshot_catchup_bytes)
+        config = replace(config, snapshot_bytes=kept_bytes, snapshot_catchup_bytes=behind_bytes)
+        replica = Replica(config, durable, devices, self._fatal, self._leave)
+        for part, shares in ((8, replica.node.proposals.shares), (4, replica.hub.shares)):
+            shares.limit = fits(part, shares.limit)
+        return replica
 
     def _make_client_server(self, durable: Durable) -> Server:
         config, replica = self.config, self.replica

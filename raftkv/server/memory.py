@@ -1,7 +1,8 @@
 """The memory that this process may use: that of the machine, or less in a control group (container, systemd unit).
 
-The budgets of answers and unfinished requests are made for 4 GiB. With less memory they are smaller in proportion, so
-that the kernel does not kill a member because its clients read much.
+The budgets of answers, unfinished requests and watchers are made for 4 GiB, those of writes for 2 GiB, the log for
+1 GiB. With less memory they are smaller in proportion, so that the kernel does not kill a member because its clients
+read or write much.
 """
 
 from __future__ import annotations

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from raftkv.config import ServerConfig
+from raftkv.config import ServerConfig, Tracing
 from raftkv.rpc.limits import ServerLimits
 from raftkv.server import memory
 from raftkv.server.listening import client_limits
+from tests.server.tracing.members import running
 
 MIB = 1 << 20
 
@@ -43,3 +45,23 @@ def test_what_clients_can_make_a_small_member_hold_fits_its_memory(monkeypatch: 
     large, default = client_limits(ServerConfig()), ServerLimits()
     assert large.process_send_buffer_bytes == default.process_send_buffer_bytes
     assert large.process_assembly_bytes == default.process_assembly_bytes
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "writes", "watchers"),
+    [(256 * MIB, 32 * MIB, 64 * MIB), (4096 * MIB, 256 * MIB, 1024 * MIB)],
+)
+def test_what_a_member_keeps_fits_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, writes: int, watchers: int
+):
+    """With 256 MiB it kept half of them of its log alone."""
+    monkeypatch.setattr(memory, "limit_bytes", lambda: memory_bytes)
+
+    async def run() -> None:
+        async with running(tmp_path, monkeypatch, [Tracing()]) as ((member,), _, _):
+            replica, node, log_bytes = member.replica, member.node, min(64 * MIB, memory_bytes // 16)
+            assert (replica.config.snapshot_bytes, replica.config.snapshot_catchup_bytes) == (log_bytes, log_bytes)
+            assert (node.settings.unapplied_max_bytes, node.settings.unwritten_max_bytes) == (writes, writes)
+            assert (node.proposals.shares.limit, replica.hub.shares.limit) == (writes, watchers)
+
+    asyncio.run(run())
