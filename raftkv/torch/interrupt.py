@@ -16,7 +16,6 @@ frozen peer lasts until its timeout.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import socket
@@ -24,7 +23,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +31,6 @@ from typing import Any, Final
 import torch
 from torch._C._distributed_c10d import Work
 from torch.distributed import distributed_c10d
-from torch.optim import Optimizer
 
 _OWN: Final = Path("/proc/self")
 _EPOLL: Final = "anon_inode:[eventpoll]"
@@ -106,24 +104,18 @@ def _is_pipe(descriptor: int) -> bool:
 
 def _listens(descriptor: int) -> bool | None:
     """Return whether a descriptor is a listening TCP socket; None: not a TCP socket."""
-    with _borrowed(descriptor) as found:
-        if found is None:
-            return None
-        try:
+    with _borrowed(descriptor) as found, suppress(OSError):
+        if found is not None:
             return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-        except OSError:
-            return None
+    return None
 
 
 def _shut_down(descriptor: int) -> bool:
-    with _borrowed(descriptor) as connection:
-        if connection is None:
-            return False
-        try:
+    with _borrowed(descriptor) as connection, suppress(OSError):  # it is closed, or was never connected
+        if connection is not None:
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False  # it is closed, or was never connected
-        return True
+            return True
+    return False
 
 
 def _peer(connection: socket.socket) -> tuple[str, int] | None:
@@ -139,15 +131,13 @@ def _plain(address: str | int) -> str:
     return str(address).removeprefix("::ffff:")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
     """Make a socket object on a copy of a descriptor that is not ours; None: not a TCP socket."""
     copy: socket.socket | None = None
-    try:
+    with suppress(OSError):
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             copy = socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        copy = None
     try:
         yield copy if copy is not None and copy.family in (socket.AF_INET, socket.AF_INET6) else None
     finally:
@@ -318,11 +308,10 @@ def _before_steps(settle: Callable[[], object]) -> Callable[[], object]:
     """Call a function before each step of any optimizer; return a function that stops this."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before(*_: Any) -> None:
         settle()
 
-    handle: Final = register_optimizer_step_pre_hook(before)
-    return handle.remove
+    return register_optimizer_step_pre_hook(before).remove
 
 
 def _abort(given: list[Any]) -> None:
