@@ -281,7 +281,6 @@ class Holder:
             await self._leave()  # the place of an attempt that could not give it back
             return await self._stand_in_line(wait)
         except BaseException as error:
-            self._first = False
             await self._leave_quietly(self._farewell_s(error))
             raise
         finally:
