@@ -588,7 +588,7 @@ class ServerConfig:
             (hostname, files.allowed_hostname),
         ):
             if value and not files.trusted_ca_file:
-                raise ConfigError(f"{flag} needs --{prefix}trusted-ca-file: it is about certificates that are verified")
+                raise ConfigError(f"{flag} needs --{prefix}trusted-ca-file, whose authorities verify the certificates")
 
     def _check_peer_ports(self) -> None:
         """Refuse peer ports without certificates: a stranger could vote and append there, and so rewrite all data."""

@@ -202,7 +202,7 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
             except ValueError:
                 raise ConfigError(f"{name}={value}: {kind} expected") from None
         elif name not in IGNORED:
-            raise ConfigError(f"unknown option {name!r}; there are {', '.join(OPTION_NAMES)}")
+            raise ConfigError(f"unknown option {name!r}; known are {', '.join(OPTION_NAMES)}")
     return fields
 
 

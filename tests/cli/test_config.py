@@ -49,7 +49,7 @@ REFUSED = [
     ({"peer_tls": TLSFiles(client_cert_auth=True)}, "--peer-client-cert-auth needs --peer-trusted-ca-file"),
     (
         {"client_tls": TLSFiles(crl_file="x")},
-        "--client-crl-file needs --trusted-ca-file: it is about certificates that are verified",
+        "--client-crl-file needs --trusted-ca-file, whose authorities verify the certificates",
     ),
     (
         {"peer_tls": TLSFiles("c", "k", trusted_ca_file="a", allowed_cn=("x",), allowed_hostname=("y",))},

@@ -314,7 +314,7 @@ def test_a_cluster_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"lease_tll": "1"}, r"unknown option 'lease_tll'; there are .*ca_file, .*lease_ttl.*, user"),
+        ({"lease_tll": "1"}, r"unknown option 'lease_tll'; known are .*ca_file, .*lease_ttl.*, user"),
         ({"lease_ttl": "soon"}, "lease_ttl=soon: whole seconds expected"),
         ({"tls": "perhaps"}, "tls=perhaps: true or false expected"),
         ({"exit_barrier_timeout": "soon"}, "exit_barrier_timeout=soon: seconds expected"),

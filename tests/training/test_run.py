@@ -623,7 +623,7 @@ def test_joining_that_cannot_be(play, monkeypatch):
         monkeypatch.delenv("RAFTKV_RUN_ID", raising=False)
         with pytest.raises(ConfigError, match="no run to join: give its id"):
             await join(endpoints=job.endpoints)
-        with pytest.raises(ConfigError, match="unknown option 'lease_ttl' of join; there are address, cluster"):
+        with pytest.raises(ConfigError, match="unknown option 'lease_ttl' of join; known are address, cluster"):
             await join("job", endpoints=job.endpoints, lease_ttl=3)
         with pytest.raises(ConfigError, match="3:2 is not a number of nodes"):
             await join("job", endpoints=job.endpoints, min_nodes=3, max_nodes=2)

@@ -180,7 +180,7 @@ def rearranged(
     step: int,
     metrics: Mapping[str, float],
 ) -> dict[str, Extremes]:
-    """Return the extremes of all metrics when those of one step are others, or none any more.
+    """Return the extremes of all metrics after those of one step have changed or gone.
 
     Arguments:
         best: the extremes before.

@@ -358,7 +358,9 @@ class _Copy:
         except DecodeError:
             pair = kv_pb2.KeyValue()
         if not pair.key or (pair.mod_revision != main and not is_tombstone(key)):
-            raise StorageError(f"{self._path}: the value of revision {describe(key)} is not one of that revision")
+            raise StorageError(
+                f"{self._path}: the value of revision {describe(key)} is damaged, or of another revision"
+            )
         return pair.SerializeToString(deterministic=True)
 
     def _copy_small(self, file: BoltFile) -> None:

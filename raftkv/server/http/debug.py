@@ -12,7 +12,7 @@ The paths are Go's, so that scripts find them. The answers are the closest that 
 
 Laws:
 
-- With authentication on, only root may ask. While it is off, every client may, as in etcd.
+- With authentication on, only root may read these paths; otherwise every client may, as in etcd.
 - One profile is taken at a time, for ``SECONDS_MAX`` at most. It ends with the connection that asked for it.
 
 PROFILES of a running process: where its loop spends time, what waits, what uses memory.
@@ -24,8 +24,6 @@ PROFILES of a running process: where its loop spends time, what waits, what uses
 The profile measures processor time: a timer of the process raises a signal for each 10 ms used, and the loop records
 its own stack, in 10 us. Time in a C function counts for the line that calls it. A thread that samples the loop from
 outside would see little except ``select``: a busy loop releases the interpreter lock only for moments, always there.
-
-Leaves out: access, and how often profiles are taken (``debug``).
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         found = getattr(torch, name, None) if module == "torch" else None
         if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
             return found
-        raise ValueError(f"it names {module}.{name}, which is no part of any")
+        raise ValueError(f"it names {module}.{name}, a type that no metadata has")
 
 
 class _Checked(FileSystemBase):

@@ -551,5 +551,5 @@ async def _in_time(run_id: str, timeout_s: float | None) -> AsyncIterator[None]:
 def _config(run_id: str, min_nodes: int, max_nodes: int, options: Mapping[str, Any]) -> RunConfig:
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r} of join; there are {', '.join(_OPTIONS)}")
+        raise ConfigError(f"unknown option {unknown[0]!r} of join; known are {', '.join(_OPTIONS)}")
     return RunConfig(run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes or min_nodes, **options).checked()

@@ -140,8 +140,8 @@ def test_an_empty_directory_gives_way_and_another_does_not(tmp_path: Path, file:
     [
         ({b"key": {b"short": b"x"}}, "cannot parse revision key"),
         ({b"key": {to_key(1 << 63): b"x"}}, "cannot parse revision key"),
-        ({b"key": {to_key(2 << 24): b"\xff"}}, "revision 2.0 is not one of that revision"),
-        ({b"key": {to_key(2 << 24): encode(b"k", 3, 3, 1)}}, "revision 2.0 is not one of that revision"),
+        ({b"key": {to_key(2 << 24): b"\xff"}}, "revision 2.0 is damaged, or of another revision"),
+        ({b"key": {to_key(2 << 24): encode(b"k", 3, 3, 1)}}, "revision 2.0 is damaged, or of another revision"),
         ({b"key": {to_key(2 << 24): encode(b"k", 2, 2, 1) + b"\x38\x01"}}, "a history that etcd does not write"),
         ({b"key": {to_key(n << 24) + b"t": b"\x0a\x01k" for n in (2, 3)}}, "a history that etcd does not write"),
         ({b"lease": {b"1": b"\x08\x01"}}, "not a lease"),
