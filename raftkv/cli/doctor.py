@@ -17,7 +17,6 @@ import ctypes
 import errno
 import http.client
 import importlib.metadata
-import ipaddress
 import json
 import math
 import os
@@ -67,6 +66,7 @@ from raftkv.rpc.client.connect import addresses
 from raftkv.server.joining import check_founder, discover
 from raftkv.server.memory import cgroup_limit_bytes
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
+from raftkv.server.tls.identity import names_in
 from raftkv.server.tls.ports import Ports
 from raftkv.urls import parse_endpoints
 
@@ -1070,29 +1070,17 @@ def _check_pair(certificate: str, key: str) -> None:
 
 
 def _check_names(subject: str, path: str, hosts: Iterable[str]) -> Finding:
-    from cryptography import x509
-
-    certificate = x509.load_pem_x509_certificates(Path(path).read_bytes())[0]
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
+    names = names_in(path)
+    known = {*names.dns, *names.addresses}
+    if not known:
         return failure(
             subject, f"{path} names no host", "make a certificate with the names and addresses of the member"
         )
-    known = {str(name).lower() for name in names.get_values_for_type(x509.DNSName)}
-    known |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
-    missing = sorted({host for host in hosts if not _is_named(host, known)})
+    missing = sorted({host for host in hosts if not names.fit(host)})
     if missing:
         figure = f"{path} does not name {', '.join(missing)}"
         return failure(subject, figure, "make a certificate with the hosts of all URLs that the member advertises")
     return ok(subject, ", ".join(sorted(known)))
-
-
-def _is_named(host: str, known: set[str]) -> bool:
-    try:
-        return str(ipaddress.ip_address(host)) in known
-    except ValueError:
-        return host.lower() in known or f"*.{host.lower().partition('.')[2]}" in known
 
 
 def _hosts(urls: Iterable[str]) -> list[str]:

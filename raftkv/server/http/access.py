@@ -18,7 +18,6 @@ import contextlib
 import json
 import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from raftkv import cluster_id
@@ -34,6 +33,7 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.websocket import is_handshake
+from raftkv.server.tls.identity import names_in
 
 _MISDIRECTED: Final = """
 etcd received your request, but the Host header was unrecognized.
@@ -76,14 +76,8 @@ def own_names(config: ServerConfig) -> set[str]:
 
 def _certified(config: ServerConfig) -> list[str]:
     path = config.client_tls.cert_file
-    if not path:
-        return []
-    from cryptography import x509
-
-    with contextlib.suppress(OSError, ValueError, x509.ExtensionNotFound):
-        certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        return [name.rstrip(".") for name in found.get_values_for_type(x509.DNSName) if not name.startswith("*")]
+    with contextlib.suppress(OSError, ValueError):
+        return [name for name in names_in(path).dns if not name.startswith("*")] if path else []
     return []
 
 

@@ -16,6 +16,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from raftkv.cluster_id import split_url
@@ -57,6 +58,19 @@ def names_of(certificate: Mapping[str, Any]) -> Names:
     found = certificate.get("subjectAltName", ())
     dns = tuple(value.lower().rstrip(".") for kind, value in found if kind == "DNS")
     return Names(dns, tuple(_address(value) for kind, value in found if kind == "IP Address"))
+
+
+def names_in(path: str) -> Names:
+    """Return the alternative names in a file's first certificate. Raises OSError or ValueError if it has none."""
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificates(Path(path).read_bytes())[0]
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return Names((), ())
+    dns = tuple(name.lower().rstrip(".") for name in found.get_values_for_type(x509.DNSName))
+    return Names(dns, tuple(map(str, found.get_values_for_type(x509.IPAddress))))
 
 
 def check_allowed(certificate: Mapping[str, Any], files: TLSFiles) -> None:
