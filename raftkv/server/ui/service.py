@@ -4,7 +4,7 @@
     GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    everyone
     GET /ui/about     this member, and whether authentication is on          everyone; members only while it is off
     GET /ui/live      figures, a record a second (``Live``)                  authentication on: any user, as for Status
-    GET /ui/watchers  watchers and their keys (``Watching``)                 authentication on: root
+    GET /ui/watchers  watchers and their keys (``watchers``)                 authentication on: root
 
 Only ``Authorization`` names the user, as for ``/v3``: a certificate may be that of a proxy, which says nothing about
 its users (CVE-2018-16886). A page gets all other data from ``/v3``, in its own user's name.
@@ -338,36 +338,24 @@ SHOWN_BYTES_MAX: Final = 256
 _encoded: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Watching:
-    """Lists the watchers.
-
-    Arguments:
-        hub: watch hub of the member.
-    """
-
-    def __init__(self, hub: WatchHub) -> None:
-        self._hub = hub
-        self.text = SharedText(self._parts)
-        """The list as JSON, built on demand."""
-
-    def _parts(self) -> Iterator[str]:
-        hub = self._hub
-        head = _encoded(
-            {
-                "streams_total": len(hub.streams),
-                "watchers": hub.watcher_count,
-                "slow_watchers": hub.unsynced_count,
-                "bytes": hub.shares.used,
-                "revision": hub.revision,
-            }
-        )
-        streams = heapq.nlargest(STREAMS_MAX, hub.streams, key=lambda stream: len(stream.watchers))
-        yield head[:-1] + ',"streams":['
-        left, comma = WATCHERS_MAX, ""
-        for stream in streams:
-            yield comma + _encoded(_stream(stream, left))
-            left, comma = max(RANGES_MAX, left - len(stream.watchers)), ","
-        yield "]}"
+def watchers(hub: WatchHub) -> Iterator[str]:
+    """Yield the list of the watchers as JSON, in parts."""
+    head = _encoded(
+        {
+            "streams_total": len(hub.streams),
+            "watchers": hub.watcher_count,
+            "slow_watchers": hub.unsynced_count,
+            "bytes": hub.shares.used,
+            "revision": hub.revision,
+        }
+    )
+    streams = heapq.nlargest(STREAMS_MAX, hub.streams, key=lambda stream: len(stream.watchers))
+    yield head[:-1] + ',"streams":['
+    left, comma = WATCHERS_MAX, ""
+    for stream in streams:
+        yield comma + _encoded(_stream(stream, left))
+        left, comma = max(RANGES_MAX, left - len(stream.watchers)), ","
+    yield "]}"
 
 
 def _stream(stream: WatchStream, watchers_max: int) -> dict[str, Any]:
@@ -427,7 +415,7 @@ class Dashboard:
         self._membership = applier.membership
         self._users, self._auth = users, applier.auth
         self._cluster = cluster
-        self._watching = Watching(hub)
+        self._watchers = SharedText(lambda: watchers(hub))
         self.live = Live(cluster.collect)
 
     def around(self, otherwise: HttpHandler) -> HttpHandler:
@@ -463,7 +451,7 @@ class Dashboard:
                     return self._live(request)
                 case "watchers":
                     self._users.check_root(request)
-                    text = await self._watching.text()
+                    text = await self._watchers()
                     return HttpResponse(200, text, _JSON, self._users.check_root(request))  # checked again: it waited
         except errors.StatusError as error:
             return _refused(error)

@@ -13,7 +13,7 @@ import pytest
 from raftkv import errors
 from raftkv.loop import limiter
 from raftkv.server.ui import service
-from raftkv.server.ui.service import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, Dashboard, Watching
+from raftkv.server.ui.service import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, Dashboard, watchers
 
 
 def hub_of(*streams: list[tuple[bytes, bytes]]) -> Any:
@@ -43,7 +43,7 @@ def watching(hub: Any) -> Any:
 
 
 async def _text(hub: Any) -> bytes:
-    return await Watching(hub).text()
+    return await limiter.SharedText(lambda: watchers(hub))()
 
 
 def test_intervals_of_a_stream_are_shown_the_frequent_first() -> None:
@@ -89,8 +89,9 @@ def test_watcher_list_is_built_once_in_slices_for_concurrent_requests(monkeypatc
 
     async def main() -> list[bytes]:
         nonlocal turn
-        watching = Watching(hub_of(*[[(b"k", b"")] for _ in range(STREAMS_MAX)]))
-        asked = [asyncio.create_task(watching.text()) for _ in range(64)]
+        hub = hub_of(*[[(b"k", b"")] for _ in range(STREAMS_MAX)])
+        text = limiter.SharedText(lambda: watchers(hub))
+        asked = [asyncio.create_task(text()) for _ in range(64)]
         while not all(task.done() for task in asked):
             turn += 1
             await asyncio.sleep(0)
