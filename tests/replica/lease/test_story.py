@@ -33,14 +33,6 @@ def _led_by(index: int, ttl_s: int = 2) -> World:
     return world
 
 
-def test_a_lease_ends_in_time_on_all_members() -> None:
-    world = _led_by(0)
-    granted_at = world.now
-    world.advance(5.0)
-    assert granted_at + 2 <= world.ended[7] <= granted_at + 2.2
-    assert all(not member.machine.applier.leases.granted for member in world.members)
-
-
 def test_one_entry_ends_leases_of_many_keys_a_few_at_a_time() -> None:
     """A hundred leases of 10,000 keys each, which end together, were one entry of a million deletions."""
     world = _led_by(0)
