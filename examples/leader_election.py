@@ -16,14 +16,14 @@ WORKERS = 3
 
 def work(kv: raftkv.Client, name: str) -> None:
     """Wait to be leader, do one piece of work, and die without a word (kill -9 would be the same)."""
-    with kv.campaign("leader", name, ttl=2) as term:
+    # The lease of a dead process is over a second after its connection ended, long before its TTL.
+    with kv.lease(10, disconnect_grace_s=1) as lease, kv.campaign("leader", name, lease=lease) as term:
         kv.put(f"done/{name}", str(term.fence), fence=term)
         os._exit(0)
 
 
 if __name__ == "__main__":
-    flags = ["--lease-min-ttl=1"]  # a TTL of two seconds is below etcd's usual floor
-    with raftkv.local(flags=flags) as cluster, cluster.connect() as kv:
+    with raftkv.local() as cluster, cluster.connect() as kv:
         workers = [
             multiprocessing.get_context("fork").Process(target=work, args=(kv, f"worker-{number}"))
             for number in range(WORKERS)
