@@ -28,6 +28,8 @@ from tests.cli.runner import Ran
 from tests.procs import find_tool, wait_for
 
 TIMEOUT_S = 90.0
+PATIENT = ("--dial-timeout", "60s")
+"""For measurements, which try each connection once."""
 
 
 def raftkvctl(endpoints: str, *words: str) -> list[str]:

@@ -16,6 +16,7 @@ from raftkv.cli.bench import load as bench_load
 from raftkv.cli.bench.load import Load, Result
 from raftkv.pb import rpc_pb2
 from tests import forked
+from tests.cli.programs import PATIENT
 from tests.cli.runner import run_ctl
 from tests.procs import RAFTKV, Cluster
 
@@ -27,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _bench(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words]
+    command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words, *PATIENT]
     return forked.run(command, timeout_s=120)
 
 

@@ -14,7 +14,7 @@ from raftkv.cli.bench.command import Arrivals, CountingStream
 from raftkv.cli.ctl import top
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests import forked
-from tests.cli.programs import Running, raftkvctl
+from tests.cli.programs import PATIENT, Running, raftkvctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
@@ -30,7 +30,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def bench(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words, "--endpoints", endpoint, "--json"]
+    command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words, "--endpoints", endpoint, "--json", *PATIENT]
     done = forked.run(command, timeout_s=120)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
@@ -86,7 +86,7 @@ def test_a_member_that_dies_ends_it_in_one_line(name: str) -> None:
     metric = "etcd_debugging_lease_renewed_total" if name == "lease-keepalive" else "_mvcc_current_revision"
     with (
         Cluster(RAFTKV) as cluster,
-        Running(raftkvctl(cluster.endpoints[0], "bench", name, "--total", "10000000")) as program,
+        Running(raftkvctl(cluster.endpoints[0], "bench", name, "--total", "10000000", *PATIENT)) as program,
     ):
         wait_for(lambda: measured(cluster, metric) > 50, "the load")
         cluster.members[0].kill()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.programs import TIMEOUT_S, InTerminal, Running, raftkvctl
+from tests.cli.programs import PATIENT, TIMEOUT_S, InTerminal, Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, find_tool, wait_for
@@ -219,7 +219,7 @@ def member() -> Iterator[str]:
     ids=" ".join,
 )
 def test_a_measurement_shows_its_progress_and_ctrl_c_prints_what_it_has(member: str, words: tuple[str, ...]) -> None:
-    with InTerminal(raftkvctl(member, *words)) as terminal:
+    with InTerminal(raftkvctl(member, *words, *PATIENT)) as terminal:
         terminal.wait_shown(r"\b[1-9]\d*/\d")
         terminal.press(b"\x03")
         assert terminal.wait() == 130
@@ -236,7 +236,7 @@ def test_a_measurement_shows_its_progress_and_ctrl_c_prints_what_it_has(member: 
 def test_without_a_terminal_nothing_is_drawn_and_a_signal_prints_what_there_is(member: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         assert run_ctl(["--endpoints", member, "del", "--prefix", ""]).code == 0
-        command = raftkvctl(member, "bench", "put", "--total", "1000000", "--json")
+        command = raftkvctl(member, "bench", "put", "--total", "1000000", "--json", *PATIENT)
         with Running(command) as program:
             wait_for(lambda: put_in(member), "a put of the measurement")
             done = program.stop(number)

@@ -17,6 +17,7 @@ from raftkv.cli.runs import Pattern, needs
 from raftkv.client.rpc import methods
 from raftkv.dataset.keys import DatasetKeys
 from raftkv.pb import rpc_pb2
+from raftkv.training.api import generation
 from raftkv.training.records import RunKeys
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
@@ -61,7 +62,8 @@ def join(endpoint, user, run_id, directory, **options):
 
 
 @pytest.mark.long
-def test_a_whole_run_needs_no_more_than_its_role(teams, tmp_path):
+def test_a_whole_run_needs_no_more_than_its_role(teams, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "TTL_S", 60)  # of a leadership
     with join(teams, "alice", RUN, tmp_path, cluster="gpu", host_slots=1) as run:
         assert run.broadcast("config", b"x") == b"x"
         assert run.counter("samples").add(1) == 1

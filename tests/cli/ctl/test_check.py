@@ -12,6 +12,7 @@ from raftkv.cli.bench import check as ctl_check
 from raftkv.cli.bench.check import evaluate
 from raftkv.cli.bench.load import Result
 from raftkv.cli.ctl import top
+from tests.cli.programs import PATIENT
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
 from tests.long import long_except
@@ -67,7 +68,7 @@ def test_each_fault_fails(result: Result, line: str) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("short")
 def test_perf(endpoint: str) -> None:
-    ran = run_ctl(["--endpoints", endpoint, "check", "perf", "--auto-compact", "--prefix", "here/"])
+    ran = run_ctl(["--endpoints", endpoint, *PATIENT, "check", "perf", "--auto-compact", "--prefix", "here/"])
     lines = ran.output.decode().splitlines()
     assert re.fullmatch(r"Compacting with revision \d+", lines[0])
     assert re.fullmatch(r"Compacted with revision \d+", lines[1])
@@ -79,7 +80,7 @@ def test_perf(endpoint: str) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_datascale(endpoint: str) -> None:
-    ran = run_ctl(["--endpoints", endpoint, "check", "datascale"])
+    ran = run_ctl(["--endpoints", endpoint, *PATIENT, "check", "datascale"])
     lines = ran.output.decode().splitlines()
     assert (ran.code, ran.errors) == (0, "")
     assert lines[0] == (

@@ -52,7 +52,7 @@ ANSWERS = [
     "elect left p",
     "lease keep-alive 7b",
     "top --json --interval 1ms",
-    "bench put --total 20 --clients 1 --conns 1 --json",
+    "bench put --total 20 --clients 1 --conns 1 --json --dial-timeout 60s",
 ]
 
 

@@ -90,7 +90,7 @@ def test_three_members_with_certificates_of_their_own() -> None:
             assert _is_served(Room(Path()), "own certificate", endpoint, "")
         words = [f"--endpoints=https://{cluster.endpoints[0]}", "--command-timeout=60s", "put", "a", "b"]
         assert run_ctl(["--insecure-skip-tls-verify", *words]).code == 0
-        assert "certificate verify failed" in run_ctl([words[0], "--command-timeout=2s", *words[2:]]).errors
+        assert "certificate verify failed" in run_ctl([words[0], "--command-timeout=5s", *words[2:]]).errors
         for member in cluster.members:
             assert sorted(path.name for path in (member.data_dir / "fixtures").iterdir()) == ["client", "peer"]
             assert "--peer-auto-tls does not verify" in log_of(member)
