@@ -59,6 +59,7 @@ from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 from raftkv.loop.cork import Cork
+from raftkv.loop.cycle_free import nothing
 from raftkv.loop.fair import FairQueue, Identity
 from raftkv.rpc.shares import identity_of_peer, queue_of
 
@@ -410,9 +411,8 @@ class SocketTransport:
             if self._has_paused and len(self._waiting) <= self._low_bytes:
                 self._has_paused = False
                 self._protocol.resume_writing()
-            all_sent = None if self._waiting else getattr(self._protocol, "all_sent", None)
-            if all_sent is not None:
-                all_sent()
+            if not self._waiting:
+                getattr(self._protocol, "all_sent", nothing)()
         except Exception as error:
             self._report(error, "resume_writing")
         if self._is_closing and not self._waiting:

@@ -365,9 +365,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def all_sent(self) -> None:
         """Pass on that the socket has taken all waiting bytes."""
-        all_sent = getattr(self._protocol, "all_sent", None)
-        if all_sent is not None:
-            all_sent()
+        getattr(self._protocol, "all_sent", nothing)()
 
     # ---- called by the protocol above
 
@@ -444,7 +442,3 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def get_write_buffer_limits(self) -> tuple[int, int]:
         """Return the limits of the transport below."""
         return self._below.get_write_buffer_limits()
-
-    def can_write_eof(self) -> bool:
-        """Return False: half-closed connections are not used with TLS."""
-        return False
