@@ -200,8 +200,10 @@ class Login:
             if self._flight is None:
                 await self._fly(ask, deadline)
                 return
-            failure = await _landed(self._flight, deadline)
-            if failure is not None:
+            landed, _ = await asyncio.wait((self._flight,), timeout=max(deadline - monotonic(), 0.0))
+            if not landed:
+                raise EndpointsFailed({}, 0.0, definite=True, explain=False)
+            if (failure := landed.pop().result()) is not None:
                 raise AuthenticationFailed(failure)
 
     async def _fly(self, ask: Ask, deadline: float) -> None:
@@ -229,13 +231,6 @@ class Login:
         if self._source and not self._source.is_fixed:
             return await self._source.reveal()
         return await ask(LoginRequest(self._user, await self._password.reveal()), deadline)
-
-
-async def _landed(flight: asyncio.Future[StatusError | None], deadline: float) -> StatusError | None:
-    landed, _ = await asyncio.wait((flight,), timeout=max(deadline - monotonic(), 0.0))
-    if not landed:
-        raise EndpointsFailed({}, 0.0, definite=True, explain=False)
-    return flight.result()
 
 
 def _renewal(token: str) -> float:
