@@ -34,7 +34,7 @@ from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_wr
 from raftkv.replica.node.disk import Disk
 from raftkv.replica.node.leadership import LeaderLog, hand_over
 from raftkv.replica.node.proposals import new_start, request_ids
-from raftkv.replica.node.waits import UNAPPLIED_MAX_BYTES, UNWRITTEN_MAX_BYTES, NodeSettings
+from raftkv.replica.node.waits import UNAPPLIED_MAX, UNAPPLIED_MAX_BYTES, NodeSettings
 from raftkv.replica.replica import Devices, Replica
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HostCheck, HttpHandler, Origins
@@ -218,23 +218,18 @@ class Member:
     def _make_replica(self, durable: Durable) -> Replica:
         """Create the replica; where memory is short, it holds less for clients, and less of the log."""
         config, fits = self.config, memory.share_bytes
+        times_s, writes_bytes = (config.heartbeat_interval_s, config.election_timeout_s), fits(8, UNAPPLIED_MAX_BYTES)
         devices = Devices(
             disk=self._disk,
             peers=self._transport,
             cork=self._cork,
             ids=request_ids(durable.member_id, new_start()),
-            settings=NodeSettings(
-                durable.member_id,
-                config.heartbeat_interval_s,
-                config.election_timeout_s,
-                unapplied_max_bytes=fits(8, UNAPPLIED_MAX_BYTES),
-                unwritten_max_bytes=fits(8, UNWRITTEN_MAX_BYTES),
-            ),
+            settings=NodeSettings(durable.member_id, *times_s, UNAPPLIED_MAX, writes_bytes, writes_bytes),
             syncs=self._syncs,
             stages=None if self._tracing is None else self._tracing.stages,
         )
-        kept_bytes, behind_bytes = fits(16, config.snapshot_bytes), fits(16, config.snapshot_catchup_bytes)
-        config = replace(config, snapshot_bytes=kept_bytes, snapshot_catchup_bytes=behind_bytes)
+        log_bytes, catchup_bytes = fits(16, config.snapshot_bytes), fits(16, config.snapshot_catchup_bytes)
+        config = replace(config, snapshot_bytes=log_bytes, snapshot_catchup_bytes=catchup_bytes)
         replica = Replica(config, durable, devices, self._fatal, self._leave)
         for part, shares in ((8, replica.node.proposals.shares), (4, replica.hub.shares)):
             shares.limit = fits(part, shares.limit)

@@ -41,7 +41,6 @@ UNAPPLIED_MAX: Final = 5_000
 """Entries; etcd's number (maxGapBetweenApplyAndCommitIndex)."""
 
 UNAPPLIED_MAX_BYTES: Final = 256 * 1024 * 1024
-UNWRITTEN_MAX_BYTES: Final = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class NodeSettings:
     election_s: float
     unapplied_max: int = UNAPPLIED_MAX
     unapplied_max_bytes: int = UNAPPLIED_MAX_BYTES
-    unwritten_max_bytes: int = UNWRITTEN_MAX_BYTES
+    unwritten_max_bytes: int = UNAPPLIED_MAX_BYTES
 
     @property
     def request_timeout_s(self) -> float:
