@@ -31,15 +31,38 @@ _PEERS: Final = "raftkvpb.Peer"
 _serialized: Final = methodcaller("SerializeToString")
 
 
-class Unary(Generic[Request, Answer]):
-    """A call with one answer.
+class _Call:
+    """A method of a stub.
 
     Attributes:
         plain: grpcio's callable.
     """
 
     def __init__(self, channel: Any, method: Method) -> None:
-        self.plain: Any = channel.unary_unary(method.path, _serialized, method.response.FromString)
+        asked, answered = ("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
+        make = getattr(channel, f"{asked}_{answered}")
+        self.plain: Any = make(method.path, _serialized, method.response.FromString)
+
+
+class _Answers:
+    """The answers of a stream.
+
+    Attributes:
+        call: grpcio's call object.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self._is_left = False
+
+    def cancel(self) -> None:
+        """End the call; the iteration ends."""
+        self._is_left = True
+        self.call.cancel()
+
+
+class Unary(_Call, Generic[Request, Answer]):
+    """A call with one answer."""
 
     def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answer:
         """Make the call and return the answer.
@@ -59,16 +82,8 @@ class Unary(Generic[Request, Answer]):
         return answer
 
 
-class Stream(Generic[Request, Answer]):
-    """A call with a stream of answers.
-
-    Attributes:
-        plain: grpcio's callable.
-    """
-
-    def __init__(self, channel: Any, method: Method) -> None:
-        open_stream = channel.stream_stream if method.client_streaming else channel.unary_stream
-        self.plain: Any = open_stream(method.path, _serialized, method.response.FromString)
+class Stream(_Call, Generic[Request, Answer]):
+    """A call with a stream of answers."""
 
     def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answers[Answer]:
         """Start the call and return its answers.
@@ -81,16 +96,8 @@ class Stream(Generic[Request, Answer]):
         return Answers(self.plain(request, timeout_s, **how))
 
 
-class Answers(Iterator[Answer]):
-    """The answers of a stream, as they arrive; as a context manager, it ends the call.
-
-    Attributes:
-        call: grpcio's call object.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self._is_left = False
+class Answers(_Answers, Iterator[Answer]):
+    """The answers of a stream, as they arrive; as a context manager, it ends the call."""
 
     def __next__(self) -> Answer:
         try:
@@ -101,11 +108,6 @@ class Answers(Iterator[Answer]):
             raise error_of(failure) from failure
         return answer
 
-    def cancel(self) -> None:
-        """End the call; the iteration ends."""
-        self._is_left = True
-        self.call.cancel()
-
     def __enter__(self) -> Answers[Answer]:
         return self
 
@@ -113,11 +115,8 @@ class Answers(Iterator[Answer]):
         self.cancel()
 
 
-class AsyncUnary(Generic[Request, Answer]):
+class AsyncUnary(_Call, Generic[Request, Answer]):
     """``Unary`` for asyncio."""
-
-    def __init__(self, channel: Any, method: Method) -> None:
-        self.plain: Any = channel.unary_unary(method.path, _serialized, method.response.FromString)
 
     async def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> Answer:
         """Make the call and return the answer; see ``Unary``.
@@ -132,24 +131,16 @@ class AsyncUnary(Generic[Request, Answer]):
         return answer
 
 
-class AsyncStream(Generic[Request, Answer]):
+class AsyncStream(_Call, Generic[Request, Answer]):
     """``Stream`` for asyncio."""
-
-    def __init__(self, channel: Any, method: Method) -> None:
-        open_stream = channel.stream_stream if method.client_streaming else channel.unary_stream
-        self.plain: Any = open_stream(method.path, _serialized, method.response.FromString)
 
     def __call__(self, request: Request, timeout_s: float | None = None, **how: Any) -> AsyncAnswers[Answer]:
         """Start the call; see ``Stream``. The requests of a watch may be an async iterator."""
         return AsyncAnswers(self.plain(request, timeout=timeout_s, **how))
 
 
-class AsyncAnswers(AsyncIterator[Answer]):
+class AsyncAnswers(_Answers, AsyncIterator[Answer]):
     """``Answers`` for asyncio."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self._is_left = False
 
     async def __anext__(self) -> Answer:
         try:
@@ -163,11 +154,6 @@ class AsyncAnswers(AsyncIterator[Answer]):
         if answer is grpc.aio.EOF:
             raise StopAsyncIteration
         return answer
-
-    def cancel(self) -> None:
-        """End the call; the iteration ends."""
-        self._is_left = True
-        self.call.cancel()
 
     async def __aenter__(self) -> AsyncAnswers[Answer]:
         return self
