@@ -40,6 +40,7 @@ from raftkv.server.tls.issue import (
     write_new,
     write_pair,
 )
+from raftkv.urls import join_address
 
 # -- folder ---------------------------------------------------------------------------------------------------------
 #
@@ -423,9 +424,9 @@ def _start(
 ) -> list[str]:
     """Return the command line that starts a member with its certificates, as a founder or to join existing members."""
     at = folder.member_folder(name)
-    client = f"https://{_in_url(members[name][0])}:{CLIENT_PORT}"
+    client = f"https://{join_address(members[name][0], CLIENT_PORT)}"
     contact = _contact(others)
-    peers = {member: f"https://{_in_url(hosts[0])}:{PEER_PORT}" for member, hosts in members.items()}
+    peers = {member: f"https://{join_address(hosts[0], PEER_PORT)}" for member, hosts in members.items()}
     flags = {
         "name": name,
         "listen-client-urls": client,
@@ -440,12 +441,8 @@ def _start(
         "peer-key-file": at / "peer.key",
         "peer-trusted-ca-file": at / "peer-ca.crt",
     }
-    program = ["raftkv", "join", f"https://{_in_url(contact)}:{CLIENT_PORT}"] if contact else ["raftkv"]
+    program = ["raftkv", "join", f"https://{join_address(contact, CLIENT_PORT)}"] if contact else ["raftkv"]
     return [*program, *(word for flag, value in flags.items() if value for word in (f"--{flag}", str(value)))]
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _print(made: Sequence[Made], starts: Mapping[str, Sequence[str]], *, is_json: bool) -> None:

@@ -32,6 +32,7 @@ from raftkv.training.rendezvous.world import first_ranks, world_size
 from raftkv.training.scheduling.admission import Ledger
 from raftkv.training.scheduling.denylist import read_denial
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster
+from raftkv.urls import join_address
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -362,7 +363,7 @@ def _address(published: str) -> str:
     host, separator, port = published.rpartition(" ")
     if not separator or not port.isdecimal():
         return published
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 def _members_table(facts: Facts) -> Rows:

@@ -31,7 +31,7 @@ from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
 from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
-from raftkv.urls import parse_endpoints
+from raftkv.urls import join_address, parse_endpoints
 
 if TYPE_CHECKING:
 
@@ -148,7 +148,7 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
         participant = Participant.open(kv, config)
         world = participant.next_world()
         if world.rank == 0:
-            participant.publish(f"{_bracketed(config.address)}:{port or _free_port()}")
+            participant.publish(join_address(config.address, port or _free_port()))
         coordinator = participant.published(timeout_s)
     except BaseException:
         kv.close()
@@ -191,7 +191,7 @@ def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -
 
 
 def _of_worker(environment: Mapping[str, str]) -> Place:
-    coordinator = f"{_bracketed(environment['MASTER_ADDR'])}:{environment['MASTER_PORT']}"
+    coordinator = join_address(environment["MASTER_ADDR"], environment["MASTER_PORT"])
     try:
         count, rank = int(environment["RAFTKV_WORLD_SIZE"]), int(environment["RAFTKV_RANK"])
         shared = int(environment.get("LOCAL_WORLD_SIZE", "1")) > 1
@@ -224,7 +224,3 @@ def _free_port() -> int:
     with socket.create_server(("", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
