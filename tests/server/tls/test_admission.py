@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from raftkv.client.rpc.transport import tls_context
+from raftkv.config import ServerConfig, TLSFiles
 from raftkv.rpc import Channel
 from raftkv.rpc.status import Code
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, common_name_of, fixed
+from raftkv.server.http.access import own_names
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
 from raftkv.server.tls.context import Rules, client_context
-from raftkv.server.tls.identity import Names, names_of
+from raftkv.server.tls.identity import Names, names_in, names_of
 from raftkv.server.tls.issue import Authority, self_signed
 from tests.rpc.loop import failure, on_loop, until
 from tests.server.peer.test_members_at_run_time import CLUSTER, OTHER, OWN, Receiver
@@ -206,6 +208,18 @@ def test_names_and_hosts() -> None:
     assert names.fit("[::1]")
     assert not names.fit("x.a.example")
     assert Names((), ("10.0.0.1",)).fit("::ffff:10.0.0.1")
+
+
+def test_names_in_a_file_are_those_that_its_member_answers_to(room: Room) -> None:
+    room.issue("server", ["A.example", "*.b.example", "10.0.0.1"])
+    path = room.path("server.crt")
+    assert names_in(path) == Names(("a.example", "*.b.example"), ("10.0.0.1",))
+    room.authority()
+    assert names_in(room.path("ca.crt")) == Names((), ())
+    of_file = own_names(ServerConfig(client_tls=TLSFiles(path, path))) - own_names(ServerConfig())
+    assert of_file == {"a.example"}
+    for unusable in (room.path("nothing.crt"), room.put("empty.crt", b"")):
+        assert own_names(ServerConfig(client_tls=TLSFiles(unusable, unusable))) == own_names(ServerConfig())
 
 
 @on_loop
