@@ -17,7 +17,7 @@ from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 SEED = 20_261_123
-SHORT, LONG = 300, 800
+SHORT, WATCHED, LONG = 150, 300, 800
 CHEAP = ("--bcrypt-cost", "4")
 
 
@@ -48,7 +48,7 @@ def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
         assert len(report.holes) > len(HOLES) // 2
 
 
-@pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
+@pytest.mark.parametrize(("members", "steps"), long_except([(1, WATCHED), (3, LONG)], [(1, WATCHED)]))
 def test_watches_end_with_their_right_and_lose_nothing_before(members: int, steps: int) -> None:
     with both(members) as (oracle, tested), closing(WatchPlayer(oracle, tested, SEED + members)) as player:
         player.run(steps)

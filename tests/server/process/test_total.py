@@ -38,7 +38,7 @@ from tests.server.process.process import (
 pytestmark = pytest.mark.xdist_group("process-total")
 
 CALLS = 1_000
-CALLS_IN_SHORT = 300
+CALLS_IN_SHORT = 150
 STREAMED_MESSAGES = 5
 CALL_TIMEOUT_S = 0.3
 """Locks and campaigns wait for ever; writes take milliseconds."""
