@@ -72,7 +72,7 @@ from raftkv.training.records import (
 )
 from raftkv.training.records import ROOT as RUN_ROOT
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
-from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, give_back, list_clusters
+from raftkv.training.scheduling.ledger import ClusterAdmission, ClusterView, describe_cluster, list_clusters
 from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
 from raftkv.urls import parse_endpoints, split_address
 
@@ -268,7 +268,8 @@ async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int
     if not done.succeeded:
         return None
     if cluster := run_view.find_cluster(run_id, await run_view.read_ledgers(kv)):
-        await give_back(ClientControl(kv), cluster, run_id)
+        with suppress(PermissionDeniedError):
+            await ClusterAdmission(ClientControl(kv), cluster).release(run_id, guards=[keys.deserted])
     deleted: int = sum(result.deleted for result in done.results)
     return deleted + await _delete_horovod(kv, run_id)
 
