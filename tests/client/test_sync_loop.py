@@ -14,7 +14,8 @@ from collections import deque
 
 import pytest
 
-from raftkv.client.sync.blocking import Blocking
+from raftkv.client.sync.blocking import Blocking, Held
+from raftkv.client.sync.library import Lock, Term
 from raftkv.client.sync.loop import Closed, LoopThread, WrongThread
 
 
@@ -250,6 +251,45 @@ def test_exception_of_a_signal_handler_gives_back_a_lease_just_taken(monkeypatch
     with pytest.raises(TimeoutError, match="of an alarm"):
         held._enter(lambda: give(1), leave)
     assert given_back.wait(10)
+    loop.close()
+
+
+class Ending:
+    """The async side of something held, whose end is seen."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+
+    async def _leave(self):
+        self.ended.set()
+
+    async def __aexit__(self, *_):
+        self.ended.set()
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize(
+    "end",
+    [lambda held: Held.__exit__(held, None, None, None), Lock.release, Term.resign],
+    ids=["block", "lock", "term"],
+)
+def test_ctrl_c_does_not_stop_the_end_of_what_is_held(monkeypatch, end, is_told):
+    """Give it back although the caller left before that began: nobody else will, and its lease is kept alive."""
+    loop, busy, inner = LoopThread("under-test"), threading.Event(), Ending()
+    wake = loop.loop.call_soon_threadsafe
+    wake(busy.wait)
+
+    def interrupted(*args, **options):
+        monkeypatch.setattr(loop.loop, "call_soon_threadsafe", wake)
+        if is_told:
+            wake(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        end(Held(None, loop, inner))
+    busy.set()
+    assert inner.ended.wait(90)
     loop.close()
 
 

@@ -399,7 +399,7 @@ class Scoped(Blocking[Inner]):
     ) -> None:
         if not self._loop.is_disowned:
             inner: Any = self._inner
-            self._loop.run(inner.__aexit__(kind, error, trace))
+            self._loop.see_through(inner.__aexit__(kind, error, trace))
 
 
 class Held(Scoped[Inner]):

@@ -119,7 +119,7 @@ class Lease(Held[aio_lease.Lease]):
 
     grant = taking(aio_lease.Lease.grant, aio_lease.Lease.revoke)
 
-    revoke = blocking(aio_lease.Lease.revoke)
+    revoke = blocking(aio_lease.Lease.revoke, LoopThread.see_through)
     info = blocking(aio_lease.Lease.info)
 
     def stop(self, reason: str = "it is no longer kept alive") -> None:
@@ -194,7 +194,7 @@ class Session(Held[aio_lease.Session]):
     established = blocking(aio_lease.Session.established)
     keep = blocking(aio_lease.Session.keep)
     drop = blocking(aio_lease.Session.drop)
-    close = blocking(aio_lease.Session.close)
+    close = blocking(aio_lease.Session.close, LoopThread.see_through)
 
     def __enter__(self) -> Self:
         return self.establish()
@@ -255,7 +255,7 @@ class Lock(Holder[aio_lock.Lock]):
     acquire = taking(aio_lock.Lock.acquire, aio_lock.Lock.release)
 
     try_acquire = blocking(aio_lock.Lock.try_acquire)
-    release = blocking(aio_lock.Lock.release)
+    release = blocking(aio_lock.Lock.release, LoopThread.see_through)
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -288,7 +288,7 @@ class Term(Holder[aio_lock.Term]):
     campaign = taking(aio_lock.Term.campaign, aio_lock.Term.resign)
 
     proclaim = blocking(aio_lock.Term.proclaim)
-    resign = blocking(aio_lock.Term.resign)
+    resign = blocking(aio_lock.Term.resign, LoopThread.see_through)
 
     def __enter__(self) -> Self:
         return self.campaign()

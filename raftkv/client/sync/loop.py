@@ -14,8 +14,8 @@ of the loop. The usual calls (``run_taskless``) do not even need the task.
 Invariants:
 
 1. A caller never waits for ever: when the thread ends, every queued or running call fails with ``Closed``.
-2. Ctrl-C in a waiting caller cancels its call, and the caller returns at most 0.5 s after the signal. A signal handler
-   may make calls itself, wherever it interrupts the program.
+2. Ctrl-C in a waiting caller cancels its call (that of ``see_through`` goes on instead), and the caller returns at most
+   0.5 s after the signal. A signal handler may make calls itself, wherever it interrupts the program.
 3. A forked child uses nothing of the parent (``LoopThread.disown``). Its descriptors are replaced by ``/dev/null``,
    without sending a byte or a shutdown. The kernel closes the child's copies; the parent's connections are not
    affected. The descriptor numbers stay in use, because Python objects will close them some day. The epoll instance is
@@ -105,7 +105,7 @@ class _Call:
 
 
 class _PostedCall(_Call):
-    """A call without a waiting caller. It holds a reference to itself, because asyncio holds tasks only weakly."""
+    """A call that needs no waiting caller. It keeps itself referenced, because asyncio holds tasks only weakly."""
 
     __slots__ = ("under_way",)
 
@@ -212,6 +212,14 @@ class LoopThread:
         result: T = self._finish(_TasklessCall(coroutine, self.loop, self._taskless))
         return result
 
+    def see_through(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that gives something back, and wait for it; Ctrl-C ends the wait, and not the coroutine.
+
+        A cancelled call might never have begun, and then a lock would stay held, with a lease that is kept alive.
+        """
+        result: T = self._finish(_PostedCall(coroutine, self._posted))
+        return result
+
     def _finish(self, call: _Call) -> Any:
         """Submit a call and wait for it."""
         if threading.get_ident() == self._thread.ident:
@@ -308,12 +316,9 @@ class LoopThread:
         return Closed(_CLOSED)
 
     def _refuse_queued(self) -> None:
-        while self._queue:
-            try:
-                call = self._queue.popleft()
-            except IndexError:
-                return
-            call.refuse(self._refusal())
+        with contextlib.suppress(IndexError):
+            while True:
+                self._queue.popleft().refuse(self._refusal())
 
     # ---- on the loop's thread
 
@@ -333,10 +338,11 @@ class LoopThread:
                 call.task = create_task(call.drive(), context=call.context)
 
     def _cancel(self, call: _Call) -> None:
-        with contextlib.suppress(ValueError):
-            self._queue.remove(call)
-            call.coroutine.close()
-        call.cancel()
+        if not isinstance(call, _PostedCall):
+            with contextlib.suppress(ValueError):
+                self._queue.remove(call)
+                call.coroutine.close()
+            call.cancel()
         self._take_queued()  # Ctrl-C may have prevented a wake-up that all others relied on
 
     def _serve(self) -> None:
