@@ -41,6 +41,7 @@ from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
 from raftkv.cli import daemon
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.pflag import BOOL, DURATION, UINT, Flag
+from raftkv.cli.printer import human_size
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals
 from raftkv.cli.table import byte_bar, progress_bar, render
 from raftkv.client.admin import Progress
@@ -580,7 +581,7 @@ class Report:
         rows = []
         for one in backups:
             taken = datetime.fromtimestamp(one.taken_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-            rows.append([one.name, taken, str(one.revision), str(one.size_bytes), one.endpoint])
+            rows.append([one.name, taken, str(one.revision), human_size(one.size_bytes), one.endpoint])
         print(render(["name", "taken", "revision", "size", "endpoint"], rows))
 
     @contextmanager
@@ -742,7 +743,7 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
         with _temporary(values) as directory:
             made = await _make(kv, place, directory, report)
     await on_thread(lambda: _prune(place, values, report))
-    size = f"{made.size_bytes / 1e6:.1f} MB"
+    size = human_size(made.size_bytes)
     text = f"backup {made.name}: revision {made.revision}, {size}, from {made.endpoint}, verified"
     report.say(text, "taken", **asdict(made))
     return made

@@ -390,7 +390,7 @@ async def _gateway_started(gateway: Any, config: GatewayConfig, stop: asyncio.Ev
 def _announce_gateway(gateway: Any, config: GatewayConfig) -> None:
     host, port = gateway.address
     # This line tells a parent process that clients can connect, and at which port if it was 0.
-    print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
+    print(f"raftkv: TCPStore gateway on {join_address(host, port)}, keys below {config.prefix}", flush=True)
     _warn_if_open("TCPStore", "read and write the store", host, port)
 
 

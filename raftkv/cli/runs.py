@@ -74,7 +74,7 @@ from raftkv.training.records import ROOT as RUN_ROOT
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
 from raftkv.training.scheduling.ledger import ClusterAdmission, ClusterView, describe_cluster, list_clusters
 from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
-from raftkv.urls import parse_endpoints, split_address
+from raftkv.urls import join_address, parse_endpoints, split_address
 
 
 def list_all(invocation: Invocation) -> None:
@@ -511,7 +511,7 @@ def serve(invocation: Invocation) -> None:
             except OSError as error:
                 why = error.strerror or error
                 raise CommandError(f"cannot listen on {invocation['listen']}: {why}") from None
-            remark(f"metrics of runs and checkpoints: http://{bound[0][0]}:{bound[0][1]}/metrics")
+            remark(f"metrics of runs and checkpoints: http://{join_address(*bound[0])}/metrics")
             try:
                 with on_signals(stop.set):
                     await stop.wait()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Final
 
 
 def share_bytes(part: int, most_bytes: int) -> int:
@@ -30,6 +31,10 @@ def limit_bytes(root: Path = Path("/")) -> int:
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, cgroup_limit_bytes(root) or machine)
+
+
+UNLIMITED_BYTES: Final = 1 << 62
+"""Version 1 writes no limit as the largest number of whole pages."""
 
 
 def cgroup_limit_bytes(root: Path = Path("/")) -> int | None:
@@ -55,4 +60,4 @@ def cgroup_limit_bytes(root: Path = Path("/")) -> int | None:
             with contextlib.suppress(OSError):
                 text = (folder / name).read_text(encoding="ascii").strip()
                 limits += [int(text)] if text.isdigit() else []
-    return min(limits, default=None)
+    return min((limit for limit in limits if limit < UNLIMITED_BYTES), default=None)

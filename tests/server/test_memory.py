@@ -31,7 +31,7 @@ def test_limits_of_control_groups(tmp_path: Path, line: str, folder: str, name: 
     (tmp_path / "proc/self/cgroup").write_text("3:cpu:/elsewhere\n" + line)
     assert memory.limit_bytes(tmp_path) == machine > 4096
     (group / name).write_text(none)
-    assert memory.limit_bytes(tmp_path) == machine
+    assert (memory.limit_bytes(tmp_path), memory.cgroup_limit_bytes(tmp_path)) == (machine, None)
     (group.parent / name).write_text("4096\n")
     assert memory.limit_bytes(tmp_path) == 4096
 
