@@ -361,9 +361,7 @@ def details(facts: Facts) -> list[str]:
 def _address(published: str) -> str:
     """Return the address of rank 0 as HOST:PORT; torch's agents publish it as HOST PORT."""
     host, separator, port = published.rpartition(" ")
-    if not separator or not port.isdecimal():
-        return published
-    return join_address(host, port)
+    return join_address(host, port) if separator and port.isdecimal() else published
 
 
 def _members_table(facts: Facts) -> Rows:

@@ -392,7 +392,7 @@ def passing(method: Callable[Concatenate[Inner, P], Result]) -> Callable[Concate
 
 
 class Scoped(Blocking[Inner]):
-    """The twin of an object with a block. In a forked child the end of the block does nothing."""
+    """The twin of an object with a block, whose end gives something back. In a forked child it does nothing."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

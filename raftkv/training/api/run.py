@@ -98,6 +98,12 @@ class Saving(Scoped[checkpoint.Saving]):
         self._enter(self._inner.__aenter__, lambda: self._inner.__aexit__(KeyboardInterrupt, interrupt, None))
         return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.__aexit__(kind, error, trace))  # Ctrl-C gives up what others may still write
+
 
 class Resuming(Scoped[checkpoint.Resuming]):
     """Agreement of all ranks on the checkpoint to resume from; made by ``Run.resume``."""
