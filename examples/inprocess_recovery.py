@@ -35,7 +35,7 @@ def work(endpoints: str) -> None:
 
     run = raftkv.training.join(
         "example", endpoints=endpoints, min_nodes=2, max_nodes=RANKS, expected_nodes=RANKS,
-        disconnect_grace_s=0.03, lease_ttl_s=5, address="127.0.0.1",
+        last_call_timeout_s=60, disconnect_grace_s=0.03, lease_ttl_s=5, address="127.0.0.1",
     )  # fmt: skip
     with run, raftkv.torch.ElasticGroup(run, sync=share_weights) as group:
         first_rank, longest_s, last = group.rank, 0.0, time.monotonic()

@@ -22,8 +22,9 @@ def work(endpoints: list[str], lines: multiprocessing.Queue[str]) -> None:
         min_nodes=2,
         max_nodes=RANKS,
         expected_nodes=RANKS,
+        last_call_timeout_s=60,
         disconnect_grace_s=0.03,
-        lease_ttl_s=5,
+        lease_ttl_s=30,
     )
     with run:
         config = run.broadcast("config", b"batch=32" if run.rank == 0 else None)

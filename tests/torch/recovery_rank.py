@@ -35,7 +35,7 @@ def main(endpoints: str, stop: Path) -> None:
     own_pid = threading.get_native_id()
     run = raftkv.training.join(
         "recovery", endpoints=endpoints, min_nodes=2, max_nodes=3, expected_nodes=3,
-        disconnect_grace_s=0.05, lease_ttl_s=6, address="127.0.0.1", fault_limit=0,
+        last_call_timeout_s=120, disconnect_grace_s=0.05, lease_ttl_s=6, address="127.0.0.1", fault_limit=0,
     )  # fmt: skip
     with run, raftkv.torch.ElasticGroup(run, sync=share_weight) as group:
         for step in group.steps(ENOUGH):

@@ -59,6 +59,7 @@ class Job:
             "min_nodes": 2,
             "max_nodes": 3,
             "expected_nodes": count,
+            "last_call_timeout_s": PATIENCE_S,
             "disconnect_grace_s": 0.05,
             "lease_ttl_s": 10,
             **options,

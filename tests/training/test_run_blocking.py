@@ -32,6 +32,7 @@ def join(cluster: raftkv.LocalCluster, run_id: str, count: int = 2, **options: A
         "min_nodes": 1,
         "max_nodes": 2,
         "expected_nodes": count,
+        "last_call_timeout_s": PATIENCE_S,
         "disconnect_grace_s": 0.05,
         "lease_ttl_s": 10,
         **options,
