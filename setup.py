@@ -14,7 +14,7 @@ from setuptools import find_packages, setup
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Lower bounds leave out versions with known holes: tests/test_floors.py says which.
+# Lower bounds leave out versions with known holes: tests/security/test_supply_chain.py says which.
 INSTALL = [
     "bcrypt>=4.2,<6",
     "click>=8.1",

@@ -18,7 +18,7 @@ TOP = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CO
 PAGES = [*TOP, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 README_LINES_MAX = 90
 FOLDER_FILES_MAX = 20
-NAMED_PAGE = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md\b")
+NAMED_FILE = re.compile(r"\b(?<![/.])(?:bench|docs|jepsen|requirements|tests)/[\w/-]+\.(?:md|py|tla)\b")
 NAMED_MODULE = re.compile(r"``([a-z_]+)\.((?!py|go\b)[a-z_]+)(?:\.([a-z_]+))?(?:\.\w+)*(?:\(\))?``")
 NOT_ROOMS = {"auth", "jax", "lease", "lock", "loop", "raft", "raftkv", "torch", "watch"}
 """Rooms with the name of a foreign package, or of a variable in examples."""
@@ -65,11 +65,11 @@ def texts() -> dict[str, str]:
     return read
 
 
-def test_pages_that_other_files_name_exist(texts: dict[str, str]) -> None:
-    """Check heads of units and docstrings too: no reader clicks there, so a page that moves leaves them behind."""
+def test_files_that_other_files_name_exist(texts: dict[str, str]) -> None:
+    """Check heads of units and docstrings too: no reader clicks there, so a file that moves leaves them behind."""
     named: dict[str, set[str]] = {}
     for file, text in texts.items():
-        for page in NAMED_PAGE.findall(text) if "docs/" in text else ():
+        for page in NAMED_FILE.findall(text):
             named.setdefault(page, set()).add(file)
     assert len(named) > 10, "few files name any: the pattern finds nothing"
     assert {page: files for page, files in named.items() if not (ROOT / page).is_file()} == {}

