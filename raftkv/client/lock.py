@@ -195,11 +195,19 @@ class Holder:
     _not_first = "it is not held"
 
     def __init__(
-        self, scope: Scope, name: Text, ttl: float, lease: Lease | Session | None, *, interrupt: bool = True
+        self,
+        scope: Scope,
+        name: Text,
+        ttl: float,
+        lease: Lease | Session | None,
+        *,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
     ) -> None:
         self.name = name
         self._scope = scope
         self._ttl = checked_ttl(ttl)
+        self._grace_s = disconnect_grace_s
         self._given = lease
         if lease is not None and not hasattr(lease, "check"):
             raise TypeError(f"lease= takes a lease or a session of this client, not {lease!r}")
@@ -302,7 +310,7 @@ class Holder:
 
     async def _get_lease(self) -> Lease:
         if self._given is None:
-            return await Lease(self._scope, self._ttl)
+            return await Lease(self._scope, self._ttl, disconnect_grace_s=self._grace_s)
         lease = self._given if isinstance(self._given, Lease) else self._given.lease
         lease.check()
         return lease
@@ -463,8 +471,8 @@ class Term(Holder):
     _error = TermLost
     _not_first = "it does not lead"
 
-    def __init__(self, scope: Scope, name: Text, value: Text, *how: Any, interrupt: bool = True) -> None:
-        super().__init__(scope, name, *how, interrupt=interrupt)
+    def __init__(self, scope: Scope, name: Text, value: Text, *how: Any, **more: Any) -> None:
+        super().__init__(scope, name, *how, **more)
         self._value = value
 
     @property

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -325,9 +326,7 @@ def test_previous_names_work_and_warn(play):
     play(scenario)
 
 
-def test_one_leads_at_a_time_and_never_beyond_the_generation(play, monkeypatch):
-    monkeypatch.setattr("raftkv.training.api.generation.TTL_S", 60)
-
+def test_one_leads_at_a_time_and_never_beyond_the_generation(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         tokens = []
@@ -355,6 +354,20 @@ def test_one_leads_at_a_time_and_never_beyond_the_generation(play, monkeypatch):
         assert not term.leads
         await term.resign()
         assert await runs[0].kv.get(f"{job.run_id}/late") is None
+
+    play(scenario)
+
+
+@pytest.mark.long
+def test_a_leader_that_stood_still_for_seconds_still_leads(play):
+    """PyTorch holds the interpreter's lock while it imports, loads and compiles: two seconds ended a leadership."""
+
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        async with await runs[0].elect("writer") as term:
+            time.sleep(3)  # noqa: ASYNC251 - nothing of this process runs
+            await runs[0].kv.put(f"{job.run_id}/late", b"", fence=term)
+            assert term.leads
 
     play(scenario)
 

@@ -301,7 +301,10 @@ def _amount(item: KeyValue) -> int:
 # ``sync/<generation>/elect/<name>/``, each with a lease of the candidate. If a leader dies, the next one leads without
 # a new generation. Every write of the campaign and every write with ``fence=leadership`` carries both conditions.
 
-TTL_S = 2
+TTL_S: Final = 10
+"""A rank may stand still for seconds, because PyTorch holds the interpreter's lock."""
+GRACE_S: Final = 2
+"""Time until the next rank leads after the process of the leader has died."""
 
 
 class Leadership:
@@ -318,7 +321,8 @@ class Leadership:
         self._generation = generation
         self._key = election_key(generation, name)
         value = to_bytes(value) or str(generation.rank).encode()
-        self._term = Term(generation.kv.scope.fenced(generation.fence), self._key, value, TTL_S, None, interrupt=False)
+        scope = generation.kv.scope.fenced(generation.fence)
+        self._term = Term(scope, self._key, value, TTL_S, None, interrupt=False, disconnect_grace_s=GRACE_S)
 
     @property
     def leads(self) -> bool:
