@@ -24,7 +24,7 @@ from raftkv.checkpoint.copies.holder import Shelf
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConflict, RanksMissing, StaleStep
 from raftkv.checkpoint.find import Commits
 from raftkv.checkpoint.keys import LATEST, AttemptId
-from raftkv.checkpoint.records import AttemptRecord, CopyRecord, FenceRecord, Prepared
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, CopyRecord, FenceRecord, Prepared
 from raftkv.checkpoint.retention import collector, holds, ownership, policy
 from raftkv.checkpoint.retention.collector import Collector
 from raftkv.client.operations import Compare, Put, create_revision, get, mod_revision, version
@@ -255,7 +255,7 @@ def _taken_in_parts(patches: Patches) -> None:
 
 @mutant("parent not held", "a parent stays as long as its child")
 def _parent_let_go(patches: Patches) -> None:
-    patches.set(attempts, "_held_by_child", lambda parent, child: get("nothing"))
+    patches.set(Checkpoint, "hold_on_parent", "nothing")
 
 
 @mutant("metrics written over what has changed", "a metric is set on the record as it was seen")
