@@ -19,12 +19,13 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.wire import MEMBER, Caller, Kind
 from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.proposals import Waiter
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of, queue_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end, refusal
-from raftkv.server.services.responder import PendingWrite
+from raftkv.server.services.responder import Responder
 
 # -- queue ----------------------------------------------------------------------------------------------------------
 #
@@ -248,27 +249,45 @@ class LockService:
 
     def unlock(self, call: UnaryCall, data: bytes) -> None:
         """Delete a key; a missing key is not an error."""
+        responder = self._recipe.responder
         try:
             request = self._recipe.admit(call, _METHODS["Unlock"], data)
             delete = rpc_pb2.DeleteRangeRequest(key=request.key)
+            body, waiter = delete.SerializeToString(), _Unlocking(responder, call, delete)
             with self._recipe.refusals():
                 check.check_delete_range(delete)
+                responder.admission.check_write(call, Kind.DELETE_RANGE, body, delete)
+                waiter.request_id = responder.node.submit(Kind.DELETE_RANGE, body, waiter, call.caller)
         except RpcError as error:
             call.fail_with(error)
-            return
-        self._recipe.responder.propose(call, Kind.DELETE_RANGE, delete.SerializeToString(), delete, _PendingUnlock)
+        else:
+            call.on_cancel(waiter.cancel)
 
 
-class _PendingUnlock(PendingWrite):
+class _Unlocking(Waiter):
     """Answers Unlock with the outcome of its deletion."""
 
-    __slots__ = ()
+    __slots__ = ("_call", "_responder", "request_id")
+
+    def __init__(self, responder: Responder, call: UnaryCall, request: rpc_pb2.DeleteRangeRequest) -> None:
+        super().__init__(request, call.identity, call.deadline)
+        self._responder = responder
+        self._call = call
+        self.request_id = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._call.cancelled
+
+    def cancel(self) -> None:
+        """Withdraw the deletion, unless it is in progress: the client has left."""
+        self._responder.node.withdraw(self.request_id)
 
     def finish(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             self.fail(outcome.error)
         else:
-            self.service.reply(self.call, outcome.revision)
+            self._responder.reply(self._call, outcome.revision)
 
     def fail(self, error: errors.StatusError) -> None:
-        self.call.fail_with(refusal(error))
+        self._call.fail_with(refusal(error))

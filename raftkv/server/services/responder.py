@@ -458,6 +458,6 @@ class Responder:
             self.admission.check_write(call, kind, data, request)
             waiter.request_id = self.node.submit(kind, data, waiter, call.caller)
         except errors.StatusError as error:
-            waiter.fail(error)
+            fail(call, error)
             return
         call.on_cancel(waiter.cancel)
