@@ -274,7 +274,7 @@ class Ending:
     ids=["block", "lock", "term"],
 )
 def test_ctrl_c_does_not_stop_the_end_of_what_is_held(monkeypatch, end, is_told):
-    """Give it back although the caller left before that began: nobody else will, and its lease is kept alive."""
+    """Give it back although the caller left before that began: its lease is kept alive, so it would stay held."""
     loop, busy, inner = LoopThread("under-test"), threading.Event(), Ending()
     wake = loop.loop.call_soon_threadsafe
     wake(busy.wait)

@@ -461,7 +461,7 @@ def _read(sock: socket.socket, size: int) -> None:
 @pytest.mark.parametrize("kind", ["plain", "tls", "http1"])
 @on_loop
 async def test_what_the_socket_has_taken_counts_no_longer(kind: str, certificates: Certificates) -> None:
-    """It counted until the next answer, or the look at stalls: up to 15 s, while others waited for the room."""
+    """Count them no longer at once: they counted for up to 15 s more, while other clients waited for the room."""
     size = 200_000
 
     async def answer(request: HttpRequest) -> HttpResponse:

@@ -433,7 +433,7 @@ async def test_token_end_is_handled_in_slices(tmp_path: Path) -> None:
 def test_signed_token_of_users_that_are_not_here_waits_for_them(
     tmp_path: Path, by_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a restore of an older backup it was valid, whatever its password: nothing here is compared with it."""
+    """Refuse it after the restore of an older backup, which has no password to compare with: it was valid there."""
 
     @on_loop
     async def main() -> None:
