@@ -26,11 +26,10 @@ from raftkv.checkpoint.records import AttemptRecord, Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
 from raftkv.client.sync.blocking import Blocking, Held, Shown, Stream, blocking, taking
-from raftkv.client.sync.library import client_of
+from raftkv.client.sync.library import Client, client_of
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.claim import Claim
-    from raftkv.client.sync.library import Client
     from raftkv.client.sync.loop import LoopThread
 
 

@@ -31,20 +31,16 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from raftkv.client.kv import KV, Txn
 from raftkv.client.lease import Session
-from raftkv.client.operations import Delete, Put
+from raftkv.client.operations import Delete, LeaseLike, Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import Scope
-from raftkv.client.values import DELETE
+from raftkv.client.values import DELETE, KeyValue
 from raftkv.client.watch import Watches
 from raftkv.errors import CompactedError
-
-if TYPE_CHECKING:
-    from raftkv.client.operations import LeaseLike
-    from raftkv.client.values import KeyValue
 
 _log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import FenceLost, LockLost, LockNotFree, TermLost, WatchCanceled
 from raftkv.client.kv import KV, Txn
-from raftkv.client.lease import Interrupt, Lease, checked_ttl, farewell_s, seen_through
+from raftkv.client.lease import Interrupt, Lease, Session, checked_ttl, farewell_s, seen_through
 from raftkv.client.operations import Delete, Get, GetRange, Put, create_revision
 from raftkv.client.operations import value as value_of
 from raftkv.client.rpc import methods
@@ -44,9 +44,6 @@ from raftkv.client.values import KeyValue
 from raftkv.client.watch import Request, Watcher, responses
 from raftkv.errors import CompactedError, StatusError
 from raftkv.pb import kv_pb2, rpc_pb2
-
-if TYPE_CHECKING:
-    from raftkv.client.lease import Session
 
 # -- contender ------------------------------------------------------------------------------------------------------
 #

@@ -29,14 +29,14 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import Any, Final, overload
 
 from raftkv.client.arguments import limit, seconds, text, whole
 from raftkv.client.operations import delete, get, get_range, mod_revision, put
 from raftkv.client.operations import version as version_of
 from raftkv.client.records import read, readable
 from raftkv.client.rpc.retry import until_answered
-from raftkv.client.sync.library import client_of
+from raftkv.client.sync.library import Client, client_of
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import codec
 from raftkv.dataset import publish as collecting
@@ -50,9 +50,6 @@ from raftkv.dataset.publish import Collected
 from raftkv.dataset.source import Follower, Source, Store, through
 from raftkv.dataset.tree import Builder, Cut
 from raftkv.errors import ConfigError
-
-if TYPE_CHECKING:
-    from raftkv.client.sync.library import Client
 
 # ---- one version, which never changes: the list of chunks is in memory, entries are read on demand
 

@@ -27,8 +27,8 @@ from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.find import MIN, check_mode
 from raftkv.checkpoint.keys import TORCH_SAVE, AttemptId
-from raftkv.checkpoint.retention.policy import Best
-from raftkv.checkpoint.saver import Saver
+from raftkv.checkpoint.retention.policy import Best, Policy
+from raftkv.checkpoint.saver import Saver, Saving
 from raftkv.checkpoint.storage.transfer import HandedOut
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from raftkv.checkpoint.commit.claim import Claim
     from raftkv.checkpoint.records import Checkpoint
-    from raftkv.checkpoint.retention.policy import Policy
-    from raftkv.checkpoint.saver import Saving
     from raftkv.checkpoint.sync import Registry
 
     class ModelCheckpoint:

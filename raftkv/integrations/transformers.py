@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, NotWhole, StorageError
 from raftkv.checkpoint.find import MAX, MIN
-from raftkv.checkpoint.retention.policy import Best
+from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import HandedOut, local_directory
@@ -41,7 +41,6 @@ from raftkv.integrations.ranks import barrier, decide, directory_of, is_any
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.claim import Claim
     from raftkv.checkpoint.records import Checkpoint
-    from raftkv.checkpoint.retention.policy import Policy
     from raftkv.checkpoint.sync import Registry
 
     class TrainerCallback:

@@ -26,7 +26,7 @@ from raftkv.checkpoint.copies import transfer
 from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, StorageError, printable
 from raftkv.checkpoint.keys import MEMORY, RegistryKeys, check_file_name, check_step
-from raftkv.checkpoint.records import TIERS, AttemptRecord, Checkpoint, CopyRecord, HolderRecord
+from raftkv.checkpoint.records import TIERS, AttemptRecord, Checkpoint, CopyRecord, FileRecord, HolderRecord
 from raftkv.checkpoint.storage.verify import decode_manifest, find_file, load_manifest, read_verified
 from raftkv.client.control import Control, until_answered
 from raftkv.client.operations import get, get_range
@@ -36,9 +36,6 @@ from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.manifest import Manifest
-    from raftkv.checkpoint.keys import RegistryKeys
-    from raftkv.checkpoint.records import Checkpoint, CopyRecord, FileRecord
-    from raftkv.client.control import Control
 
 
 COPIES_MAX: Final = 128

@@ -17,15 +17,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.errors import StorageError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from raftkv.checkpoint.records import CopyRecord, HolderRecord
 
 MAGIC: Final = b"RKC1"

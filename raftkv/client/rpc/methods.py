@@ -9,17 +9,14 @@ again at another endpoint. A write is not repeatable: it is tried again only if 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from raftkv.client.arguments import seconds
 from raftkv.client.errors import from_status
 from raftkv.errors import INTERNAL
 from raftkv.pb import admin_pb2, lock_pb2, rpc_pb2
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 T = TypeVar("T", bound="Message")
 

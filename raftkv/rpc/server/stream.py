@@ -29,11 +29,10 @@ from raftkv.rpc.framing import frame
 from raftkv.rpc.http2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
 from raftkv.rpc.http2.connection import LARGE_BYTES
 from raftkv.rpc.inbox import Inbox
-from raftkv.rpc.server.calls import ANSWERED, CANCELLED, KEPT_BYTES_MIN, KEPT_TIMES, OPEN, ServerCall
+from raftkv.rpc.server.calls import ANSWERED, CANCELLED, KEPT_BYTES_MIN, KEPT_TIMES, OPEN, Carrier, ServerCall
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.calls import Carrier
     from raftkv.rpc.server.router import Route
 
 StreamHandler = Callable[["StreamCall"], Awaitable[None]]

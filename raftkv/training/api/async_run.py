@@ -45,11 +45,10 @@ from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
 from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError, warn_deprecated
 from raftkv.training.records import EXIT, Fault, RunKeys
 from raftkv.training.rendezvous.participant import OnProgress, Participant
-from raftkv.training.rendezvous.world import RunPlace
+from raftkv.training.rendezvous.world import RunPlace, World
 
 if TYPE_CHECKING:
     from raftkv.client.values import KeyValue
-    from raftkv.training.rendezvous.world import World
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
 CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"

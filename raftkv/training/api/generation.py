@@ -22,23 +22,20 @@ from urllib.parse import quote
 
 from raftkv.client.arguments import limit, whole
 from raftkv.client.control import ClientControl, Reflector, Sparse, below
-from raftkv.client.kv import txn
+from raftkv.client.kv import Txn, txn
 from raftkv.client.lock import Term
 from raftkv.client.operations import Delete, Get, GetRange, Put, fence_compares, mod_revision, version
 from raftkv.client.records import RecordError, number_in
 from raftkv.client.rpc.retry import until_answered
-from raftkv.client.scope import to_bytes
-from raftkv.client.values import Event
+from raftkv.client.scope import Text, to_bytes
+from raftkv.client.values import Event, KeyValue, RangeResult, TxnResult
 from raftkv.errors import ConfigError, StatusError
 from raftkv.loop.outcomes import outcome_of
 from raftkv.training.errors import BarrierTimeout, GenerationOver, PostedLost
 from raftkv.training.records import RunKeys
 
 if TYPE_CHECKING:
-    from raftkv.client.kv import Txn
     from raftkv.client.library import Client
-    from raftkv.client.scope import Text
-    from raftkv.client.values import KeyValue, RangeResult, TxnResult
     from raftkv.pb import rpc_pb2
     from raftkv.training.rendezvous.world import World, WorldFence
 

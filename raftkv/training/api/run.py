@@ -29,12 +29,11 @@ from raftkv.checkpoint.sync import Registry
 from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Asked, Blocking, Scoped, Shown, blocking, passing, taking
-from raftkv.client.sync.loop import CallbackQueue
+from raftkv.client.sync.loop import CallbackQueue, LoopThread
 from raftkv.training.api import async_run, checkpoint, generation
 from raftkv.training.rendezvous.world import RunPlace, World
 
 if TYPE_CHECKING:
-    from raftkv.client.sync.loop import LoopThread
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.checkpoint import Resumed
     from raftkv.training.rendezvous.participant import OnProgress

@@ -50,7 +50,6 @@ from raftkv.training.scheduling.denylist import read_denial
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
-    from raftkv.client.values import KeyValue
 
 HOST_SLOTS: Final = "host_slots"
 """Name in a node's ``data``: how many slots its host has for all runs together."""
