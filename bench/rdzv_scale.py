@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import gc
 import statistics
 import sys
 import threading
@@ -58,7 +59,7 @@ ROUND_LIMIT_S = 300.0
 class Counted(ClientControl):
     """A node's connection to the store, which counts calls and bytes; concurrent equal reads are made only once."""
 
-    under_way: ClassVar[dict[tuple[int, Operation], asyncio.Task[TxnResult]]] = {}
+    under_way: ClassVar[dict[tuple[int, tuple[Operation, ...]], asyncio.Task[TxnResult]]] = {}
 
     def __init__(self, kv: raftkv.aio.Client) -> None:
         super().__init__(kv, is_patient=True)
@@ -68,16 +69,16 @@ class Counted(ClientControl):
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
         self.calls["calls"] += 1
-        if len(then) == 1 and not compares and isinstance(then[0], GetRange):
-            result = await self._shared(then)
+        if not compares and all(isinstance(operation, GetRange) for operation in then):
+            result = await self._shared(tuple(then))
         else:
             result = await super().txn(compares, then, otherwise)
         pages = [page for page in result.results if isinstance(page, RangeResult)]
         self.calls["bytes"] += sum(len(item.key) + len(item.value) for page in pages for item in page)
         return result
 
-    async def _shared(self, then: Sequence[Operation]) -> TxnResult:
-        key = (id(self._kv), then[0])
+    async def _shared(self, then: tuple[Operation, ...]) -> TxnResult:
+        key = (id(self._kv), then)
         task = self.under_way.get(key)
         if task is None:
             task = self.under_way[key] = asyncio.ensure_future(super().txn((), then))
@@ -299,6 +300,7 @@ def main() -> None:
         c10d_rounds(given.c10d_worker, given.rounds)
         sys.stdin.read()
         return
+    gc.disable()  # it would visit the objects of all nodes again and again, which have separate processes in a real run
     rows = [measure(nodes, given.rounds) for nodes in given.agents]
     cpu = ("cpu of nodes", "cpu of members")
     headings = ("nodes", "register", "gather", *cpu, "again", "again (max)", *cpu, "calls of a survivor", "bytes")

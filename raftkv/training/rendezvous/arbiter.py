@@ -26,7 +26,7 @@ Not here: how leases end, and clocks. Times are arguments, in seconds of any mon
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,10 +133,10 @@ class View:
             if member.id not in self.nodes and place not in self.finished
         )
 
-    def still_out(self) -> list[Member]:
+    def still_out(self) -> Iterator[Present]:
         """Present members that have not come back."""
-        present = ((member, self.nodes.get(member.id)) for member in self.round.members)
-        return [member for member, one in present if one is not None and not self._has_stopped(one.node)]
+        there = (self.nodes.get(member.id) for member in self.round.members)
+        return (one for one in there if one is not None and not self._has_stopped(one.node))
 
     def survivors(self) -> list[Node]:
         """Members that have come back, in rank order."""
@@ -243,7 +243,7 @@ class Arbiter:
     # -- who is in the next one?
 
     def _next(self, view: View, now: float) -> Begin | Evict | None:
-        if view.still_out():
+        if any(view.still_out()):
             return self._evict(view, now)
         self._out_since = None
         if view.lost() and not self._lost(view, now):
@@ -262,14 +262,14 @@ class Arbiter:
         """Wait for members that have not come back; evict them after a time if the others are enough."""
         if self._out_since is None:
             self._out_since = now
-        count = len(view.survivors()) + len(view.newcomers())
-        if not self._return_timeout_s or count < view.state.min_nodes:
+        if not self._return_timeout_s:
             return None
         over_at = self._out_since + self._return_timeout_s
-        if now < over_at:
+        if now < over_at:  # asked for each node that comes back: the nodes are counted only afterwards
             self.look_again_at = over_at
             return None
-        return Evict(tuple(view.nodes[member.id] for member in view.still_out()))
+        is_enough = len(view.survivors()) + len(view.newcomers()) >= view.state.min_nodes
+        return Evict(tuple(view.still_out())) if is_enough else None
 
     def begin(self, view: View) -> Begin | None:
         """Choose the members of the next generation among the eligible nodes; None: too few."""

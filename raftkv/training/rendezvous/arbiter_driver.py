@@ -25,7 +25,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 from raftkv.client.control import RETRY_MAX_S, RETRY_MIN_S, Control, Reflector, below
@@ -65,9 +65,6 @@ from raftkv.training.rendezvous.world import RecordCache, new_head
 from raftkv.training.scheduling.admission import ClusterKeys
 from raftkv.training.scheduling.denylist import Denylist, Reported, pardon, root_cause
 from raftkv.training.scheduling.ledger import ClusterAdmission
-
-if TYPE_CHECKING:
-    from raftkv.client.operations import Compare
 
 # -- eligibility ----------------------------------------------------------------------------------------------------
 #
@@ -152,6 +149,8 @@ class Eligibility:
 
     def left_out(self, view: View) -> dict[str, str]:
         """Return, for every host with a node that cannot take part, the reason."""
+        if not view.denied:
+            return {}
         there = {present.node.host for present in view.nodes.values()}
         return {host: self._denylist.why(host) for host in sorted(view.denied & there)}
 
@@ -240,6 +239,9 @@ AFTER_ERROR_S: Final = 1.0
 REPORT_PROGRESS_S: Final = 1.0
 NODES_TOLD_PER_S: Final = 1000
 """Maximum rate at which nodes receive reports of progress: each report goes to all nodes, and is only for people."""
+PAUSE_PER_NODE_S: Final = 4e-6
+"""Pause after each look at the nodes. A look takes about 1 us per node, and thousands of nodes that come back cause
+hundreds of looks."""
 FAULTS_MAX: Final = 64
 """Maximum lost members recorded by one decision; a txn has at most 128 operations."""
 EVICTED_MAX: Final = 60
@@ -399,6 +401,7 @@ class ArbiterDriver:
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             self._backoff.reset()
+            await asyncio.sleep(len(self._nodes) * PAUSE_PER_NODE_S)
             await self._wake.wait()
             self._wake.clear()
 
@@ -551,6 +554,12 @@ class ArbiterDriver:
         kept = view.state
         if kept.phase == CLOSED:
             return
+        at, told = self._last_progress
+        now = self._loop.time()
+        later = at + max(REPORT_PROGRESS_S, len(view.nodes) / NODES_TOLD_PER_S)
+        if now < later:
+            self._arbiter.look_again_at = min(self._arbiter.look_again_at or later, later)
+            return
         is_running = kept.phase == RUNNING
         joined = kept.joined if is_running else len(view.survivors()) + len(view.newcomers())
         news = {
@@ -558,13 +567,7 @@ class ArbiterDriver:
             "waits_for": "" if is_running else self._refusal or self._eligibility.waits_for,
             "left_out": self._eligibility.left_out(view),
         }
-        at, told = self._last_progress
-        now = self._loop.time()
         if news == told or all(getattr(kept, name) == value for name, value in news.items()):
-            return
-        later = at + max(REPORT_PROGRESS_S, len(view.nodes) / NODES_TOLD_PER_S)
-        if now < later:
-            self._arbiter.look_again_at = min(self._arbiter.look_again_at or later, later)
             return
         state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
         result = await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])

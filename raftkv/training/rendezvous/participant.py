@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 
 MEMBERS_KEPT: Final = 32
 """An ended run keeps the members of its last generation in its record if there are at most this many, else none."""
+PATIENT_NODES: Final = 1000
+"""Nodes of a larger run wait longer for an answer before they ask again: when it first gathers, each node reads the
+list of all, so the members send 2.6 GB to 5,000 nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,8 @@ class Participant(RecordView):
             StatusError: the store refused.
         """
         with explain_outage(check_whole(kv), config.run_id, config.connect_timeout_s):
-            return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress, on_trouble=on_trouble)
+            control = ClientControl(kv, is_patient=config.max_nodes > PATIENT_NODES)
+            return await cls.start(control, config, data=data, on_progress=on_progress, on_trouble=on_trouble)
 
     @classmethod
     async def start(
