@@ -17,7 +17,6 @@ Exit codes: 0 done, 1 failed (one line says what), 2 an invalid flag, 130 Ctrl-C
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from raftkv import cluster_id
-from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
+from raftkv.checkpoint.storage.place import Place as Directory
 from raftkv.cli import daemon
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.pflag import BOOL, DURATION, UINT, Flag
@@ -50,7 +49,7 @@ from raftkv.client.records import Record, RecordError
 from raftkv.client.rpc import methods
 from raftkv.client.values import EndpointStatus
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, RaftKVError, StatusError, StorageError
+from raftkv.errors import RaftKVError, StatusError, StorageError
 from raftkv.loop.scheduler import on_thread
 from raftkv.offline.database import hash_database_file
 from raftkv.offline.etcd.restore import restore
@@ -71,7 +70,7 @@ FORMAT: Final = 1
 DATA_SUFFIX: Final = ".db"
 MANIFEST_SUFFIX: Final = ".json"
 PART_SUFFIX: Final = ".part"
-_FILE: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.(?:db|json)(?:\.part)?")
+_FILE: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.(?:db|json)(?:\.part(?:-[0-9a-f]{8})?)?")
 NUMBER_MAX: Final = 2**48
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 DAY_S: Final = 86_400.0
@@ -198,8 +197,6 @@ def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: 
 
 CHUNK_BYTES: Final = 1 << 20
 MANIFEST_BYTES_MAX: Final = 64 << 10
-DIRECTORY_MODE: Final = 0o700
-FILE_MODE: Final = 0o600
 LEFT_OVER_S: Final = 86_400.0
 """Age at which a file without a manifest counts as a leftover of a killed backup."""
 
@@ -207,38 +204,21 @@ Advance = Callable[[int], None]
 """Called with the number of bytes copied."""
 
 
-class Place:
-    """The files below one URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
+class Place(Directory):
+    """The backups below one URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
 
-    A file only appears when complete: it is written under a name that ends in ``.part``, then renamed. On local disks
-    both steps are synced. Any exception of a file system becomes an error of one line.
+    A backup only appears when complete: it is written under a name that ends in ``.part``, then renamed. Local files
+    have the modes of a data directory, because they contain all data.
 
     Arguments:
-        url: URL of a directory; it is created with the first file.
+        uri: URL of a directory; it is created with the first file.
 
     Raises:
-        CommandError: fsspec is not installed, or does not support the URL.
+        ConfigError: fsspec is not installed, or does not support the URL.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        try:
-            self._fs, self._root, self._is_local = open_url(url, extra="backup")
-        except ConfigError as error:
-            raise CommandError(str(error)) from error
-
-    @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except CommandError:
-            raise
-        # Each file system has separate errors, and most do not name the URL.
-        except Exception as error:
-            raise CommandError(f"cannot {what} {self.url}: {describe(error)}") from error
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+    EXTRA = "backup"
+    DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 
     def require(self) -> None:
         """Refuse a local directory that does not exist, because its name is probably misspelled.
@@ -247,81 +227,39 @@ class Place:
             CommandError: it does not exist, or is not a directory. Object stores are not checked: they have no
                 directories.
         """
-        if self._is_local and not self._fs.isdir(self._root):
-            why = "is not a directory" if self._fs.exists(self._root) else "does not exist"
-            raise CommandError(f"{self.url} {why}")
-
-    def names(self) -> list[str]:
-        """Return the names of all files, sorted; empty if the directory does not exist."""
-        with self._named("list"):
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(self._root, detail=False)
-            except FileNotFoundError:
-                return []
-            return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+        if self.is_local and not self.fs.isdir(self.root):
+            why = "is not a directory" if self.fs.exists(self.root) else "does not exist"
+            raise CommandError(f"{self.uri} {why}")
 
     def upload(self, source: Path, name: str, advance: Advance = lambda size: None) -> None:
         """Copy a file to ``NAME.part``."""
-        with self._named("write to"):
-            with source.open("rb") as reader, self._open_writer(name + PART_SUFFIX) as writer:
-                while chunk := reader.read(CHUNK_BYTES):
-                    writer.write(chunk)
-                    advance(len(chunk))
-            self._sync(name + PART_SUFFIX)
-
-    def _open_writer(self, name: str) -> Any:
-        """Open a new file; on a local disk with the modes of a data directory, because it contains all data."""
-        if not self._is_local:
-            self._fs.makedirs(self._root, exist_ok=True)
-            return self._fs.open(self._path(name), "wb")
-        os.makedirs(self._root, DIRECTORY_MODE, exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.unlink(self._path(name))  # of a killed backup, or of another user, who would read what is written to it
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        return os.fdopen(os.open(self._path(name), flags, FILE_MODE), "wb")
+        with source.open("rb") as reader, self.open_writer(name + PART_SUFFIX) as writer:
+            while chunk := reader.read(CHUNK_BYTES):
+                writer.write(chunk)
+                advance(len(chunk))
 
     def finish(self, name: str) -> None:
         """Rename ``NAME.part`` to ``NAME``."""
-        with self._named("write to"):
-            self._fs.mv(self._path(name + PART_SUFFIX), self._path(name))
-            self._sync_names()
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a small file."""
-        with self._named("write to"):
-            with self._open_writer(name + PART_SUFFIX) as writer:
-                writer.write(data)
-            self._sync(name + PART_SUFFIX)
-        self.finish(name)
+        with self.named("write", name):
+            self.fs.mv(self.path(name + PART_SUFFIX), self.path(name))
+        self.make_durable(name)
 
     def read(self, name: str) -> bytes:
-        """Return a small file, or the beginning of a large one. Raises CommandError."""
-        with self._named("read"):
-            return bytes(self._fs.cat_file(self._path(name), start=0, end=MANIFEST_BYTES_MAX))
+        """Return a small file, or the beginning of a large one. Raises StorageError."""
+        with self.named("read", name), self.open_reader(name) as file:
+            return file.read(MANIFEST_BYTES_MAX)
 
     def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
         """Copy a stored file to a local path.
 
         Raises:
-            CommandError: the file cannot be read.
+            StorageError: the file cannot be read.
             OSError: the copy cannot be written.
         """
-        with target.open("wb") as writer, contextlib.ExitStack() as stack:
-            with self._named("read"):
-                reader = stack.enter_context(self._fs.open(self._path(name), "rb"))
-            while chunk := self._chunk(reader):
+        with target.open("wb") as writer:
+            for chunk in self.chunks(name, CHUNK_BYTES):
                 writer.write(chunk)
                 advance(len(chunk))
-
-    def _chunk(self, reader: Any) -> bytes:
-        with self._named("read"):
-            return bytes(reader.read(CHUNK_BYTES))
-
-    def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
-        with self._named("delete in"), suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(name))
 
     def backups(self) -> list[Manifest]:
         """Return all complete backups, oldest first.
@@ -350,7 +288,7 @@ class Place:
                     raise RecordError(Manifest.NAME, f"it is that of {one.name}")
                 found.append(one)
             except RecordError as error:
-                damaged[stem] = f"cannot read {name} in {self.url}: {error.why}"
+                damaged[stem] = f"cannot read {name} in {self.uri}: {error.why}"
         return oldest_first(found), damaged
 
     def remove(self, backup: Manifest) -> None:
@@ -367,20 +305,11 @@ class Place:
         for name in names:
             taken_s = time_of(name)
             stem = name.partition(".")[0]
-            is_whole = not name.endswith(PART_SUFFIX) and stem in whole and stem in stems
+            is_whole = PART_SUFFIX not in name and stem in whole and stem in stems
             if taken_s is not None and not is_whole and now_s - taken_s > LEFT_OVER_S:
                 self.delete(name)
                 left.append(name)
         return left
-
-    def _sync(self, name: str) -> None:
-        if self._is_local:
-            sync(self._path(name))
-            self._sync_names()
-
-    def _sync_names(self) -> None:
-        if self._is_local:
-            sync(self._root)
 
 
 # -- take -----------------------------------------------------------------------------------------------------------
@@ -631,6 +560,7 @@ def _remove_if_left(path: Path) -> None:
         os.close(descriptor)
 
 
+_FAILURES: Final = (CommandError, RaftKVError)
 RETRY_S: Final = 60.0
 """Longest time until a failed scheduled backup is retried."""
 
@@ -723,7 +653,7 @@ async def _schedule(place: Place, values: dict[str, Any]) -> int:
         due += values["every"]
         try:
             await take_one(place, values, report)
-        except (CommandError, RaftKVError) as error:
+        except _FAILURES as error:
             if values["once"]:
                 raise
             report.failed(str(error))
@@ -777,15 +707,15 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
         with report.copying("verifying", contents.size_bytes) as advance:
             await _copied(place.download, file_name + PART_SUFFIX, back, advance)
         await on_thread(lambda: check(made, back))
-    except (CommandError, asyncio.CancelledError):
+    except (*_FAILURES, asyncio.CancelledError):
         await on_thread(lambda: _delete(place, left))
         raise
     try:
         await on_thread(lambda: place.finish(file_name))
         await on_thread(lambda: place.write(manifest_name, made.encode()))
-    except CommandError:
+    except _FAILURES:
         # Without its manifest the uploaded file is not a backup, and would only occupy space.
-        left += [manifest_name, manifest_name + PART_SUFFIX, file_name]
+        left += [manifest_name, file_name]
         await on_thread(lambda: _delete(place, left))
         raise
     return made
@@ -794,7 +724,7 @@ async def _make(kv: Client, place: Place, directory: Path, report: Report) -> Ma
 def _delete(place: Place, names: Sequence[str]) -> None:
     """Delete files of a failed backup as far as possible; ignore errors, because the original failure is reported."""
     for name in names:
-        with contextlib.suppress(CommandError):
+        with suppress(RaftKVError):
             place.delete(name)
 
 
@@ -836,7 +766,7 @@ def _prune_archive(archive: Path, place: Place, report: Report) -> None:
         report.deleted(str(path))
 
 
-@contextlib.contextmanager
+@contextmanager
 def _temporary(values: dict[str, Any]) -> Iterator[Path]:
     try:
         with temporary_directory(values["temporary-dir"]) as directory:
@@ -846,7 +776,7 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
         raise CommandError(f"cannot use a temporary directory: {error.strerror or error}{place}") from None
 
 
-@contextlib.contextmanager
+@contextmanager
 def _checked(place: Place, backup: Manifest, values: dict[str, Any], report: Report) -> Iterator[Path]:
     """Download a backup for the block, and check it; yield the path of the file."""
     with _temporary(values) as directory:
@@ -874,7 +804,7 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
     report = Report(json=values["json"])
     backups, damaged = place.look()
     if not backups and not damaged:
-        raise CommandError(f"there are no backups in {place.url}")
+        raise CommandError(f"there are no backups in {place.uri}")
     for name, why in damaged.items():
         report.failed(why, name)
     bad = len(damaged)
@@ -882,7 +812,7 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
         try:
             with _checked(place, backup, values, report):
                 pass
-        except CommandError as error:
+        except _FAILURES as error:
             bad += 1
             report.failed(str(error), backup.name)
         else:
@@ -922,11 +852,11 @@ def _chosen(place: Place, name: str, target: Target | None = None) -> Manifest:
     if newest in damaged:
         raise CommandError(damaged[newest] + ("" if name else "; --backup restores another one by name"))
     if not found:
-        raise CommandError(f"there is {f'no backup {name}' if name else 'no backup'} in {place.url}")
+        raise CommandError(f"there is {f'no backup {name}' if name else 'no backup'} in {place.uri}")
     if target is not None and not name:
         found = [one for one in found if begins_before(one, target.revision, target.time_s)]
         if not found:
-            raise CommandError(f"all backups in {place.url} are newer than what is to be restored")
+            raise CommandError(f"all backups in {place.uri} are newer than what is to be restored")
     return oldest_first(found)[-1]
 
 

@@ -45,7 +45,7 @@ class Files(NamedTuple):
     is_local: bool
 
 
-def open_url(url: str, *, extra: str = "checkpoint") -> Files:
+def open_url(url: str, *, extra: str) -> Files:
     """Open the directory at a URL or path.
 
     Arguments:

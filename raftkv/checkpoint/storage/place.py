@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, ClassVar, Final, NamedTuple, cast
 
 from raftkv.checkpoint.digest import SHA256, Digest
 from raftkv.checkpoint.errors import StorageError
@@ -332,9 +332,15 @@ class Place:
         ConfigError: fsspec is not installed, or does not support the URL.
     """
 
+    EXTRA: ClassVar[str] = "checkpoint"
+    """Extra of raftkv to install if fsspec is missing."""
+
+    DIRECTORY_MODE: ClassVar[int] = 0o777
+    FILE_MODE: ClassVar[int] = 0o666
+
     def __init__(self, uri: str) -> None:
         self.uri = absolute(uri)
-        self.fs, self.root, self.is_local = open_url(self.uri)
+        self.fs, self.root, self.is_local = open_url(self.uri, extra=self.EXTRA)
         self._durable: set[str] = set()
         # Directory names below this path are made durable: the root, and parents created for it.
         self._top = os.path.dirname(self.root)
@@ -450,7 +456,7 @@ class Place:
                 with suppress(FileNotFoundError):
                     os.unlink(path)  # others may have it open, or hold it by another name
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                file: IO[bytes] = os.fdopen(os.open(path, flags, 0o666), "r+b", 0)
+                file: IO[bytes] = os.fdopen(os.open(path, flags, self.FILE_MODE), "r+b", 0)
             else:
                 file = self._open_remote(path)
         return Writer(self, name, file, own)
@@ -460,7 +466,7 @@ class Place:
         while not os.path.isdir(there) and there != os.path.dirname(there):
             there = os.path.dirname(there)
         self._top = min(self._top, there, key=len)
-        os.makedirs(directory, exist_ok=True)
+        os.makedirs(directory, self.DIRECTORY_MODE, exist_ok=True)
 
     def _open_remote(self, path: str) -> IO[bytes]:
         # Create directories only after a failure: on an object store, this would create a bucket with a misspelt name.

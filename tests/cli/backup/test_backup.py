@@ -193,7 +193,7 @@ def test_a_full_place_keeps_nothing_of_a_backup_that_failed(
 
     def full(*arguments: Any) -> None:
         real(*arguments)
-        raise command.CommandError(f"cannot write to {place.url}: No space left on device")
+        raise command.CommandError(f"cannot write to {place.uri}: No space left on device")
 
     monkeypatch.setattr(Place, step, full)
     with pytest.raises(command.CommandError, match="No space left on device"):

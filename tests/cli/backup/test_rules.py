@@ -32,6 +32,7 @@ from raftkv.cli.backup import (
 )
 from raftkv.cli.program import CommandError
 from raftkv.client.values import EndpointStatus
+from raftkv.errors import ConfigError, RaftKVError
 from raftkv.offline.archive import Target
 from tests.cli.runner import run_server
 from tests.spoiled import FEW, spoiled
@@ -127,10 +128,10 @@ def test_a_damaged_manifest_costs_its_own_backup_alone(damage: bytes, tmp_path: 
     put(place, new, tmp_path)
     (tmp_path / "b" / f"{new.name}.json").write_bytes(damage)
     assert (place.look()[0], list(place.look()[1])) == ([old], [new.name])
-    listed = run_server(["backup", "list", place.url])
+    listed = run_server(["backup", "list", place.uri])
     assert (listed.code, old.name.encode() in listed.output, listed.errors.count("\n")) == (1, True, 1)
-    assert listed.errors.startswith(f"raftkv backup: cannot read {new.name}.json in {place.url}: ")
-    verified = run_server(["backup", "verify", place.url])
+    assert listed.errors.startswith(f"raftkv backup: cannot read {new.name}.json in {place.uri}: ")
+    verified = run_server(["backup", "verify", place.uri])
     assert (verified.code, verified.errors.count("\n")) == (1, 3)
     assert verified.errors.endswith("raftkv: 2 of 2 backups cannot be restored\n")
     assert _chosen(place, old.name) == old
@@ -266,12 +267,12 @@ def test_only_what_has_both_files_is_a_backup_and_leftovers_go(tmp_path: Path) -
     ("url", "line"),
     [
         ("nothing://x", "cannot use nothing://x: Protocol not known: nothing"),
-        ("/proc/1/nowhere", "cannot write to /proc"),
+        ("/proc/1/nowhere", "cannot write /proc/1/nowhere/a.part: "),
     ],
 )
 def test_a_place_that_cannot_be_used_is_one_line(url: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"abc")
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(RaftKVError) as caught:
         Place(url).upload(tmp_path / "source", "a")
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
@@ -279,7 +280,7 @@ def test_a_place_that_cannot_be_used_is_one_line(url: str, line: str, tmp_path: 
 
 def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(CommandError, match=r"pip install 'raftkv\[backup\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'raftkv\[backup\]'"):
         Place("/tmp")
 
 
