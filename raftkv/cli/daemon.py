@@ -20,6 +20,7 @@ from raftkv.cli import pflag
 from raftkv.cli.pflag import BOOL, INT, LIST, Flag, Parsed
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError, on_signals, refused
 from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.loop.outcomes import done_before
 from raftkv.server.logs.outputs import stderr_handler
 from raftkv.urls import join_address, split_address
 
@@ -104,14 +105,9 @@ async def before_stop(stop: asyncio.Event, work: Awaitable[T]) -> asyncio.Future
     Returns:
         The finished future; None: the signal came first, and the work was cancelled.
     """
-    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing
-        doing.cancel()
-        await asyncio.gather(doing, return_exceptions=True)
-        return None
+        return await done_before(work, stopping)
     finally:
         stopping.cancel()
 

@@ -55,7 +55,7 @@ from raftkv.client.paging import FIRST_KEYS
 from raftkv.client.scope import FROM_KEY, Space, Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult
 from raftkv.client.watch import QUEUE_BYTES, WatchHub
-from raftkv.loop.outcomes import take_outcome
+from raftkv.loop.outcomes import done_before, take_outcome
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -388,23 +388,17 @@ class Cache:
         self._starting = asyncio.get_running_loop().create_future()
         self._starting.add_done_callback(take_outcome)
         self.copy.start()
-        ready = asyncio.ensure_future(self.copy.ready())
-        ready.add_done_callback(take_outcome)
         limit_s = seconds(timeout_s, "timeout_s")
         try:
             async with asyncio.timeout(limit_s):
-                await asyncio.wait([ready, self._starting], return_when=asyncio.FIRST_COMPLETED)
-            if self._starting.done():
-                self._starting.result()
-            ready.result()
+                ready = await done_before(self.copy.ready(), self._starting)
+            (self._starting if ready is None or self._starting.done() else ready).result()
         except TimeoutError:
             self._close()
             raise self._behind("its first list", limit_s) from None
         except BaseException:
             self._close()
             raise
-        finally:
-            ready.cancel()
         return self
 
     async def close(self) -> None:

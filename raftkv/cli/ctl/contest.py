@@ -29,6 +29,7 @@ from raftkv.client.lock import Contender, observations
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import StatusError
+from raftkv.loop.outcomes import done_before
 from raftkv.pb import rpc_pb2
 
 T = TypeVar("T")
@@ -180,18 +181,15 @@ async def unless(work: Coroutine[Any, Any, T], *events: tuple[asyncio.Event, str
     Raises:
         CommandError: an event came first; the coroutine was cancelled.
     """
-    task = asyncio.ensure_future(work)
     waits = [asyncio.ensure_future(event.wait()) for event, _ in events]
     try:
-        await asyncio.wait([task, *waits], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        texts = [text for (_, text), wait in zip(events, waits, strict=True) if wait.done()]
-        raise CommandError(texts[0], ERROR)
+        if (done := await done_before(work, *waits)) is not None:
+            return done.result()
+        raise CommandError(next(text for (_, text), wait in zip(events, waits, strict=True) if wait.done()), ERROR)
     finally:
-        for pending in (task, *waits):
-            pending.cancel()
-        await asyncio.wait([task, *waits])
+        for wait in waits:
+            wait.cancel()
+        await asyncio.wait(waits)
 
 
 LOCK_LOST = {"expired": "session expired", "fenced": "mutex: session is expired"}

@@ -30,7 +30,7 @@ from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import Text, to_bytes
 from raftkv.client.values import Event, KeyValue, RangeResult, TxnResult
 from raftkv.errors import ConfigError, StatusError
-from raftkv.loop.outcomes import outcome_of
+from raftkv.loop.outcomes import done_before, outcome_of
 from raftkv.training.errors import BarrierTimeout, GenerationOver, PostedLost
 from raftkv.training.records import RunKeys
 
@@ -145,16 +145,10 @@ class Generation:
         Raises:
             GenerationOver: the generation ended first, and ``waiting`` was cancelled.
         """
-        task = asyncio.ensure_future(waiting)
-        try:
-            await asyncio.wait((task, self._over), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
+        done = await done_before(waiting, self._over)
+        if done is None:
             raise self.error()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        return done.result()
 
     async def put(self, key: str, value: bytes) -> None:
         """Put a value; repeated during outages of the cluster.

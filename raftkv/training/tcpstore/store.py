@@ -32,6 +32,7 @@ from raftkv.client.operations import Compare, Fence, Operation
 from raftkv.client.rpc.retry import Backoff, until_answered
 from raftkv.client.values import Event
 from raftkv.errors import RaftKVError, StatusError
+from raftkv.loop.outcomes import done_before
 
 # -- wait -----------------------------------------------------------------------------------------------------------
 #
@@ -134,15 +135,10 @@ class Wait:
         if self._take_token is None:
             await self._there
             return
-        woken = asyncio.ensure_future(self._woken(self._take_token))
-        try:
-            await asyncio.wait((self._there, woken), return_when=asyncio.FIRST_COMPLETED)
-            for waiting in (self._there, woken):
-                if waiting.done():
-                    waiting.result()
-        finally:
-            woken.cancel()
-            await asyncio.gather(woken, return_exceptions=True)
+        woken = await done_before(self._woken(self._take_token), self._there)
+        for waiting in (self._there, woken):
+            if waiting is not None and waiting.done():
+                waiting.result()
 
     async def _woken(self, take_token: TakeToken) -> None:
         while not await take_token(*await self._tokens.get()):
