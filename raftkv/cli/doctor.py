@@ -133,6 +133,18 @@ def failure(subject: str, figure: str, advice: str) -> Finding:
     return Finding(subject, Level.FAILURE, figure, advice)
 
 
+Rule = tuple[object, Callable[[str, str, str], Finding], str]
+"""A condition, the severity (``warning`` or ``failure``), and the advice."""
+
+
+def judged(subject: str, figure: str, *rules: Rule) -> Finding:
+    """Return the finding of the first rule whose condition holds; without one, the figure is right."""
+    for holds, level, advice in rules:
+        if holds:
+            return level(subject, figure, advice)
+    return ok(subject, figure)
+
+
 def at_most(subject: str, value: float, unit: str, *, warning: float, failure: float, advice: str) -> Finding:
     """Return a finding about a value that should be small.
 
@@ -143,8 +155,7 @@ def at_most(subject: str, value: float, unit: str, *, warning: float, failure: f
         advice: what to do in these cases.
     """
     level = Level.FAILURE if value >= failure else Level.WARNING if value >= warning else Level.OK
-    figure = f"{value:.3g} {unit}"
-    return Finding(subject, level, figure, advice if level is not Level.OK else "")
+    return Finding(subject, level, f"{value:.3g} {unit}", advice if level is not Level.OK else "")
 
 
 LAG_MAX: Final = 5_000
@@ -325,20 +336,22 @@ def _quorum(picture: Picture) -> Finding:
     there = len(voters & {answer.member_id for answer in picture.answers})
     quorum = len(voters) // 2 + 1
     figure = f"{there} of {len(voters)} voters answer, a quorum is {quorum}"
-    if there < quorum:
-        lost = "if members are lost for good: --force-new-cluster (docs, 'Lost quorum')"
-        return failure("quorum", figure, f"start members until a quorum answers; {lost}")
-    if len(voters) == 1:
-        return warning(
-            "quorum", figure, "a single member: if its disk fails, the data is lost; add members with raftkv join"
-        )
-    if there == quorum:
-        return warning("quorum", figure, "one more failure stops writes: start the missing members, or replace them")
-    if len(voters) % 2 == 0:
-        return warning(
-            "quorum", figure, "an even number of voters tolerates no more failures than one voter less: add one"
-        )
-    return ok("quorum", figure)
+    rest = "if members are lost for good: --force-new-cluster (docs, 'Lost quorum')"
+    return judged(
+        "quorum",
+        figure,
+        (there < quorum, failure, f"start members until a quorum answers; {rest}"),
+        (
+            len(voters) == 1,
+            warning,
+            "a single member: if its disk fails, the data is lost; add members with raftkv join",
+        ),
+        (there == quorum, warning, "one more failure stops writes: start the missing members, or replace them"),
+        (len(voters) % 2 == 0, warning, _EVEN),
+    )
+
+
+_EVEN: Final = "an even number of voters tolerates no more failures than one voter less: add one"
 
 
 def _leader(picture: Picture) -> Finding:
@@ -369,28 +382,22 @@ def _versions(picture: Picture) -> Finding:
         one.program or f"etcd {statuses[one.endpoint].version}" for one in picture.answers if one.endpoint in statuses
     )
     figure = ", ".join(f"{version} ({times})" for version, times in sorted(versions.items()))
-    if len(versions) > 1:
-        return warning(
-            "versions", figure, "finish the upgrade: features that not all members know are refused until then"
-        )
-    return ok("versions", figure)
+    upgrade = "finish the upgrade: features that not all members know are refused until then"
+    return judged("versions", figure, (len(versions) > 1, warning, upgrade))
 
 
 def _alarms(picture: Picture) -> Finding:
     if not picture.alarms:
         return ok("alarms", "none")
     figure = ", ".join(f"{kind} of {_name(picture, member_id)}" for member_id, kind in picture.alarms)
-    if any(kind == "CORRUPT" for _, kind in picture.alarms):
-        return failure(
-            "alarms", figure, "this member's data differs from the others': remove it, then add it again without data"
-        )
     full = {member_id for member_id, _ in picture.alarms}
     statuses = [each.status for each in picture.answers if each.status is not None and each.member_id in full]
     # A database at its quota must be compacted and defragmented; on a full disk, other files must be deleted.
-    if statuses and all(each.dbSize < QUOTA_WARNING * each.dbSizeQuota for each in statuses):
+    advice = "compact, run raftkvctl defrag or raise --quota-backend-bytes, then run raftkvctl alarm disarm"
+    if any(kind == "CORRUPT" for _, kind in picture.alarms):
+        advice = "this member's data differs from the others': remove it, then add it again without data"
+    elif statuses and all(each.dbSize < QUOTA_WARNING * each.dbSizeQuota for each in statuses):
         advice = "no database is near its quota, so a disk is full: free space there, then run raftkvctl alarm disarm"
-    else:
-        advice = "compact, run raftkvctl defrag or raise --quota-backend-bytes, then run raftkvctl alarm disarm"
     return failure("alarms", figure, advice)
 
 
@@ -484,18 +491,15 @@ def _space(picture: Picture) -> Iterator[Finding]:
         figure += f", quota {human_size(quota)}" if quota else ""
         share = status.dbSizeInUse / quota if quota else 0.0
         loose_bytes = status.dbSize - status.dbSizeInUse
-        if share >= QUOTA_FAILURE:
-            yield failure(
-                subject, figure, "at the quota writes stop: compact, delete keys, or raise --quota-backend-bytes"
-            )
-        elif share >= QUOTA_WARNING:
-            yield warning(
-                subject, figure, "compact (--auto-compaction-retention), delete keys, or raise --quota-backend-bytes"
-            )
-        elif loose_bytes > FRAGMENTED_BYTES and loose_bytes > FRAGMENTED_SHARE * status.dbSize:
-            yield warning(subject, figure, "run raftkvctl defrag to return the unused space to the file system")
-        else:
-            yield ok(subject, figure)
+        is_loose = loose_bytes > FRAGMENTED_BYTES and loose_bytes > FRAGMENTED_SHARE * status.dbSize
+        remedy = "delete keys, or raise --quota-backend-bytes"
+        yield judged(
+            subject,
+            figure,
+            (share >= QUOTA_FAILURE, failure, f"at the quota writes stop: compact, {remedy}"),
+            (share >= QUOTA_WARNING, warning, f"compact (--auto-compaction-retention), {remedy}"),
+            (is_loose, warning, "run raftkvctl defrag to return the unused space to the file system"),
+        )
 
 
 def _clocks(picture: Picture) -> Finding:
@@ -560,11 +564,8 @@ def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
         return
     slowest, election_ms = max(times), timing.election_timeout_s * 1000
     figure = f"slowest round trip {slowest:.2f} ms, election timeout {election_ms:g} ms"
-    if slowest * ROUND_TRIPS > election_ms:
-        advice = f"on all: --election-timeout {slowest * ROUND_TRIPS:.0f}, --heartbeat-interval {slowest:.0f} or more"
-        yield warning("network", figure, advice)
-    else:
-        yield ok("network", figure)
+    advice = f"on all: --election-timeout {slowest * ROUND_TRIPS:.0f}, --heartbeat-interval {slowest:.0f} or more"
+    yield judged("network", figure, (slowest * ROUND_TRIPS > election_ms, warning, advice))
 
 
 # -- machine --------------------------------------------------------------------------------------------------------
@@ -632,11 +633,8 @@ def check_descriptors(hard: int) -> Finding:
 
 
 def _judge_files(subject: str, limit: float, figure: str) -> Finding:
-    if limit < FILES_MIN:
-        return warning(
-            subject, figure, "each connection needs one: set LimitNOFILE=65536 in the unit, or raise ulimit -Hn"
-        )
-    return ok(subject, figure)
+    advice = "each connection needs one: set LimitNOFILE=65536 in the unit, or raise ulimit -Hn"
+    return judged(subject, figure, (limit < FILES_MIN, warning, advice))
 
 
 def _fields(path: Path) -> dict[str, int]:
@@ -656,17 +654,11 @@ def _check_memory(root: Path) -> Iterator[Finding]:
     if limit is not None:
         shown += f", cgroup limit {human_size(limit)}"
         available = min(available, limit)
-    if available < MEMORY_MIN_BYTES:
-        advice = "the key index is held in memory: a member needs 512 MiB, and 300 bytes per key"
-        yield warning("memory", shown, advice)
-    else:
-        yield ok("memory", shown)
+    advice = "the key index is held in memory: a member needs 512 MiB, and 300 bytes per key"
+    yield judged("memory", shown, (available < MEMORY_MIN_BYTES, warning, advice))
     used = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
-    if used > MEMORY_MIN_BYTES:
-        advice = "a swapped-out member misses heartbeats: add memory, or run swapoff"
-        yield warning("swap", f"{human_size(used)} in use", advice)
-    else:
-        yield ok("swap", f"{human_size(used)} in use")
+    advice = "a swapped-out member misses heartbeats: add memory, or run swapoff"
+    yield judged("swap", f"{human_size(used)} in use", (used > MEMORY_MIN_BYTES, warning, advice))
 
 
 def _check_huge_pages(root: Path) -> Finding:
@@ -676,10 +668,8 @@ def _check_huge_pages(root: Path) -> Finding:
     except OSError:
         return skipped(subject, "this system does not report it")
     chosen = text[text.find("[") + 1 : text.find("]")]
-    if chosen == "always":
-        advice = "compacting huge pages pauses processes: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-        return warning(subject, chosen, advice)
-    return ok(subject, chosen)
+    advice = "compacting huge pages pauses processes: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+    return judged(subject, chosen, (chosen == "always", warning, advice))
 
 
 def _requirements() -> list[str]:
@@ -830,7 +820,7 @@ def _check_kind(subject: str, path: Path) -> Finding:
     if not kind:
         return skipped(subject, "this system does not report it")
     advice = _NOT_DURABLE.get(kind, "")
-    return warning(subject, kind, advice) if advice else ok(subject, kind)
+    return judged(subject, kind, (advice, warning, advice))
 
 
 def kind_of(path: Path, mounts: Path) -> str:
@@ -866,11 +856,9 @@ def check_room(subject: str, path: Path) -> Finding:
     figure = f"{human_size(free)} of {human_size(size)}"
     if room.f_files and not room.f_favail:
         return failure(subject, "no inodes left", "delete other files on this file system")
-    if free < FREE_MIN_BYTES:
-        return failure(subject, figure, "writes stop when it is full: free space, or move the member to a larger disk")
-    if free < FREE_LOW_BYTES or share < FREE_LOW_SHARE:
-        return warning(subject, figure, "free space: the log, the database and its snapshots need it")
-    return ok(subject, figure)
+    is_low, low = free < FREE_LOW_BYTES or share < FREE_LOW_SHARE, "the log, the database and its snapshots need it"
+    full = "writes stop when it is full: free space, or move the member to a larger disk"
+    return judged(subject, figure, (free < FREE_MIN_BYTES, failure, full), (is_low, warning, f"free space: {low}"))
 
 
 def check_latency(subject: str, path: Path) -> Finding:
