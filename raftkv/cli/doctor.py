@@ -341,16 +341,13 @@ def _quorum(picture: Picture) -> Finding:
         "quorum",
         figure,
         (there < quorum, failure, f"start members until a quorum answers; {rest}"),
-        (
-            len(voters) == 1,
-            warning,
-            "a single member: if its disk fails, the data is lost; add members with raftkv join",
-        ),
+        (len(voters) == 1, warning, _SINGLE),
         (there == quorum, warning, "one more failure stops writes: start the missing members, or replace them"),
         (len(voters) % 2 == 0, warning, _EVEN),
     )
 
 
+_SINGLE: Final = "a single member: if its disk fails, the data is lost; add members with raftkv join"
 _EVEN: Final = "an even number of voters tolerates no more failures than one voter less: add one"
 
 
