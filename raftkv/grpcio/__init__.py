@@ -41,24 +41,6 @@ from raftkv.grpcio.failures import error_of
 from raftkv.grpcio.services import KV, Admin, Auth, Cluster, Election, Health, Lease, Lock, Maintenance, Watch
 
 __all__ = [
-    "KV",
-    "OPTIONS",
-    "Admin",
-    "Answers",
-    "AsyncAnswers",
-    "AsyncStream",
-    "AsyncUnary",
-    "Auth",
-    "Cluster",
-    "Election",
-    "Health",
-    "Lease",
-    "Lock",
-    "Maintenance",
-    "Stream",
-    "Unary",
-    "Watch",
-    "aio",
-    "error_of",
-    "is_transient",
-]
+    "KV", "OPTIONS", "Admin", "Answers", "AsyncAnswers", "AsyncStream", "AsyncUnary", "Auth", "Cluster", "Election",
+    "Health", "Lease", "Lock", "Maintenance", "Stream", "Unary", "Watch", "aio", "error_of", "is_transient",
+]  # fmt: skip

@@ -41,15 +41,8 @@ _NAMES: Final = {
 _DTYPES: Final = {dtype: name for name, dtype in _NAMES.items()}
 _PART: Final = re.compile(r"([0-9]{1,9})@((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)")
 _MALFORMED: Final = (
-    KeyError,
-    ValueError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    struct.error,
-    MemoryError,
-    RecursionError,
-)
+    KeyError, ValueError, TypeError, IndexError, AttributeError, struct.error, MemoryError, RecursionError,
+)  # fmt: skip
 _SCALARS: Final = {"bool": bool, "int": int, "float": float}
 
 

@@ -42,18 +42,10 @@ PREPARE_AFTER_S: Final = 5.0
 """Delay between the start of workers and that of the next spares, so that workers get the processors first."""
 _OPTIONS_ALONE: Final = frozenset("bBdEIOPqsSuvx")
 _OPTIONS_WITH_VALUE: Final = frozenset("WX")
-_OF_ONE_GENERATION: Final = frozenset(
-    (
-        "RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    )
-)
+_OF_ONE_GENERATION: Final = frozenset((
+    "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
