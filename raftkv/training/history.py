@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -522,8 +522,8 @@ async def read_history(kv: Client, run_id: str) -> RunHistory:
         ConfigError: the run id is not valid.
         StatusError: the cluster did not answer.
     """
-    replay = await _replay(kv, run_id)
-    return replay.history()
+    folded, past = await _replay(kv, run_id)
+    return folded.history(since_revision=past.since_revision, complete=past.complete)
 
 
 async def follow(kv: Client, run_id: str) -> AsyncIterator[tuple[Change | None, Fold]]:
@@ -538,46 +538,36 @@ async def follow(kv: Client, run_id: str) -> AsyncIterator[tuple[Change | None, 
     Raises:
         As ``read_history``; and ``WatchCanceled`` if a member refuses the watch.
     """
-    replay = await _replay(kv, run_id)
-    yield None, replay.fold
+    folded, past = await _replay(kv, run_id)
+    yield None, folded
     news: asyncio.Queue[Event | Exception] = asyncio.Queue()
 
     def on_changes(changes: Sequence[Event]) -> None:
         for event in changes:
             news.put_nowait(event)
 
-    reflector = Reflector(ClientControl(kv), interval(replay.keys), on_changes, on_refused=news.put_nowait)
-    reflector.start(replay.items, replay.fold.revision)
+    reflector = Reflector(ClientControl(kv), interval(folded.keys), on_changes, on_refused=news.put_nowait)
+    reflector.start(past.items.values(), folded.revision)
     try:
         while True:
             event = await news.get()
             if isinstance(event, Exception):
                 raise event
-            change = read_change(replay.keys, event.key, _value(event), event.revision)
-            if change is not None:
-                replay.fold.apply(change)
-                yield change, replay.fold
+            for change in _changes(folded.keys, [event]):
+                folded.apply(change)
+                yield change, folded
     finally:
         reflector.close()
 
 
-def _value(event: Event) -> bytes | None:
-    return event.value if event.type == PUT else None
+def _changes(keys: RunKeys, events: Iterable[Event]) -> Iterator[Change]:
+    for event in events:
+        change = read_change(keys, event.key, event.value if event.type == PUT else None, event.revision)
+        if change is not None:
+            yield change
 
 
-@dataclass
-class _Replay:
-    keys: RunKeys
-    fold: Fold
-    items: list[KeyValue]
-    since_revision: int
-    complete: bool
-
-    def history(self) -> RunHistory:
-        return self.fold.history(since_revision=self.since_revision, complete=self.complete)
-
-
-async def _replay(kv: Client, run_id: str) -> _Replay:
+async def _replay(kv: Client, run_id: str) -> tuple[Fold, Past]:
     keys = RunKeys(check_run_id(run_id))
     found = await kv.txn().then(*interval(keys).reads()).commit()
     own = Sparse.items(found.results)
@@ -586,13 +576,9 @@ async def _replay(kv: Client, run_id: str) -> _Replay:
     record = [item for item in own if item.key in (keys.round.encode(), keys.state.encode())]
     since = min(item.create_revision for item in record or own)
     past = await read_past(kv, interval(keys), since, (own, found.revision))
-    fold = Fold(keys)
-    for event in past.events:
-        change = read_change(keys, event.key, _value(event), event.revision)
-        if change is not None:
-            fold.apply(change)
-    fold.revision = max(fold.revision, found.revision)
-    return _Replay(keys, fold, list(past.items.values()), past.since_revision, past.complete)
+    folded = fold(keys, _changes(keys, past.events))
+    folded.revision = max(folded.revision, found.revision)
+    return folded, past
 
 
 @dataclass(frozen=True, slots=True)
