@@ -101,22 +101,19 @@ class Eligibility:
         self._run_id = config.run_id
         self._cluster = config.cluster
         self._is_arbiter = is_arbiter
-        self._denylist = Denylist.of(control, config)
-        self._unsubscribe = [self._denylist.on_change(look)]
+        self._denylist = Denylist(control, config, look)
         self._admission: ClusterAdmission | None = None
         self._asked: tuple[str, ...] = _NEVER_ASKED
         self._granted: frozenset[str] = frozenset()
         self._counted = 0
         self._damage = ""
         if config.cluster:
-            self._admission = ClusterAdmission(control, config.cluster, weight=config.weight)
-            self._unsubscribe.append(self._admission.on_change(self._ask_again))
+            again, weight = self._ask_again, config.weight
+            self._admission = ClusterAdmission(control, config.cluster, weight=weight, on_change=again)
         self._look = look
 
     def close(self) -> None:
         """Stop; the run keeps its granted slots."""
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
         self._denylist.close()
         if self._admission is not None:
             self._admission.close()
@@ -216,11 +213,11 @@ class Eligibility:
             limits = view.state.min_nodes, view.state.max_nodes
             self._asked = ids  # before the call, so that a change during it asks again
             try:
-                grant = await self._admission.request(self._run_id, candidates, *limits, [self._is_arbiter])
+                granted = await self._admission.request(self._run_id, candidates, *limits, [self._is_arbiter])
             except BaseException:
                 self._asked = _NEVER_ASKED
                 raise
-            self._granted = frozenset(grant.node_ids if grant is not None else ())
+            self._granted = frozenset(granted)
         return self._granted
 
     async def _give_back(self, view: View) -> None:

@@ -3,7 +3,7 @@
 ::
 
     admission = ClusterAdmission(control, "gpu", weight=2)
-    grant = await admission.request("job", candidates, min_nodes=2, max_nodes=4)
+    granted = await admission.request("job", candidates, min_nodes=2, max_nodes=4)
     admission.reason                              # number 2 in line for slots that bert-large holds
 
     admission  the ledger, with one claim per run and its granted nodes; and the rule, pure: all or nothing, fair

@@ -2,7 +2,7 @@
 
 ::
 
-    denylist = Denylist.of(control, config)
+    denylist = Denylist(control, config)
     await denylist.refresh()
     cause = root_cause(reported)                               # when all members of a generation have reported
     if cause is not None:
@@ -41,7 +41,6 @@ from raftkv.client.operations import Compare, Get, GetRange, Operation, Put, mod
 from raftkv.client.records import RecordError
 from raftkv.client.values import PUT, Event
 from raftkv.training import records
-from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault, RunKeys, TrainingRecord, check_cluster
 from raftkv.training.scheduling.admission import ClusterKeys
@@ -163,15 +162,6 @@ class Denial(TrainingRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class FaultLimits:
-    """When a host is denied: after ``limit`` faults within ``window_s``, for ``cooldown_s``. Limit 0: never."""
-
-    limit: int
-    window_s: int
-    cooldown_s: int
-
-
-@dataclass(frozen=True, slots=True)
 class DenyKeys:
     """The keys of strikes and denials: below a run, or below the cluster that runs share."""
 
@@ -212,31 +202,18 @@ class Denylist:
 
     Arguments:
         control: the store.
-        run_id: run id.
-        keys: keys of strikes and denials.
-        limits: when a host is denied.
+        config: configuration of a node of the run.
+        on_change: called, on the loop, when ``denied`` has changed.
     """
 
-    def __init__(self, control: Control, run_id: str, keys: DenyKeys, limits: FaultLimits) -> None:
+    def __init__(self, control: Control, config: RunConfig, on_change: Callable[[], None] = lambda: None) -> None:
         self._control = control
-        self._run_id = run_id
-        self._keys = keys
-        self._limits = limits
+        self._config = config
+        self._keys = DenyKeys.of(config.run_id, config.cluster)
         self._denials: dict[str, str] = {}
-        self._reflector = Reflector(control, below(keys.denials), self._on_denials)
+        self._reflector = Reflector(control, below(self._keys.denials), self._on_denials)
         self._is_started = False
-        self._callbacks: Callbacks[[]] = Callbacks()
-
-    @classmethod
-    def of(cls, control: Control, config: RunConfig) -> Denylist:
-        """Make the denylist for the configuration of a run.
-
-        Arguments:
-            control: the store.
-            config: configuration of a node of the run.
-        """
-        limits = FaultLimits(config.fault_limit, config.fault_window_s, config.fault_cooldown_s)
-        return cls(control, config.run_id, DenyKeys.of(config.run_id, config.cluster), limits)
+        self._on_change = on_change
 
     @property
     def denied(self) -> frozenset[str]:
@@ -249,7 +226,7 @@ class Denylist:
 
     async def refresh(self) -> None:
         """Wait until the denied hosts are known and followed. Call this before a decision."""
-        if self._limits.limit == 0:
+        if self._config.fault_limit == 0:
             return
         if not self._is_started:
             self._is_started = True
@@ -265,9 +242,9 @@ class Denylist:
         Raises:
             StatusError: the store did not answer; repeat it.
         """
-        if self._limits.limit == 0 or not blames_host(fault):
+        if self._config.fault_limit == 0 or not blames_host(fault):
             return False
-        key, strikes = self._keys.strike(self._run_id, fault), self._keys.strikes(fault.host)
+        key, strikes = self._keys.strike(self._config.run_id, fault), self._keys.strikes(fault.host)
         denial = f"{self._keys.denials}{fault.host}"
         while True:
             answer = await self._control.txn((), (GetRange(strikes, prefix=True), Get(denial)))
@@ -278,42 +255,34 @@ class Denylist:
             # Strikes that end meanwhile still count: the condition only detects new strikes.
             unchanged = mod_revision(strikes, prefix=True) < answer.revision + 1
             guards: list[Compare] = [unchanged, version(denial) == 0]
-            is_last: bool = len(known) + 1 >= self._limits.limit
-            puts: list[Operation] = [Put(key, fault.encode(), await self._control.grant_fixed(self._limits.window_s))]
+            is_last, window_s = len(known) + 1 >= self._config.fault_limit, self._config.fault_window_s
+            puts: list[Operation] = [Put(key, fault.encode(), await self._control.grant_fixed(window_s))]
+            told = self._denial(fault, len(known) + 1)
             if is_last:
-                lease = await self._control.grant_fixed(self._limits.cooldown_s)
-                puts.append(Put(denial, self._denial(fault, len(known) + 1).encode(), lease))
+                puts.append(Put(denial, told.encode(), await self._control.grant_fixed(told.cooldown_s)))
             if (await self._control.txn(guards, puts)).succeeded:
                 if is_last:
-                    self._denials[fault.host] = self._denial(fault, len(known) + 1).reason
+                    self._denials[fault.host] = told.reason
                 return is_last
-
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back, on the loop, when ``denied`` has changed; return a function that cancels this."""
-        return self._callbacks.add(callback)
 
     def close(self) -> None:
         """Stop watching."""
         self._reflector.close()
 
     def _denial(self, fault: Fault, count: int) -> Denial:
-        limits = self._limits
-        faults = f"{count} faults within {limits.window_s} s" if count > 1 else "a fault"
-        reason = f"host {fault.host} is left out for {limits.cooldown_s} s after {faults}, the last: {fault}"
-        return Denial(fault.host, self._run_id, reason, limits.cooldown_s, time.time())
-
-    def _read(self, key: bytes, value: bytes) -> tuple[str, str]:
-        host = key.decode(errors="replace").removeprefix(self._keys.denials)
-        return host, read_denial(host, value).reason
+        cooldown_s = self._config.fault_cooldown_s
+        faults = f"{count} faults within {self._config.fault_window_s} s" if count > 1 else "a fault"
+        reason = f"host {fault.host} is left out for {cooldown_s} s after {faults}, the last: {fault}"
+        return Denial(fault.host, self._config.run_id, reason, cooldown_s, time.time())
 
     def _on_denials(self, changes: Sequence[Event]) -> None:
         for event in changes:
-            host, reason = self._read(event.key, event.value)
+            host = event.key.decode(errors="replace").removeprefix(self._keys.denials)
             if event.type == PUT:
-                self._denials[host] = reason
+                self._denials[host] = read_denial(host, event.value).reason
             else:
                 self._denials.pop(host, None)
-        self._callbacks.call()
+        self._on_change()
 
 
 def read_denial(host: str, value: bytes) -> Denial:

@@ -2,10 +2,9 @@
 
 ::
 
-    admission = ClusterAdmission(control, "gpu", weight=2)
-    admission.on_change(ask_again)
-    grant = await admission.request("job", candidates, min_nodes=2, max_nodes=4)
-    if grant is None:
+    admission = ClusterAdmission(control, "gpu", weight=2, on_change=ask_again)
+    granted = await admission.request("job", candidates, min_nodes=2, max_nodes=4)
+    if not granted:
         print(admission.reason)                     # number 2 in line for slots that bert-large holds
     await admission.release("job")
 
@@ -42,7 +41,6 @@ from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, 
 from raftkv.client.records import RecordError, number_in
 from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import PermissionDeniedError, StatusError
-from raftkv.training.callbacks import Callbacks
 from raftkv.training.records import CLUSTER_ROOT, DESERTED_MAX, SLOTS_MAX, Node, RunKeys, check_cluster, reads_of_nodes
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need, read_hosts, slots_by_host
@@ -58,13 +56,6 @@ GIVE_BACK_S: Final = 1.0
 """Time limit for giving slots back, so that a leaving node does not wait for a store that does not answer."""
 
 Update = Callable[[Ledger], Ledger]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotGrant:
-    """Nodes that may run now, in the order in which they were named."""
-
-    node_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +85,21 @@ class ClusterAdmission:
         control: the store.
         cluster: cluster name.
         weight: share of the run, relative to other runs.
+        on_change: called, on the loop, when the answer to a request may have changed; None: nothing is watched.
 
     Attributes:
-        reason: why the last ``request`` was answered with None, in one line.
+        reason: why the last ``request`` returned no nodes, in one line.
     """
 
-    def __init__(self, control: Control, cluster: str, *, weight: int = 1) -> None:
+    def __init__(
+        self, control: Control, cluster: str, *, weight: int = 1, on_change: Callable[[], None] | None = None
+    ) -> None:
         self.reason = ""
         self._control = control
         self._keys = ClusterKeys(check_cluster(cluster))
         self._weight = weight
         self._answers: dict[str, tuple[str, ...]] = {}
-        self._callbacks: Callbacks[[]] = Callbacks()
+        self._on_change = on_change
         self._reflector: Reflector | None = None
         self._runs: dict[str, Reflector] = {}
         self._hidden: set[str] = set()
@@ -113,7 +107,7 @@ class ClusterAdmission:
 
     async def request(
         self, run_id: str, candidates: Sequence[Node], min_nodes: int, max_nodes: int, guards: Sequence[Compare] = ()
-    ) -> SlotGrant | None:
+    ) -> tuple[str, ...]:
         """Claim slots for candidate nodes, and return the nodes that may run now.
 
         Arguments:
@@ -124,7 +118,7 @@ class ClusterAdmission:
             guards: conditions for any change, such as that this node is still the arbiter.
 
         Returns:
-            The nodes that may run; None: the run waits in the queue, or the guards do not hold. The callback of
+            The nodes that may run; none: the run waits in the queue, or the guards do not hold.
             ``on_change`` says when to ask again.
 
         Raises:
@@ -142,11 +136,11 @@ class ClusterAdmission:
         claim = ledger.find(run_id) if ledger else None
         if ledger is None or claim is None:
             self.reason = "this node is no longer the arbiter of the run"
-            return None
+            return ()
         self._answers[run_id] = claim.granted
         self._follow(run_id, seen, ledger)
         self.reason = admission.why(ledger, run_id, seen.hosts)
-        return SlotGrant(claim.granted) if claim.granted else None
+        return claim.granted
 
     async def release(
         self, run_id: str, node_ids: Collection[str] | None = None, guards: Sequence[Compare] = ()
@@ -168,11 +162,6 @@ class ClusterAdmission:
         elif ledger is not None:
             self._answers.pop(run_id, None)
             self._stop_watching(keep=())
-
-    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back, on the loop, when the answer to a request may have changed; return a function that cancels
-        this."""
-        return self._callbacks.add(callback)
 
     def close(self) -> None:
         """Stop watching; claims stay."""
@@ -221,7 +210,7 @@ class ClusterAdmission:
 
     def _follow(self, run_id: str, seen: _Seen, ledger: Ledger) -> None:
         """Watch the keys that may change the answer, from the revision that was read."""
-        if not self._callbacks:
+        if self._on_change is None:
             return
         if self._reflector is None:
             self._reflector = Reflector(self._control, self._keys.changes, self._on_ledger)
@@ -237,8 +226,8 @@ class ClusterAdmission:
                 self._runs[run].start()
 
     def _on_ledger(self, changes: Sequence[Event]) -> None:
-        if any(self._concerns(event) for event in changes):
-            self._notify()
+        if self._on_change is not None and any(map(self._concerns, changes)):
+            self._on_change()
 
     def _concerns(self, event: Event) -> bool:
         if event.key != self._keys.ledger.encode():
@@ -259,14 +248,12 @@ class ClusterAdmission:
         """Detect that the last node of another run is gone; the next request may take its slots."""
         if run in self._runs and not any(item.lease for item in self._runs[run].items.values()):
             self._runs.pop(run).close()
-            self._notify()
+            if self._on_change is not None:
+                self._on_change()
 
     def _stop_watching(self, keep: Collection[str]) -> None:
         for run in [run for run in self._runs if run not in keep]:
             self._runs.pop(run).close()
-
-    def _notify(self) -> None:
-        self._callbacks.call()
 
 
 async def _deserted(control: Control, runs: Sequence[str], hidden: set[str]) -> list[str]:

@@ -90,11 +90,12 @@ def ttl_of(world: LedgerWorld, key: str) -> int:
 def test_the_third_fault_within_the_window_denies_the_host() -> None:
     async def story() -> None:
         world = LedgerWorld()
-        denylist, watcher = (Denylist.of(world.control(seed), CONFIG) for seed in (1, 2))
+        changes: list[frozenset[str]] = []
+        denylist = Denylist(world.control(1), CONFIG)
+        watcher = Denylist(world.control(2), CONFIG, lambda: changes.append(watcher.denied))
         await denylist.refresh()
         await watcher.refresh()
-        changes: list[frozenset[str]] = []
-        watcher.on_change(lambda: changes.append(watcher.denied))
+        changes.clear()
         assert [await denylist.strike(fault(generation)) for generation in (1, 2)] == [False, False]
         assert not await denylist.strike(fault(2)), "told twice, counted once"
         assert not await denylist.strike(fault(3, "h2")), "somebody else's"
@@ -120,7 +121,7 @@ def test_the_third_fault_within_the_window_denies_the_host() -> None:
 def test_strikes_that_ended_do_not_count() -> None:
     async def story() -> None:
         world = LedgerWorld()
-        denylist = Denylist.of(world.control(), CONFIG)
+        denylist = Denylist(world.control(), CONFIG)
         for generation in range(1, 9):
             assert not await denylist.strike(fault(generation))
             if generation > 1:
@@ -135,7 +136,7 @@ def test_two_faults_told_at_once_are_both_counted() -> None:
         world = LedgerWorld()
         control = world.control()
         limits = replace(CONFIG, fault_limit=2)
-        first, second = Denylist.of(control, limits), Denylist.of(world.control(), limits)
+        first, second = Denylist(control, limits), Denylist(world.control(), limits)
         txn = control.txn
 
         async def meddled(compares, then, otherwise=()):
@@ -154,7 +155,7 @@ def test_runs_of_a_cluster_share_what_they_know() -> None:
     async def story() -> None:
         world = LedgerWorld()
         shared = replace(CONFIG, cluster="gpu", fault_limit=2)
-        first, second = (Denylist.of(world.control(), replace(shared, run_id=run)) for run in ("a", "b"))
+        first, second = (Denylist(world.control(), replace(shared, run_id=run)) for run in ("a", "b"))
         assert not await first.strike(fault(1))
         assert await second.strike(fault(1)), "the same generation and rank of another run is another fault"
         await first.refresh()
@@ -167,7 +168,7 @@ def test_runs_of_a_cluster_share_what_they_know() -> None:
 def test_limit_of_zero_denies_no_host_and_writes_nothing() -> None:
     async def story() -> None:
         world = LedgerWorld()
-        denylist = Denylist.of(world.control(), replace(CONFIG, fault_limit=0))
+        denylist = Denylist(world.control(), replace(CONFIG, fault_limit=0))
         await denylist.refresh()
         assert not await denylist.strike(fault(1))
         assert (world.txns, world.store.leases) == (0, {})
@@ -180,7 +181,7 @@ def test_strikes_without_a_lease_do_not_count() -> None:
 
     async def story() -> None:
         world = LedgerWorld()
-        denylist, keys = Denylist.of(world.control(), CONFIG), DenyKeys.of("job", "")
+        denylist, keys = Denylist(world.control(), CONFIG), DenyKeys.of("job", "")
         for generation in (1, 2):
             world.store.txn((), (Put(keys.strike("job", fault(generation)), fault(generation).encode()),))
         assert [await denylist.strike(fault(generation)) for generation in (2, 3, 4)] == [False, False, True]
@@ -193,7 +194,7 @@ def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> None:
     async def story() -> None:
         world = LedgerWorld()
         control = world.control()
-        denylist = Denylist.of(control, CONFIG)
+        denylist = Denylist(control, CONFIG)
         await denylist.refresh()
         control.lose_watch()
         world.store.txn((), (Put("/raftkv/train/job/deny/h9", b"bad memory"),))
@@ -212,7 +213,7 @@ def test_arbiters_that_tell_the_same_faults_at_once_with_lost_answers(seed: int)
         world = LedgerWorld()
 
         async def tell(number: int) -> None:
-            denylist = Denylist.of(world.control(seed * 10 + number, lost=0.15), CONFIG)
+            denylist = Denylist(world.control(seed * 10 + number, lost=0.15), CONFIG)
             for generation in (1, 2, 3 if seed % 2 else 2):
                 while True:
                     try:

@@ -17,7 +17,7 @@ from raftkv.client.values import TxnResult
 from raftkv.errors import PermissionDeniedError, StatusError
 from raftkv.training.records import RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger
-from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant, give_back
+from raftkv.training.scheduling.ledger import ClusterAdmission, give_back
 from tests.long import long_except
 from tests.training.scheduling.ledger_world import LedgerWorld, play, until
 from tests.virtual_store.direct import FakeControl
@@ -43,12 +43,11 @@ class Arbiter:
         self.nodes = [Here(f"{run}-{host}", host) for host in hosts]
         self.leases = {node.id: world.arrive(run, node.id) for node in self.nodes}
         self.control = world.control(seed, lost)
-        self.admission = ClusterAdmission(self.control, "gpu")
         self.asked = asyncio.Event()
-        self.admission.on_change(self.asked.set)
-        self.grant: SlotGrant | None = None
+        self.admission = ClusterAdmission(self.control, "gpu", on_change=self.asked.set)
+        self.grant: tuple[str, ...] = ()
 
-    async def ask(self) -> SlotGrant | None:
+    async def ask(self) -> tuple[str, ...]:
         self.asked.clear()
         self.grant = await self.admission.request(self.run, self.nodes, self.low, len(self.nodes))
         return self.grant
@@ -64,7 +63,7 @@ class Arbiter:
             await self.asked.wait()
 
     async def leave(self) -> None:
-        self.grant = None
+        self.grant = ()
         while True:
             try:
                 return await self.admission.release(self.run)
@@ -92,13 +91,13 @@ def test_a_run_that_waits_is_called_back_when_slots_become_free() -> None:
     async def story() -> None:
         world = LedgerWorld()
         first, second = Arbiter(world, "a", ["h1", "h2"], 2), Arbiter(world, "b", ["h2", "h3"], 2)
-        assert (await first.ask()) == SlotGrant(("a-h1", "a-h2"))
-        assert await second.ask() is None
+        assert (await first.ask()) == ("a-h1", "a-h2")
+        assert await second.ask() == ()
         assert second.admission.reason == "number 1 in line for slots that a holds"
         assert not second.asked.is_set()
         await first.leave()
         await until(second.asked.is_set)
-        assert await second.ask() == SlotGrant(("b-h2", "b-h3"))
+        assert await second.ask() == ("b-h2", "b-h3")
         await second.leave()
         assert KEYS.ledger.encode() not in world.store.items, "nothing stays behind"
 
@@ -134,12 +133,12 @@ def test_a_run_that_died_loses_its_claims(waits_first: bool) -> None:
         first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
         await first.ask()
         if waits_first:
-            assert await second.ask() is None
+            assert await second.ask() == ()
             first.die()
             await until(second.asked.is_set)
         else:
             first.die()
-        assert await second.ask() == SlotGrant(("b-h1",))
+        assert await second.ask() == ("b-h1",)
         assert [claim.run for claim in ledger(world).claims] == ["b"]
 
     play(story)
@@ -170,9 +169,8 @@ def test_a_run_whose_nodes_another_team_may_not_read_counts_as_alive() -> None:
         await other.ask()
         second = Arbiter(world, "b", ["h2", "h3"], 2)
         second.control = control = Confined(world, random.Random(0), 0.0)
-        second.admission = ClusterAdmission(control, "gpu")
-        second.admission.on_change(second.asked.set)
-        assert await second.ask() is None
+        second.admission = ClusterAdmission(control, "gpu", on_change=second.asked.set)
+        assert await second.ask() == ()
         assert second.admission.reason == "number 1 in line for slots that a holds"
         refused = control.refused
         other.die()  # of the runs that it may read, it notices the end
@@ -181,7 +179,7 @@ def test_a_run_whose_nodes_another_team_may_not_read_counts_as_alive() -> None:
         assert [claim.run for claim in ledger(world).claims] == ["a", "b"]
         await first.leave()
         await until(second.asked.is_set)
-        assert await second.ask() == SlotGrant(("b-h2", "b-h3"))
+        assert await second.ask() == ("b-h2", "b-h3")
         assert control.refused == refused  # asked once
 
     play(story)
@@ -194,14 +192,14 @@ def test_a_run_that_came_later_and_died_with_the_slots_is_noticed() -> None:
             Arbiter(world, "a", ["h1"], 1), Arbiter(world, "big", ["h1", "h2"], 2), Arbiter(world, "small", ["h2"], 1)
         )  # fmt: skip
         await first.ask()
-        assert await big.ask() is None
+        assert await big.ask() == ()
         assert await small.ask()
         await until(big.asked.is_set)
-        assert await big.ask() is None
+        assert await big.ask() == ()
         await first.leave()
         small.die()
         await until(big.asked.is_set)
-        assert await big.ask() == SlotGrant(("big-h1", "big-h2"))
+        assert await big.ask() == ("big-h1", "big-h2")
 
     play(story)
 
@@ -214,7 +212,7 @@ def test_the_ghost_of_a_dead_run_gets_nothing() -> None:
         ghost.die()
         other = Arbiter(world, "b", ["h1"], 1)
         assert await other.ask()
-        assert await ghost.ask() is None
+        assert await ghost.ask() == ()
         assert [claim.run for claim in ledger(world).claims] == ["b"]
 
     play(story)
@@ -230,14 +228,14 @@ def test_key_of_a_node_without_a_lease_holds_no_slots(asks_first: bool) -> None:
         world.store.txn((), (Put(RunKeys("a").node("ghost"), b"{}"),))
         await first.ask()
         if asks_first:
-            assert await second.ask() is None
+            assert await second.ask() == ()
             first.die()
             await until(second.asked.is_set)
         else:
             first.die()
             await give_back(second.control, "gpu", "a")
             assert not ledger(world).claims
-        assert await second.ask() == SlotGrant(("b-h1",))
+        assert await second.ask() == ("b-h1",)
 
     play(story)
 
@@ -249,7 +247,7 @@ def test_former_arbiter_changes_nothing() -> None:
         await arbiter.ask()
         before = ledger(world)
         guard = version(RunKeys("a").arbiter) > 0
-        assert await arbiter.admission.request("a", arbiter.nodes[:1], 1, 1, [guard]) is None
+        assert await arbiter.admission.request("a", arbiter.nodes[:1], 1, 1, [guard]) == ()
         assert "is no longer the arbiter" in arbiter.admission.reason
         await arbiter.admission.release("a", guards=[guard])
         assert ledger(world) == before
@@ -262,7 +260,7 @@ def test_a_host_that_tells_its_slots() -> None:
         world = LedgerWorld()
         first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
         await first.ask()
-        assert await second.ask() is None
+        assert await second.ask() == ()
         world.store.txn((), (Put(f"{KEYS.hosts}h1", HostRecord(2).encode()),))
         await until(second.asked.is_set)
         assert await second.ask()
@@ -290,7 +288,7 @@ def test_a_run_whose_node_comes_back_in_that_instant_is_not_dropped() -> None:
         await first.ask()
         first.die()
         interfere(world, second, lambda: world.arrive("a", "a-h1"))
-        assert await second.ask() is None
+        assert await second.ask() == ()
         assert [claim.run for claim in ledger(world).claims] == ["a", "b"]
         assert ledger(world).claims[0].granted == ("a-h1",)
 
@@ -305,7 +303,7 @@ def test_slots_that_a_host_takes_back_in_that_instant_are_not_granted() -> None:
         first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
         await first.ask()
         interfere(world, second, lambda: world.store.txn((), (Put(tell, HostRecord(1).encode()),)))
-        assert await second.ask() is None
+        assert await second.ask() == ()
 
     play(story)
 
@@ -325,7 +323,7 @@ def test_a_change_just_after_the_question_is_not_missed() -> None:
             return watch(*arguments, **options)
 
         second.control.watch = late
-        assert await second.ask() is None
+        assert await second.ask() == ()
         await until(second.asked.is_set)
         assert await second.ask()
 
@@ -337,7 +335,7 @@ def test_watches_that_end_are_begun_again() -> None:
         world = LedgerWorld()
         first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
         await first.ask()
-        assert await second.ask() is None
+        assert await second.ask() == ()
         await settle()
         for _ in range(2):  # of the ledger, then of the first one's nodes
             second.control.lose_watch()
@@ -391,8 +389,8 @@ def test_many_arbiters_and_lost_answers(seed: int) -> None:
             mine = rng.sample(hosts, rng.randint(1, 4))
             arbiter = Arbiter(world, f"r{number}", mine, rng.randint(1, len(mine)), seed * 100 + number, lost=0.1)
             await arbiter.admitted()
-            assert arbiter.grant is not None
-            taken = Counter(node_id.partition("-")[2] for node_id in arbiter.grant.node_ids)
+            assert arbiter.grant
+            taken = Counter(node_id.partition("-")[2] for node_id in arbiter.grant)
             running.update(taken)
             assert max(running.values()) == 1, running
             for _ in range(rng.randrange(20)):
@@ -419,6 +417,6 @@ def test_foreign_key_among_the_hosts_holds_no_run_up():
         world.store.txn((), (Put(KEYS.hosts.encode() + b"\xff", b'{"slots":1}'),))
         world.store.txn((), (Put(f"{KEYS.hosts}h1", HostRecord(1).encode()),))
         arbiter = Arbiter(world, "job", ["h1"], 1)
-        assert await arbiter.ask() == SlotGrant(("job-h1",))
+        assert await arbiter.ask() == ("job-h1",)
 
     asyncio.run(asyncio.wait_for(story(), 90))
