@@ -31,10 +31,12 @@ from raftkv.cli.bench.load import (
     Chain,
     Load,
     LoadError,
+    Make,
     Request,
     Result,
     Run,
     Starts,
+    callers,
     connections,
     metadata_of,
 )
@@ -44,7 +46,7 @@ from raftkv.cli.ctl.session import Session, open_library, remark
 from raftkv.cli.pflag import text_bytes
 from raftkv.cli.program import CTRL_C, ERROR, CommandError, refused
 from raftkv.cli.table import progress_bar
-from raftkv.client import Client, ClientOptions
+from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.transport import Transport
 from raftkv.client.scope import prefix_end
@@ -67,15 +69,14 @@ from raftkv.urls import parse_endpoints
 PROGRESS_S: Final = 0.2
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 
+Work = Callable[[Connection], Awaitable[object]]
+"""What a child does; takes its end of the pipe, and returns the answer."""
+
 
 class Child:
-    """A process that measures; must be created inside ``signals_held_back``.
+    """A process that measures; must be created inside ``signals_held_back``."""
 
-    Arguments:
-        work: takes the child's end of the pipe, and returns the answer.
-    """
-
-    def __init__(self, work: Callable[[Connection], Awaitable[object]]) -> None:
+    def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_run_child, args=(work, other), daemon=True)
@@ -112,7 +113,7 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_child(work: Callable[[Connection], Awaitable[object]], pipe: Connection) -> None:
+def _run_child(work: Work, pipe: Connection) -> None:
     """Run the work in a child until it has sent its answer, or until the parent has ended.
 
     The terminal's Ctrl-C is ignored here. The parent passes it on, and it is handled once there is a loop: an interrupt
@@ -236,9 +237,9 @@ class Bench:
     def __getitem__(self, flag: str) -> Any:
         return self._invocation[flag]
 
-    def load(self, make: Callable[..., Load], members: list[str], **more: Any) -> Load:
-        """Return the clients of one process, created by ``make`` for the user of the session."""
-        return make(members, options=self.session.options, token=self.token, **more)
+    def load(self, members: list[str], **more: Any) -> Load:
+        """Return the clients of one process, for the user of the session."""
+        return Load(members, options=self.session.options, token=self.token, **more)
 
     def members_of(self, rank: int) -> list[str]:
         """Return the members for a process of this rank, in order; each rank starts with another member."""
@@ -266,8 +267,9 @@ class Bench:
         self,
         name: str,
         requests: Callable[[int], Iterator[Request]] = lambda rank: iter(()),
-        make: Callable[..., Load] = Load,
+        make: Make = callers,
         *,
+        rate: float = 0.0,
         is_strict: bool = False,
     ) -> None:
         """Measure and print.
@@ -275,7 +277,7 @@ class Bench:
         Arguments:
             name: name of the measurement.
             requests: returns the requests of a process by its rank.
-            make: ``Load``, or a compatible factory.
+            make, rate: as for ``Load``.
             is_strict: whether one failed call makes the command fail; if False, only if all calls failed.
 
         Raises:
@@ -286,7 +288,7 @@ class Bench:
         def share(rank: int, on_progress: Callable[[int], None]) -> Load:
             clients = max(1, self["clients"] // processes + (rank < self["clients"] % processes))
             sizes = {"clients": clients, "connections": max(1, self["conns"] // processes)}
-            return self.load(make, self.members_of(rank), **sizes, on_progress=on_progress)
+            return self.load(self.members_of(rank), **sizes, rate=rate, make=make, on_progress=on_progress)
 
         with refused(FAILURES), call_bar(total, hidden=self.as_json) as on_progress:
             if processes > 1:
@@ -404,7 +406,7 @@ def _sizes(bench: Bench) -> dict[str, int]:
 def _fill(bench: Bench) -> list[bytes]:
     """Write a set of keys; return them in random order."""
     space, size = bench["key-space-size"], bench["key-size"]
-    load = bench.load(Load, bench.session.endpoints, clients=min(256, space), connections=4)
+    load = bench.load(bench.session.endpoints, clients=min(256, space), connections=4)
     with refused(FAILURES):
         result = asyncio.run(load.run(bench_load.puts(**_sizes(bench), sequential=True, seed=1), total=space))
     if result.errors:
@@ -426,40 +428,29 @@ TTL_S: Final = 3600
 def lease_keepalive(invocation: Invocation) -> None:
     """Renew leases."""
     bench = Bench(invocation)
-    bench.run("lease-keepalive", make=partial(_Renewals, bench["leases"] / bench["clients"]))
+    bench.run("lease-keepalive", make=partial(_renewals, bench["leases"] / bench["clients"]))
 
 
 def lock(invocation: Invocation) -> None:
     """Acquire and release locks."""
     bench = Bench(invocation)
-    bench.run("lock", make=partial(_Locks, bench["locks"]))
+    bench.run("lock", make=partial(_locks, bench["locks"]))
 
 
-class _Renewals(Load):
-    """Renewals on streams, as a load.
-
-    Arguments:
-        leases: number of leases of each client; less than 1: one.
-    """
-
-    def __init__(self, leases: float, endpoints: Sequence[str], *, clients: int, **more: Any) -> None:
-        super().__init__(endpoints, clients=clients, **more)
-        self._leases = max(clients, int(leases * clients))
-
-    @asynccontextmanager
-    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
-        """Create the streams; see ``Load.starts``."""
-        ids = await grant(channels, self.metadata, self._leases)
-        made = [
-            _Renewing(
-                run, channels[number % len(channels)].stream(methods.LEASE_KEEP_ALIVE.path, self.metadata), ids_of
-            )
-            for number in range(clients)
-            if (ids_of := ids[number :: self._clients])
-        ]
-        async with run.streaming([client.call for client in made]):
-            yield [client.next for client in made]
-        await revoke(channels, self.metadata, ids)
+@asynccontextmanager
+async def _renewals(
+    leases: float, load: Load, run: Run, channels: list[CallerChannel], clients: int
+) -> AsyncIterator[Starts]:
+    """Create streams that renew leases: a number for each client, at least one."""
+    ids = await grant(channels, load.metadata, max(clients, int(leases * clients)))
+    made = [
+        _Renewing(run, channels[number % len(channels)].stream(methods.LEASE_KEEP_ALIVE.path, load.metadata), ids_of)
+        for number in range(clients)
+        if (ids_of := ids[number::clients])
+    ]
+    async with run.streaming([client.call for client in made]):
+        yield [client.next for client in made]
+    await revoke(channels, load.metadata, ids)
 
 
 class _Renewing(Chain):
@@ -485,26 +476,21 @@ class _Renewing(Chain):
         self.end("" if lives else "the lease has expired")
 
 
-class _Locks(Load):
-    """Contenders for a number of lock names, as a load."""
-
-    def __init__(self, names: int, endpoints: Sequence[str], **more: Any) -> None:
-        super().__init__(endpoints, **more)
-        self._names = names
-
-    @asynccontextmanager
-    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
-        """Create the contenders; see ``Load.starts``."""
-        ids = await grant(channels, self.metadata, clients)
-        # A lease belongs to one process, so its id makes the lock names unique to this process.
-        names = [f"bench-lock/{ids[0]:x}/{number}".encode() for number in range(self._names)]
-        holders = dict.fromkeys(names, 0)
-        made = []
-        for number, lease_id in enumerate(ids):
-            call = partial(channels[number % len(channels)].unary, metadata=self.metadata)
-            made.append(_Contender(run, call, names[number % len(names)], lease_id, holders).next)
-        yield made
-        await revoke(channels, self.metadata, ids)
+@asynccontextmanager
+async def _locks(
+    count: int, load: Load, run: Run, channels: list[CallerChannel], clients: int
+) -> AsyncIterator[Starts]:
+    """Create contenders for a number of lock names."""
+    ids = await grant(channels, load.metadata, clients)
+    # A lease belongs to one process, so its id makes the lock names unique to this process.
+    names = [f"bench-lock/{ids[0]:x}/{number}".encode() for number in range(count)]
+    holders = dict.fromkeys(names, 0)
+    made = []
+    for number, lease_id in enumerate(ids):
+        call = partial(channels[number % len(channels)].unary, metadata=load.metadata)
+        made.append(_Contender(run, call, names[number % len(names)], lease_id, holders).next)
+    yield made
+    await revoke(channels, load.metadata, ids)
 
 
 class _Contender(Chain):
@@ -587,27 +573,6 @@ CREATE_TIMEOUT_S: Final = 120.0
 REMEMBERED_MAX: Final = 1024
 _WATCH_ID_TAG: Final = 0x10
 _HEADER_TAG: Final = 0x0A
-
-
-@dataclass(frozen=True)
-class WatchShare:
-    """The watchers of one process.
-
-    Attributes:
-        endpoints: endpoints, used by the connections in turn.
-        connections: number of connections shared by the streams.
-        streams: for each stream, the key of each watcher.
-        expected: for each stream, the number of events that each watcher must get.
-        options: connection settings.
-        metadata: metadata of each stream.
-    """
-
-    endpoints: tuple[str, ...]
-    connections: int
-    streams: tuple[tuple[bytes, ...], ...]
-    expected: tuple[tuple[int, ...], ...]
-    options: ClientOptions
-    metadata: Metadata
 
 
 @dataclass
@@ -711,17 +676,25 @@ class CountingStream:
         return batch
 
 
-async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
-    """Report that all watchers exist, count until the puts are done and all events have come; return the count."""
-    arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
-    async with connections(
-        parse_endpoints(share.endpoints), share.connections, share.options, share.metadata
-    ) as transports:
+async def _watch(
+    bench: Bench, rank: int, keys_of: list[tuple[bytes, ...]], expected: list[list[int]], pipe: Connection
+) -> WatchCount:
+    """Report that all watchers exist, count until the puts are done and all events have come; return the count.
+
+    Arguments:
+        bench: the measurement.
+        rank: rank of this process.
+        keys_of: for each stream, the key of each watcher.
+        expected: for each stream, the number of events that each watcher must get.
+        pipe: the child's end of the pipe.
+    """
+    arrivals = Arrivals(sum(map(len, keys_of)), sum(map(sum, expected)))
+    endpoints, metadata = parse_endpoints(bench.members_of(rank)), metadata_of(bench.token)
+    count = max(1, bench["conns"] // bench["processes"])
+    async with connections(endpoints, count, bench.session.options, metadata) as transports:
         streams = [
-            CountingStream(
-                transports[number % len(transports)].stream(methods.WATCH.path, share.metadata), keys, arrivals
-            )
-            for number, keys in enumerate(share.streams)
+            CountingStream(transports[number % len(transports)].stream(methods.WATCH.path, metadata), keys, arrivals)
+            for number, keys in enumerate(keys_of)
         ]
         async with asyncio.TaskGroup() as tasks:
             ends = [tasks.create_task(_note_end(stream, arrivals)) for stream in streams]
@@ -734,7 +707,7 @@ async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
             processor_s = time.process_time() - processor_before_s
             for end in ends:
                 end.cancel()
-    return _count(streams, share, finished_at, processor_s)
+    return _count(streams, expected, finished_at, processor_s)
 
 
 async def _note_end(stream: CountingStream, arrivals: Arrivals) -> None:
@@ -785,10 +758,12 @@ async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
     return finished_at
 
 
-def _count(streams: list[CountingStream], share: WatchShare, finished_at: float, processor_s: float) -> WatchCount:
+def _count(
+    streams: list[CountingStream], expected: list[list[int]], finished_at: float, processor_s: float
+) -> WatchCount:
     wrong = 0
-    for stream, expected in zip(streams, share.expected, strict=True):
-        wrong += sum(got != wanted for got, wanted in zip(stream.counts[1:], expected, strict=True))
+    for stream, numbers in zip(streams, expected, strict=True):
+        wrong += sum(got != wanted for got, wanted in zip(stream.counts[1:], numbers, strict=True))
     return WatchCount(
         events=sum(map(sum, (stream.counts for stream in streams))),
         messages=sum(stream.messages for stream in streams),
@@ -813,7 +788,7 @@ def watch(invocation: Invocation) -> None:
     with bench.writing(), refused(FAILURES):
         try:
             with signals_held_back():
-                children += [Child(partial(_watch, share)) for share in _split(bench, layout, puts)]
+                children += map(Child, _shares(bench, layout, puts))
             started_at, result = _run_puts(bench, keys, children)
             counts = []
             for child in children:
@@ -836,13 +811,12 @@ def _layout(keys: Sequence[bytes], streams: int, per_stream: int) -> list[tuple[
     ]
 
 
-def _split(bench: Bench, layout: list[tuple[bytes, ...]], puts: dict[bytes, int]) -> Iterator[WatchShare]:
-    options, metadata, processes = bench.session.options, metadata_of(bench.token), bench["processes"]
+def _shares(bench: Bench, layout: list[tuple[bytes, ...]], puts: dict[bytes, int]) -> Iterator[Work]:
+    """Yield the work of each process: its share of the streams."""
+    processes = bench["processes"]
     for rank in range(min(processes, len(layout))):
-        streams = tuple(layout[rank::processes])
-        expected = tuple(tuple(puts.get(key, 0) for key in stream) for stream in streams)
-        conns = max(1, bench["conns"] // processes)
-        yield WatchShare(tuple(bench.members_of(rank)), conns, streams, expected, options, metadata)
+        streams = layout[rank::processes]
+        yield partial(_watch, bench, rank, streams, [[puts.get(key, 0) for key in stream] for stream in streams])
 
 
 def _run_puts(bench: Bench, keys: Sequence[bytes], children: Sequence[Child]) -> tuple[float, Result]:
@@ -859,7 +833,7 @@ def _run_puts(bench: Bench, keys: Sequence[bytes], children: Sequence[Child]) ->
     requests = (rpc_pb2.PutRequest(key=key, value=bytes(bench["val-size"])).SerializeToString() for key in written)
     with call_bar(bench["total"], hidden=bench.as_json) as on_progress:
         sizes = {"clients": bench["clients"], "connections": 1, "rate": bench["put-rate"]}
-        load = bench.load(Load, bench.members[:1], **sizes, on_progress=on_progress)
+        load = bench.load(bench.members[:1], **sizes, on_progress=on_progress)
         puts = ((methods.PUT.path, request) for request in cycle(requests))
         result = asyncio.run(load.run(puts, total=bench["total"], when_connected=begin))
     return started_at, result
@@ -907,31 +881,26 @@ def watch_latency(invocation: Invocation) -> None:
     """Measure the time from a put to its event."""
     bench = Bench(invocation)
     with bench.writing():
-        make = partial(_Latency, bench["val-size"], rate=bench["put-rate"])
-        bench.run("watch-latency", make=make, is_strict=True)
+        puts = partial(_watched_puts, bench["val-size"])
+        bench.run("watch-latency", make=puts, rate=bench["put-rate"], is_strict=True)
 
 
-class _Latency(Load):
-    """Puts that wait for their events, as a load."""
-
-    def __init__(self, value_size: int, endpoints: Sequence[str], **more: Any) -> None:
-        super().__init__(endpoints, **more)
-        self._value_size = value_size
-
-    @asynccontextmanager
-    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
-        """Create the watchers; see ``Load.starts``."""
-        async with connections(self.endpoints, len(channels), self.options, self.metadata) as watching:
-            chains = []
-            for number in range(clients):
-                at, key = number % len(channels), PREFIX + b"latency/%d/%d" % (os.getpid(), number)
-                call = watching[at].stream(methods.WATCH.path, self.metadata)
-                put = partial(channels[at].unary, metadata=self.metadata)
-                chains.append(_PutAndEvent(run, put, call, key, self._value_size))
-            async with asyncio.timeout(EVENT_TIMEOUT_S):
-                await asyncio.gather(*(chain.watching for chain in chains))
-            async with run.streaming([chain.call for chain in chains]):
-                yield [chain.next for chain in chains]
+@asynccontextmanager
+async def _watched_puts(
+    value_size: int, load: Load, run: Run, channels: list[CallerChannel], clients: int
+) -> AsyncIterator[Starts]:
+    """Create clients that put a key, and wait for its event."""
+    async with connections(load.endpoints, len(channels), load.options, load.metadata) as watching:
+        chains = []
+        for number in range(clients):
+            at, key = number % len(channels), PREFIX + b"latency/%d/%d" % (os.getpid(), number)
+            call = watching[at].stream(methods.WATCH.path, load.metadata)
+            put = partial(channels[at].unary, metadata=load.metadata)
+            chains.append(_PutAndEvent(run, put, call, key, value_size))
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
+            await asyncio.gather(*(chain.watching for chain in chains))
+        async with run.streaming([chain.call for chain in chains]):
+            yield [chain.next for chain in chains]
 
 
 class _PutAndEvent(Chain):

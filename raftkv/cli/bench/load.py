@@ -16,7 +16,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Final
@@ -151,6 +151,8 @@ Request = tuple[str, bytes]
 
 Starts = list[Callable[[], None]]
 """Functions that make the first call of each client."""
+
+Make = Callable[["Load", "Run", list[CallerChannel], int], AbstractAsyncContextManager[Starts]]
 
 PREPARED_MAX: Final = 100_000
 """Maximum number of requests encoded before a run starts; further ones are encoded during the run."""
@@ -310,6 +312,19 @@ def metadata_of(token: str) -> Metadata:
     return (("token", token),) if token else ()
 
 
+@asynccontextmanager
+async def callers(load: Load, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
+    """Create the clients of a load for the block; other kinds of clients are functions with these arguments.
+
+    Arguments:
+        load: endpoints, settings and metadata.
+        run: counts their calls.
+        channels: open connections.
+        clients: number of clients.
+    """
+    yield [Caller(run, channels[number % len(channels)], load.metadata).start for number in range(clients)]
+
+
 class Load:
     """Clients on connections.
 
@@ -322,6 +337,7 @@ class Load:
         duration_s: time after which no call is started; 0: no limit.
         token: token of the user, if the cluster requires one.
         on_progress: called repeatedly with the number of answered calls.
+        make: creates the clients; see ``callers``.
     """
 
     def __init__(
@@ -335,6 +351,7 @@ class Load:
         duration_s: float = 0.0,
         token: str = "",
         on_progress: Callable[[int], None] | None = None,
+        make: Make = callers,
     ) -> None:
         self.endpoints = parse_endpoints(endpoints)
         self._clients = clients
@@ -344,6 +361,7 @@ class Load:
         self._duration_s = duration_s
         self.metadata = metadata_of(token)
         self._on_progress = on_progress
+        self._make = make
 
     async def run(
         self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
@@ -353,20 +371,9 @@ class Load:
         prepared = chain(list(islice(requests, min(total, PREPARED_MAX))), requests)
         async with connections(self.endpoints, self._connections, self.options, self.metadata) as channels:
             run = Run(prepared, total, self._on_progress, self._rate)
-            async with self.starts(run, channels, min(self._clients, total)) as starts:
+            async with self._make(self, run, channels, min(self._clients, total)) as starts:
                 when_connected()
                 return await self._measure(run, starts)
-
-    @asynccontextmanager
-    async def starts(self, run: Run, channels: list[CallerChannel], clients: int) -> AsyncIterator[Starts]:
-        """Create the clients for the block.
-
-        Arguments:
-            run: counts their calls.
-            channels: open connections.
-            clients: number of clients.
-        """
-        yield [Caller(run, channels[number % len(channels)], self.metadata).start for number in range(clients)]
 
     async def _measure(self, run: Run, starts: Starts) -> Result:
         gc.collect()
