@@ -16,7 +16,7 @@ from raftkv.client.arguments import limit
 from raftkv.client.credentials import Secret, announce_settings
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError
-from raftkv.training.config import OPTION_NAMES, RunConfig, guess_address, parse_options
+from raftkv.training.config import Option, RunConfig, guess_address, parse_options
 from raftkv.urls import Endpoint, parse_endpoints, require_ports
 
 if TYPE_CHECKING:
@@ -29,11 +29,17 @@ EXIT_BARRIER: Final = "exit_barrier_timeout"
 PREFORK: Final = "prefork"
 UNNAMED: Final = "none"
 """Job id that torchrun uses without --rdzv-id."""
-NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT, EXIT_BARRIER, PREFORK)))
-"""Valid keys of ``--rdzv-conf``, besides those that torch adds."""
-_TRUE: Final = ("1", "true", "yes", "on")
-_FALSE: Final = ("0", "false", "no", "off")
+_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _PORT_MAX: Final = 65_535
+
+_OPTIONS: Final[dict[str, Option]] = {
+    **{name: (name, str, "a text") for name in CONNECTION},
+    "tls": ("tls", lambda text: _WORDS[text.lower()] or None, "true or false"),
+    STORE_PORT: (STORE_PORT, lambda text: range(_PORT_MAX + 1).index(int(text)), "a port"),
+    EXIT_BARRIER: (EXIT_BARRIER, lambda text: limit(float(text), EXIT_BARRIER), "seconds"),
+    PREFORK: (PREFORK, lambda text: tuple(text.replace("+", " ").split()), "names of modules"),
+}
+"""Keys of ``--rdzv-conf`` besides the run's, and those that torch adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +89,21 @@ def read(params: RendezvousParameters) -> Settings:
     _check_name(params.run_id)
     endpoints = tuple(parse_endpoints(params.endpoint))
     require_ports(endpoints)
-    options = dict(params.config)
-    connection: dict[str, Any] = {name: options.pop(name) for name in CONNECTION if name in options}
     for name in _ON_COMMAND_LINE:
-        if name in options:
+        if name in params.config:
             raise ConfigError(
                 f"--rdzv-conf: every user of the machine can read a {name} there, and torchrun logs it: give "
                 f"{name}_file, or RAFTKV_{name.upper()}_FILE in the environment"
             )
-        if file := connection.pop(f"{name}_file", ""):
-            connection[name] = Secret(Path(str(file)))
-    if "tls" in connection:
-        connection["tls"] = _flag("tls", connection["tls"]) or None
-    port = _port(options.pop(STORE_PORT, 0))
-    exit_barrier = _seconds(EXIT_BARRIER, options.pop(EXIT_BARRIER, None))
-    prefork = tuple(str(options.pop(PREFORK, "")).replace("+", " ").split())
     try:
-        fields = parse_options(options)
+        fields = parse_options(params.config, _OPTIONS)
     except ConfigError as error:
-        raise ConfigError(f"--rdzv-conf: {_with_own_names(str(error))}") from None
+        raise ConfigError(f"--rdzv-conf: {error}") from None
+    connection: dict[str, Any] = {name: fields.pop(name) for name in CONNECTION if name in fields}
+    for name in _ON_COMMAND_LINE:
+        if file := connection.pop(f"{name}_file", ""):
+            connection[name] = Secret(Path(file))
+    port, exit_barrier, prefork = fields.pop(STORE_PORT, 0), fields.pop(EXIT_BARRIER, None), fields.pop(PREFORK, ())
     fields.setdefault("slots", _slots_of_launch())
     run = RunConfig(
         run_id=params.run_id,
@@ -121,34 +123,6 @@ def _check_name(run_id: str) -> None:
         )
     if "/" in run_id:
         raise ConfigError(f"--rdzv-id={run_id}: torchrun makes a directory of that name, so it cannot have a slash")
-
-
-def _with_own_names(text: str) -> str:
-    """Return the list of valid names, including those of this adapter."""
-    return text.replace(", ".join(OPTION_NAMES), ", ".join(NAMES))
-
-
-def _flag(name: str, value: object) -> bool:
-    text = str(value).lower()
-    if text not in _TRUE + _FALSE:
-        raise ConfigError(f"--rdzv-conf: {name}={value}: true or false expected")
-    return text in _TRUE
-
-
-def _port(value: object) -> int:
-    text = str(value)
-    if not text.isdecimal() or int(text) > _PORT_MAX:
-        raise ConfigError(f"--rdzv-conf: {STORE_PORT}={value}: a port expected, or 0 for any")
-    return int(text)
-
-
-def _seconds(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    try:
-        return limit(float(str(value)), name)
-    except ValueError:
-        raise ConfigError(f"--rdzv-conf: {name}={value}: seconds expected") from None
 
 
 def _slots_of_launch() -> int:

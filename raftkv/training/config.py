@@ -156,7 +156,10 @@ def _size(written: str) -> int:
     return int(found[1]) << 10 * " KMGT".index(found[2] or " ")
 
 
-_OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
+Option = tuple[str, Callable[[str], Any], str]
+"""A field, the parser of its text, and what the text is."""
+
+_OPTIONS: Final[dict[str, Option]] = {
     "lease_ttl": ("lease_ttl_s", int, "whole seconds"),
     "disconnect_grace": ("disconnect_grace_s", _seconds, "seconds"),
     "last_call_timeout": ("last_call_timeout_s", _seconds, "seconds"),
@@ -184,25 +187,27 @@ def _user_name(field_name: str) -> str:
     return next((name for name, option in _OPTIONS.items() if option[0] == field_name), field_name)
 
 
-def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def parse_options(options: Mapping[str, Any], more: Mapping[str, Option] | None = None) -> dict[str, Any]:
     """Convert option names that users write to fields of ``RunConfig``.
 
     Arguments:
         options: name to value, strings or numbers; names of torch's other backends are dropped.
+        more: further options that the user may give.
 
     Raises:
         ConfigError: a name is unknown, or a value has the wrong form.
     """
     fields: dict[str, Any] = {}
+    known = {**_OPTIONS, **(more or {})}
     for name, value in options.items():
-        if name in _OPTIONS:
-            field_name, convert, kind = _OPTIONS[name]
+        if name in known:
+            field_name, convert, kind = known[name]
             try:
                 fields[field_name] = convert(str(value))
-            except ValueError:
+            except (KeyError, ValueError):
                 raise ConfigError(f"{name}={value}: {kind} expected") from None
         elif name not in IGNORED:
-            raise ConfigError(f"unknown option {name!r}; known are {', '.join(OPTION_NAMES)}")
+            raise ConfigError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
     return fields
 
 
