@@ -52,14 +52,14 @@ from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
 from raftkv.integrations.torchft.rules import ROOT as TORCHFT_ROOT
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, refuse_host, text_response
 from raftkv.rpc.server.server import Server
-from raftkv.training.config import RunConfig, guess_address, parse_options
+from raftkv.training.config import RunConfig, free_port, guess_address, parse_options
 from raftkv.training.errors import UnknownRun
 from raftkv.training.history import RunHistory, RunSummary, follow, list_runs, read_history, read_progress
 from raftkv.training.metrics import Exporter
 from raftkv.training.process.environment import parse_styles
 from raftkv.training.process.output import Console, Destinations, Output, make_directory, parse_ranks, parse_streams
 from raftkv.training.process.prefork import count_options
-from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError, free_port
+from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError
 from raftkv.training.records import (
     CLOSED,
     CLUSTER_ROOT,

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from raftkv.client.credentials import client_settings
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, free_port, guess_address
 from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
@@ -148,7 +147,7 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
         participant = Participant.open(kv, config)
         world = participant.next_world()
         if world.rank == 0:
-            participant.publish(join_address(config.address, port or _free_port()))
+            participant.publish(join_address(config.address, port or free_port()))
         coordinator = participant.published(timeout_s)
     except BaseException:
         kv.close()
@@ -218,9 +217,3 @@ def _leave(kv: Client, participant: Participant, world: World) -> None:
         pass  # the lease ends by itself
     finally:
         kv.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

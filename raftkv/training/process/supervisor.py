@@ -26,11 +26,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -42,8 +40,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
-from raftkv.errors import ConfigError, RaftKVError
+from raftkv.errors import RaftKVError
 from raftkv.loop.outcomes import outcome_of
+from raftkv.training.config import free_port
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.process import guard
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
@@ -301,9 +300,6 @@ Result = TypeVar("Result")
 PORTS_FIELD: Final = "ports"
 """Name in a node's ``data``: the ports of its TensorFlow servers."""
 _OVER_TIMEOUT_S: Final = 5.0
-_PORTS: Final = range(10_000, 32_000)
-"""Ports below the kernel's range for outgoing connections, which may be taken at any moment."""
-_PORT_ATTEMPTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -599,18 +595,3 @@ def exit_code(end: End) -> int:
         return end.exit_code
     number = getattr(signal, end.signal, None)
     return 128 + int(number) if number is not None else 1
-
-
-def free_port() -> int:
-    """Find a port without a listener.
-
-    Raises:
-        ConfigError: none was found.
-    """
-    chooser = random.SystemRandom()
-    for _ in range(_PORT_ATTEMPTS):
-        port = chooser.choice(_PORTS)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return port
-    raise ConfigError(f"no free port between {_PORTS.start} and {_PORTS.stop} was found in {_PORT_ATTEMPTS} attempts")
