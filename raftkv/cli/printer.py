@@ -124,13 +124,22 @@ class RowsPrinter(Printer):
     """A format with rows, for answers that are tables."""
 
     def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
-        self.rows(*member_rows(response))
+        rows = []
+        for one in response.members:
+            names = [f"{one.ID:x}", "started" if one.name else "unstarted", one.name]
+            rows.append([*names, ",".join(one.peerURLs), ",".join(one.clientURLs), lower(one.isLearner)])
+        self.rows(["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"], rows)
 
     def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
-        self.rows(*status_rows(answers))
+        new = sends_3_6(answers)
+        columns = [column for column in _STATUS_COLUMNS if new or not column[2]]
+        rows = [[cell(one, one.response) for _, cell, _ in columns] for one in answers]
+        self.rows([title for title, _, _ in columns], rows)
 
     def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
-        self.rows(*hashkv_rows(answers))
+        columns = 3 if any(answer.response.hash_revision for answer in answers) else 2
+        rows = [[one.endpoint, str(one.response.hash), str(one.response.hash_revision)] for one in answers]
+        self.rows(["endpoint", "hash", "hash_revision"][:columns], [row[:columns] for row in rows])
 
     def rows(self, header: list[str], rows: list[list[str]]) -> None:
         """Print a table."""
@@ -189,26 +198,9 @@ def role_of(status: rpc_pb2.StatusResponse) -> str:
     return "leader" if status.leader == status.header.member_id else "follower"
 
 
-def member_rows(response: rpc_pb2.MemberListResponse) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of ``member list``."""
-    header = ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"]
-    rows = []
-    for one in response.members:
-        names = [f"{one.ID:x}", "started" if one.name else "unstarted", one.name]
-        rows.append([*names, ",".join(one.peerURLs), ",".join(one.clientURLs), lower(one.isLearner)])
-    return header, rows
-
-
 def sends_3_6(answers: Sequence[EndpointAnswer]) -> bool:
     """Return whether a member sent fields that members of 3.6 send and members of 3.5 do not."""
     return any(answer.response.storageVersion or answer.response.dbSizeQuota for answer in answers)
-
-
-def status_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of ``endpoint status``."""
-    new = sends_3_6(answers)
-    columns = [column for column in _STATUS_COLUMNS if new or not column[2]]
-    return [title for title, _, _ in columns], [[cell(one, one.response) for _, cell, _ in columns] for one in answers]
 
 
 def _unused(status: rpc_pb2.StatusResponse) -> str:
@@ -234,13 +226,6 @@ _STATUS_COLUMNS: Final[tuple[tuple[str, Callable[[EndpointAnswer, rpc_pb2.Status
     ("downgrade enabled", lambda answer, status: lower(status.downgradeInfo.enabled), True),
 )
 """Each column with its cell, and whether only members of 3.6 send the field."""
-
-
-def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of ``endpoint hashkv``."""
-    columns = 3 if any(answer.response.hash_revision for answer in answers) else 2
-    rows = [[one.endpoint, str(one.response.hash), str(one.response.hash_revision)] for one in answers]
-    return ["endpoint", "hash", "hash_revision"][:columns], [row[:columns] for row in rows]
 
 
 class SimplePrinter(RowsPrinter):

@@ -138,11 +138,7 @@ class Session:
         Raises:
             CommandError: the call failed; the text is etcdctl's.
         """
-
-        async def use(client: Client) -> M:
-            return await client.call(method, request, timeout_s=self.timeout_s, metadata=metadata)
-
-        return self.run(use)
+        return self.run(lambda client: client.call(method, request, timeout_s=self.timeout_s, metadata=metadata))
 
     def show(self, command: str, method: Method[Any], request: Any, *facts: Any) -> None:
         """Call any endpoint and print the answer; ``command`` and ``facts`` are as for ``Printer.show``."""
