@@ -173,22 +173,14 @@ class CheckpointMetrics(Collector):
         rows: tuple[tuple[str, str, Callable[[_Kind], float | None]], ...] = (
             ("attempts", "Attempts under way.", lambda kind: len(kind.open_attempts)),
             ("last_revision", "Revision of the store of the last commit.", lambda kind: kind.latest_revision or None),
-            ("last_step", "Step of the newest.", lambda kind: kind.latest.step if kind.latest else None),
-            (
-                "last_generation",
-                "Generation that saved the newest.",
-                lambda kind: kind.latest.generation if kind.latest else None,
-            ),
-            (
-                "last_timestamp_seconds",
-                "When the newest was committed.",
-                lambda kind: kind.latest.time if kind.latest else None,
-            ),
+            ("last_step", "Step of the newest.", _latest("step")),
+            ("last_generation", "Generation that saved the newest.", _latest("generation")),
+            ("last_timestamp_seconds", "When the newest was committed.", _latest("time")),
             ("age_seconds", "How old the newest is.", self._age_s),
             ("last_size_bytes", "Bytes of the newest.", lambda kind: kind.newest.size_bytes if kind.newest else None),
             ("last_files", "Files of the newest.", lambda kind: kind.newest.file_count if kind.newest else None),
-            ("size_bytes", "Bytes of all that exist.", lambda kind: kind.latest.size_bytes if kind.latest else None),
-            ("committed", "Checkpoints that exist.", lambda kind: kind.latest.count if kind.latest else None),
+            ("size_bytes", "Bytes of all that exist.", _latest("size_bytes")),
+            ("committed", "Checkpoints that exist.", _latest("count")),
         )
         yield from _gauges("raftkv_checkpoint", _LABELS, rows, self._kinds)
 
@@ -199,6 +191,11 @@ class CheckpointMetrics(Collector):
 # -- queues ---------------------------------------------------------------------------------------------------------
 #
 # Metric families of clusters whose slots runs share: slots, grants, and waiting runs.
+
+
+def _latest(name: str) -> Callable[[_Kind], float | None]:
+    return lambda kind: getattr(kind.latest, name, None)
+
 
 _CLUSTER: Final = ("cluster",)
 
@@ -369,11 +366,8 @@ class Exporter:
         self.registry = CollectorRegistry()
         self._kv = kv
         self._discovery_s = discovery_s
-        self._runs, self._checkpoints, self._queues = (
-            RunMetrics(time.time),
-            CheckpointMetrics(time.time),
-            QueueMetrics(),
-        )
+        self._runs, self._checkpoints = RunMetrics(time.time), CheckpointMetrics(time.time)
+        self._queues = QueueMetrics()
         for collector in (self._runs, self._checkpoints, self._queues):
             self.registry.register(collector)
         text = "Reads and watches of this exporter that failed; they are tried again."

@@ -333,10 +333,5 @@ def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequ
 def new_state(view: View, **changes: Any) -> State:
     """Make the next state record, with unchanged limits and generation."""
     state = view.state
-    values: dict[str, Any] = {
-        "generation": view.generation,
-        "phase": state.phase,
-        "min_nodes": state.min_nodes,
-        "max_nodes": state.max_nodes,
-    }
-    return State(**{**values, **changes})
+    changes = {"generation": view.generation, "phase": state.phase, **changes}
+    return State(min_nodes=state.min_nodes, max_nodes=state.max_nodes, **changes)
