@@ -411,35 +411,15 @@ def _damage(picture: Picture) -> Finding:
 
 
 _LOSSES: Final = (
-    (
-        "raftkv_database_damaged",
-        0,
-        failure,
-        "the database is damaged",
-        "its log names the damage; start the other members or add one (raftkv join), then replace this one",
-    ),
-    (
-        "raftkv_wal_archive_gaps_total",
-        0,
-        warning,
-        "segments of the log were deleted before they were archived",
-        "its log says why; take a backup now, because no restore reaches a point in the gap",
-    ),
-    (
-        "raftkv_wal_archive_waiting",
-        2,
-        warning,
-        "segments of the log wait for the archive",
-        "its log says why; free space in the archive, or repair --wal-archive-command",
-    ),
-    (
-        "raftkv_audit_dropped_lines_total",
-        0,
-        warning,
-        "the audit log lacks lines",
-        "free space on the disk of --audit-log, or give it a faster one",
-    ),
-)
+    ("raftkv_database_damaged", 0, failure, "the database is damaged",
+     "its log names the damage; start the other members or add one (raftkv join), then replace this one"),
+    ("raftkv_wal_archive_gaps_total", 0, warning, "segments of the log were deleted before they were archived",
+     "its log says why; take a backup now, because no restore reaches a point in the gap"),
+    ("raftkv_wal_archive_waiting", 2, warning, "segments of the log wait for the archive",
+     "its log says why; free space in the archive, or repair --wal-archive-command"),
+    ("raftkv_audit_dropped_lines_total", 0, warning, "the audit log lacks lines",
+     "free space on the disk of --audit-log, or give it a faster one"),
+)  # fmt: skip
 """Metrics of losses, the worst first: name, largest harmless value, level, figure and advice."""
 
 
