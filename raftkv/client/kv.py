@@ -14,10 +14,10 @@ certainly did not happen; ``definite`` of an error says whether this is certain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from raftkv.client import operations
 from raftkv.client.arguments import many, whole
@@ -384,34 +384,26 @@ async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[
     """
     if not 1 <= whole(window, "window") <= WINDOW_MAX:
         raise ValueError(f"window is a number from 1 to {WINDOW_MAX}, not {window}")
-    run = _Run(call, enumerate(given))
-    async with asyncio.TaskGroup() as group:
-        for _ in range(window):
-            group.create_task(run.work())
-    if run.failure is not None:
-        raise run.failure
-    return [run.results[number] for number in range(len(run.results))]
+    results: dict[int, Result] = {}
+    failures: list[Exception] = []
+    numbered = enumerate(given)
 
-
-class _Run(Generic[Given, Result]):
-    """State shared by the workers of one pipeline."""
-
-    def __init__(self, call: Callable[[Given], Awaitable[Result]], numbered: Iterator[tuple[int, Given]]) -> None:
-        self.results: dict[int, Result] = {}
-        self.failure: Exception | None = None
-        self._call = call
-        self._numbered = numbered
-
-    async def work(self) -> None:
-        """Process items until none are left or one has failed; a call in progress is never cancelled."""
-        while self.failure is None:
+    async def work() -> None:
+        while not failures:
             try:
-                drawn = next(self._numbered, None)
+                drawn = next(numbered, None)
                 if drawn is None:
                     return
-                self.results[drawn[0]] = await self._call(drawn[1])
+                results[drawn[0]] = await call(drawn[1])
             except Exception as error:  # from a call, or from the iterator itself
-                self.failure = self.failure or error
+                failures.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(window):
+            group.create_task(work())
+    if failures:
+        raise failures[0]
+    return [results[number] for number in range(len(results))]
 
 
 # -- txn ------------------------------------------------------------------------------------------------------------
