@@ -14,7 +14,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -191,7 +191,9 @@ class Replacement:
                 return await self._call(methods.MEMBER_REPLACE, request)
             except StatusError as error:
                 reason = error
-            listed = await self._list_if_possible()
+            listed = rpc_pb2.MemberListResponse()
+            with suppress(StatusError):
+                listed = await self._list()
             new = _by_id(listed.members, new_id)
             if new is not None and not new.isLearner and _by_id(listed.members, self.old_id) is None:
                 return listed  # the answer of an earlier attempt was lost
@@ -234,12 +236,6 @@ class Replacement:
 
     async def _list(self) -> rpc_pb2.MemberListResponse:
         return await self._call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True))
-
-    async def _list_if_possible(self) -> rpc_pb2.MemberListResponse:
-        try:
-            return await self._list()
-        except StatusError:
-            return rpc_pb2.MemberListResponse()
 
     async def _call(self, method: Method[M], request: Any) -> M:
         return await self.client.call(method, request, timeout_s=self.session.timeout_s)
