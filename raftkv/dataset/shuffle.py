@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -27,7 +28,28 @@ _ROUNDS: Final = 4
 _WORD: Final = (1 << 64) - 1
 
 
-class Permutation(Sequence[int]):
+class Numbers(Sequence[int]):
+    """A sequence whose numbers are computed by ``at``."""
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
+        if isinstance(position, slice):
+            return [self.at(at) for at in range(*position.indices(len(self)))]
+        number = operator.index(position)
+        if not -len(self) <= number < len(self):
+            raise IndexError(position)
+        return self.at(number % len(self))
+
+    @abstractmethod
+    def at(self, position: int) -> int:
+        """Return the number at a position, which is not negative."""
+
+
+class Permutation(Numbers):
     """The numbers from 0 to ``size`` - 1 in an order determined by a key; any position in constant time and memory.
 
     A Feistel network over the smallest even number of bits that holds ``size``; a number outside the range is sent
@@ -51,28 +73,18 @@ class Permutation(Sequence[int]):
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, position: int) -> int: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
-        if isinstance(position, slice):
-            return [self[at] for at in range(*position.indices(self._size))]
-        number = operator.index(position)
-        if not -self._size <= number < self._size:
-            raise IndexError(position)
-        number %= self._size
+    def at(self, position: int) -> int:
+        """Return the number at a position, which is from 0 to ``size`` - 1."""
         half, mask, keys, size = self._half, self._mask, self._keys, self._size
         while True:
-            left, right = number >> half, number & mask
+            left, right = position >> half, position & mask
             for key in keys:
                 mixed = ((right + 1) * key) & _WORD
                 mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & _WORD
                 left, right = right, left ^ ((mixed ^ (mixed >> 32)) & mask)
-            number = left << half | right
-            if number < size:
-                return number
+            position = left << half | right
+            if position < size:
+                return position
 
 
 def _plain(key: object) -> object:
@@ -99,10 +111,10 @@ class _Window(NamedTuple):
     begin: int
     members: Sequence[int]
     inside: Sequence[int]
-    inner: Sequence[int]
+    inner: Permutation
 
 
-class ChunkOrder(Sequence[int]):
+class ChunkOrder(Numbers):
     """All entries of a manifest, shuffled within windows of chunks; see the module. Usable from any thread.
 
     Arguments:
@@ -126,7 +138,7 @@ class ChunkOrder(Sequence[int]):
         windows = [sum(mixed[at : at + window]) for at in range(0, len(mixed), window)]
         self._ends = list(accumulate(windows))
         # One object, because threads share it: a thread that reads it has a consistent window while others replace it.
-        self._opened = _Window(-1, 0, (), (), ())
+        self._opened = _Window(-1, 0, (), (), Permutation(0, ""))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -136,20 +148,10 @@ class ChunkOrder(Sequence[int]):
         for at in range(0, len(self._chunks), self._window):
             yield self._chunks[at : at + self._window]
 
-    @overload
-    def __getitem__(self, position: int) -> int: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
-        if isinstance(position, slice):
-            return [self[at] for at in range(*position.indices(len(self)))]
-        number = operator.index(position)
-        if not -len(self) <= number < len(self):
-            raise IndexError(position)
-        number %= len(self)
-        window = self._open(number)
-        within = window.inner[number - window.begin]
+    def at(self, position: int) -> int:
+        """Return the entry at a position, which is from 0 to the number of entries - 1."""
+        window = self._open(position)
+        within = window.inner.at(position - window.begin)
         at = bisect_right(window.inside, within) - 1
         return self._starts[window.members[at]] + within - window.inside[at]
 
